@@ -7,7 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-if "RAY_AUTH_TOKEN_PATH" not in os.environ:  # set before Ray is imported, which reads it; each run has its own token
+# Set before Ray is imported, which reads it; each run has its own token
+if "RAY_AUTH_TOKEN_PATH" not in os.environ:
     _private = tempfile.mkdtemp(prefix="pixelis-benchmarks-")
     atexit.register(shutil.rmtree, _private, True)
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{_private}/ray-token"}

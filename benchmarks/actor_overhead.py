@@ -2,12 +2,14 @@
 
     python -m benchmarks.actor_overhead
 
-Both sides run 256 episodes at once with the same model, sampling and operations, alternately. The single process holds the engine
-and the agent loop and calls operations directly. The actor adds its mailbox, a toolbox process, and the transfer of views through
-the object store. Goal: at most 5 % where a turn takes 50 ms or more, and at most 200 us added to a turn.
+Both sides run 256 episodes at once with the same model, sampling and operations, alternately. The single
+process holds the engine and the agent loop and calls operations directly. The actor adds its mailbox, a
+toolbox process, and the transfer of views through the object store. Goal: at most 5 % where a turn takes 50
+ms or more, and at most 200 us added to a turn.
 
-All processes run at the same priority: Ray's workers have a niceness of 15 by default, so on a busy machine the actor would wait
-while the single process does not. The CPU time of a turn is that of the actor and its toolbox.
+All processes run at the same priority: Ray's workers have a niceness of 15 by default, so on a busy machine
+the actor would wait while the single process does not. The CPU time of a turn is that of the actor and its
+toolbox.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class LocalGenerator:
         d = self.config.dialogue
         names = alternate(self.augmentations, samples)
         opened = [await self.engine.open(question.id) for _ in names]
-        sessions = [s if name is None else AugmentedSession(s, name) for s, name in zip(opened, names, strict=True)]
+        sessions = [
+            s if name is None else AugmentedSession(s, name) for s, name in zip(opened, names, strict=True)
+        ]
         media = {item.id: open_media(item, self.config.toolbox) for item in question.media}
         images, views = first_look(media, d, self.engine.spec.multiple)
         limits, tools = Limits.of(d), LocalTools(self.player, media)
@@ -81,7 +85,9 @@ class LocalGenerator:
                     views,
                     tools,
                     limits,
-                    SamplingParams(sampling.temperature, sampling.top_p, d.max_turn_tokens, sampling.seed + i),
+                    SamplingParams(
+                        sampling.temperature, sampling.top_p, d.max_turn_tokens, sampling.seed + i
+                    ),
                     group_id=question.id,
                     policy_version=1,
                 )
@@ -119,7 +125,13 @@ def main() -> None:
         connected = ray.is_initialized()
         if not connected:
             os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - spelt so by Ray
-            ray.init(address="local", num_cpus=4, object_store_memory=300_000_000, include_dashboard=False, log_to_driver=False)
+            ray.init(
+                address="local",
+                num_cpus=4,
+                object_store_memory=300_000_000,
+                include_dashboard=False,
+                log_to_driver=False,
+            )
         store: Any = PolicyStore.options(name="store").remote(folder, args.adapter)  # type: ignore[attr-defined]
         adapter = ray.get(ray.get(store.get.remote(0))[0])
         actor: Any = Generator.options(num_cpus=0).remote(config, "store")  # type: ignore[attr-defined]
@@ -147,26 +159,46 @@ def main() -> None:
             for number in range(args.repeats + 1):
                 questions = [next(source) for _ in range(args.episodes // GROUP)]
                 times = {}
-                for side, call, processes in (("actor", by_actor, pids), ("local", in_process, [os.getpid()])):
+                for side, call, processes in (
+                    ("actor", by_actor, pids),
+                    ("local", in_process, [os.getpid()]),
+                ):
                     start, cpu_start = time.perf_counter(), cpu_seconds(processes)
                     trajectories = call(questions, sampling)
                     wall = time.perf_counter() - start
                     times[side] = (wall, policy_turns(trajectories), cpu_seconds(processes) - cpu_start)
                 if number:  # the first one is the warm-up
                     pairs.append(times)
-            per_turn = {side: np.array([p[side][0] / p[side][1] for p in pairs]) for side in ("actor", "local")}
+            per_turn = {
+                side: np.array([p[side][0] / p[side][1] for p in pairs]) for side in ("actor", "local")
+            }
             ratio = per_turn["actor"] / per_turn["local"]
             low, median, high = np.quantile(ratio, [0.25, 0.5, 0.75])
             wave = float(np.median(per_turn["local"])) * args.episodes
             report.row(
                 f"{name}: seconds of a turn, actor / one process",
-                Ratio(float(np.median(per_turn["actor"])), float(np.median(per_turn["local"])), median, low, high),
+                Ratio(
+                    float(np.median(per_turn["actor"])),
+                    float(np.median(per_turn["local"])),
+                    median,
+                    low,
+                    high,
+                ),
                 "<= 1.05",
-                f"{pairs[0]['local'][1]} turns of {args.episodes} episodes, {1e3 * wave:.0f} ms for a turn of all",
+                (
+                    f"{pairs[0]['local'][1]} turns of {args.episodes} episodes, {1e3 * wave:.0f} ms for a "
+                    "turn "
+                    "of all"
+                ),
             )
             added = 1e6 * (per_turn["actor"] - per_turn["local"])
-            report.row(f"{name}: added us a turn", float(np.median(added)), "<= 200", f"minimum {added.min():.0f}")
-            cpu = {side: float(np.median([p[side][2] / p[side][1] for p in pairs])) * 1e6 for side in ("actor", "local")}
+            report.row(
+                f"{name}: added us a turn", float(np.median(added)), "<= 200", f"minimum {added.min():.0f}"
+            )
+            cpu = {
+                side: float(np.median([p[side][2] / p[side][1] for p in pairs])) * 1e6
+                for side in ("actor", "local")
+            }
             note = f"actor and toolbox {cpu['actor']:.0f}, one process {cpu['local']:.0f}"
             report.row(f"{name}: added CPU us a turn", cpu["actor"] - cpu["local"], "", note)
         if not connected:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.async_overlap
 
-The Coordinator, with its router and rollout buffer, and the PolicyStore are the real actors. Generators sleep for a set time per
-group, the learner for a set time per step. Goal: at most 1.10 with a staleness of 1 or more; a staleness of 0 takes their sum. In
-a long tail, one group in a hundred takes eight times the median; a weight update waits for running groups (`drain`) or does not
-(`keep`).
+The Coordinator, with its router and rollout buffer, and the PolicyStore are the real actors. Generators sleep
+for a set time per group, the learner for a set time per step. Goal: at most 1.10 with a staleness of 1 or
+more; a staleness of 0 takes their sum. In a long tail, one group in a hundred takes eight times the median; a
+weight update waits for running groups (`drain`) or does not (`keep`).
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ LONGER = 1.6
 
 @ray.remote(num_cpus=0, max_concurrency=256)
 class TimedGenerator:
-    """A generator that sleeps instead of generating. It loads weights when no group runs (drain) or at once (keep)."""
+    """A generator that sleeps instead of generating.
+
+    It loads weights when no group runs (drain) or at once (keep).
+    """
 
     def __init__(self, seconds: float, long_tail: bool, on_update: str):
         self.seconds, self.long_tail, self.drains, self.version = seconds, long_tail, on_update == "drain", -1
-        self.slots, self.open, self.idle, self.may_open = asyncio.Semaphore(SLOTS), 0, asyncio.Event(), asyncio.Event()
+        self.slots = asyncio.Semaphore(SLOTS)
+        self.open = 0
+        self.idle = asyncio.Event()
+        self.may_open = asyncio.Event()
         self.idle.set()
         self.may_open.set()
 
@@ -76,7 +82,8 @@ class TimedGenerator:
             if not self.open:
                 self.idle.set()
         trajectories = [
-            Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(request.samples)
+            Trajectory(question_id=question.id, group_id=group_id, policy_version=version)
+            for _ in range(request.samples)
         ]
         group = Group(id=group_id, question=question, trajectories=trajectories, policy_version=version)
         return group, {}, *[None] * len(question.media)
@@ -116,20 +123,43 @@ class AlternatingScorer:
 
 @dataclass
 class Result:
-    """Seconds of each step after the warm-up, the largest staleness of a batch, and the share of groups dropped as too old."""
+    """Seconds of each step after the warm-up, the largest staleness of a batch, and the share of groups
+    dropped as too old.
+    """
 
     steps: list[float]
     staleness: float
     dropped: float
 
 
-def run(generate: float, train: float, staleness: int, steps: int, long_tail: bool = False, on_update: str = "drain") -> Result:
-    """Train with ``generate`` seconds for a batch of rollouts and ``train`` seconds for a step of the learner."""
+def run(
+    generate: float,
+    train: float,
+    staleness: int,
+    steps: int,
+    long_tail: bool = False,
+    on_update: str = "drain",
+) -> Result:
+    """Train with ``generate`` seconds for a batch of rollouts and ``train`` seconds for a step of the
+    learner.
+    """
     seconds = generate * GENERATORS * SLOTS / QUESTIONS
-    adapter = Adapter({"layer.A": np.zeros((4, 64), np.float32), "layer.B": np.zeros((64, 4), np.float32)}, 8, 4, "benchmark")
+    adapter = Adapter(
+        {"layer.A": np.zeros((4, 64), np.float32), "layer.B": np.zeros((64, 4), np.float32)},
+        8,
+        4,
+        "benchmark",
+    )
     with tempfile.TemporaryDirectory() as folder:
-        rft = {"steps": steps, "prompts_per_step": QUESTIONS, "group_size": GROUP, "max_off_policy_steps": staleness}
-        config = parse({"policy": {"model": "nano"}, "run": {"dir": folder}, "rft": rft, "telemetry": {"rollouts": 0}})
+        rft = {
+            "steps": steps,
+            "prompts_per_step": QUESTIONS,
+            "group_size": GROUP,
+            "max_off_policy_steps": staleness,
+        }
+        config = parse(
+            {"policy": {"model": "nano"}, "run": {"dir": folder}, "rft": rft, "telemetry": {"rollouts": 0}}
+        )
         store = PolicyStore.remote(folder, None)  # type: ignore[attr-defined]
         generators = [TimedGenerator.remote(seconds, long_tail, on_update) for _ in range(GENERATORS)]  # type: ignore[attr-defined]
         scorer = AlternatingScorer.remote()  # type: ignore[attr-defined]
@@ -155,15 +185,25 @@ def run(generate: float, train: float, staleness: int, steps: int, long_tail: bo
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10, help="steps of each run; the first two are not counted")
+    parser.add_argument(
+        "--steps", type=int, default=10, help="steps of each run; the first two are not counted"
+    )
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--longer", type=float, default=LONGER, help="seconds of the longer of generation and training")
+    parser.add_argument(
+        "--longer", type=float, default=LONGER, help="seconds of the longer of generation and training"
+    )
     args = parse_args(parser, steps=3, staleness=[1], longer=0.1)
     longer = args.longer
     report = Report("async_overlap")
     connected = ray.is_initialized()
     if not connected:
-        ray.init(address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            object_store_memory=200_000_000,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
     mixes = {"1:4": (longer / 4, longer), "1:1": (longer, longer), "4:1": (longer, longer / 4)}
     for name, (generate, train) in list(mixes.items())[: 1 if args.smoke else None]:
         for staleness in args.staleness:

@@ -1,15 +1,17 @@
 """How well do policies use the operations? Between a policy that never looks and an oracle that always does.
 
-    python -m benchmarks.capabilities --policy rft=runs/quickstart/rft/checkpoints/step_00000040 [--policy base=] [--count 100]
+    python -m benchmarks.capabilities --policy rft=runs/quickstart/rft/checkpoints/step_00000040 [--policy
+    base=] [--count 100]
         [--recipe configs/nano/evaluate.yaml] [--dir runs/capabilities] [key=value ...]
 
-Writes COUNT questions for each of six capabilities, about media with exact truth that no training uses: cards in pictures and in
-clips (`zoom_in`, `select_frames`), drawings, coins and photographs (`segment_object_at`, `get_properties`), words over
-photographs (`read_text`), and objects that move over footage (`select_frames`, `track_object`). Each question names the calls
-that it needs in `meta.expected_calls`, and can be answered by them: the oracle plays them. Then every policy answers all of them
-with complete episodes, by the configuration of `pixelis evaluate`, whose table has the same scores for any questions like these:
-`pixelis evaluate CONFIG data.evaluate=runs/capabilities/questions.jsonl`. `base=` is the model without an adapter. Questions that
-DIR has already are not made again.
+Writes COUNT questions for each of six capabilities, about media with exact truth that no training uses: cards
+in pictures and in clips (`zoom_in`, `select_frames`), drawings, coins and photographs (`segment_object_at`,
+`get_properties`), words over photographs (`read_text`), and objects that move over footage (`select_frames`,
+`track_object`). Each question names the calls that it needs in `meta.expected_calls`, and can be answered by
+them: the oracle plays them. Then every policy answers all of them with complete episodes, by the
+configuration of `pixelis evaluate`, whose table has the same scores for any questions like these: `pixelis
+evaluate CONFIG data.evaluate=runs/capabilities/questions.jsonl`. `base=` is the model without an adapter.
+Questions that DIR has already are not made again.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ ROOM = (
     "dialogue.frames=1",
     "evaluate.questions=0",
 )
-"""Room for the longest of the expected episodes in the embedded model's dialogue, and one frame of a clip in the prompt, so that
-others must be selected; `key=value` on the command line stands above these."""
+"""Room for the longest of the expected episodes in the embedded model's dialogue, and one frame of a clip in
+the prompt, so that others must be selected; `key=value` on the command line stands above these.
+"""
 TASKS_BY_CAPABILITY = {
     "segmenting": ("attributes", ("shapes", "coins", "photos")),
     "reading": ("targeted_ocr", ("text",)),
@@ -67,12 +70,17 @@ DETOURS = {"reading": "zoom_in", "tracking": "segment_object_at"}
 def demonstrations(capability: str, count: int, folder: Path) -> Iterator[Demonstration]:
     """Demonstrations of a capability; their calls are what their question needs."""
     if capability in ("zooming", "cards in clips"):
-        rows = card_questions.demonstration_rows("test", count, 7, 0.0, clips=float(capability == "cards in clips"))
+        rows = card_questions.demonstration_rows(
+            "test", count, 7, 0.0, clips=float(capability == "cards in clips")
+        )
         yield from (Demonstration.model_validate({**row, "task": capability}) for row in rows)
         return
     name, sources = TASKS_BY_CAPABILITY[capability]
     executor, number = Executor(), 0
-    streams = [packaged.read(f"packaged:{source}?split=test&count=100000&seed=7", folder / "media") for source in sources]
+    streams = [
+        packaged.read(f"packaged:{source}?split=test&count=100000&seed=7", folder / "media")
+        for source in sources
+    ]
     for attempt, question in enumerate(itertools.chain.from_iterable(zip(*streams, strict=False))):
         try:
             demonstration = TASKS[name].make(question, np.random.default_rng([7, attempt]), executor)
@@ -99,7 +107,9 @@ def expected_calls(demonstration: Demonstration) -> list[ExpectedCall]:
         assert item.step.observation is not None
         assert notes is not None
         if call.op == "select_frames":
-            call = ExpectedCall(op=call.op, media=item.root, frames=[f["index"] for f in item.step.observation.data["frames"]])
+            call = ExpectedCall(
+                op=call.op, media=item.root, frames=[f["index"] for f in item.step.observation.data["frames"]]
+            )
         elif call.op == "track_object" and isinstance(subject, Region):
             boxes = {int(r.frame or 0): r.box for r in notes.regions if r.track == subject.track}
             call = ExpectedCall(op=call.op, media=item.root, track=boxes)
@@ -129,7 +139,9 @@ def write_questions(config: Config, folder: Path, count: int) -> list[Group]:
                 meta = dict(demonstration.meta)
                 if demonstration.annotations is not None:
                     calls = expected_calls(demonstration)
-                    meta["expected_calls"] = [call.model_dump(mode="json", exclude_none=True) for call in calls]
+                    meta["expected_calls"] = [
+                        call.model_dump(mode="json", exclude_none=True) for call in calls
+                    ]
                 fields = {name: getattr(demonstration, name) for name in Question.model_fields}
                 question = Question(**{**fields, "annotations": None, "meta": meta})
                 out.write(question.model_dump_json() + "\n")
@@ -138,7 +150,11 @@ def write_questions(config: Config, folder: Path, count: int) -> list[Group]:
 
 
 def _group(question: Question, trajectory: Trajectory) -> Group:
-    return Group(id=question.id, question=question, trajectories=[trajectory.model_copy(update={"group_id": question.id})])
+    return Group(
+        id=question.id,
+        question=question,
+        trajectories=[trajectory.model_copy(update={"group_id": question.id})],
+    )
 
 
 def rows(results: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -148,16 +164,27 @@ def rows(results: dict[str, dict[str, Any]]) -> Iterator[str]:
     for op, part in first["operations"].items():
         names = [part["score"], *(name for name in ("cer", "hota", "idf1", "mota") if name in part)]
         parts = [summary["capabilities"]["operations"][op] for summary in results.values()]
-        yield f"| `{op}`: calls ({part['n']} expected) | {' | '.join(str(other['calls']) for other in parts)} |"
+        yield (
+            f"| `{op}`: calls ({part['n']} expected) | {' | '.join(str(other['calls']) for other in parts)} |"
+        )
         for name in names:
-            cells = (_cell(other["mean"], other["ci95"]) if name == part["score"] else f"{other[name]:.3f}" for other in parts)
+            cells = (
+                _cell(other["mean"], other["ci95"]) if name == part["score"] else f"{other[name]:.3f}"
+                for other in parts
+            )
             yield f"| `{op}`: {table.SCORE_NAMES.get(name, name.upper())} | {' | '.join(cells)} |"
     all_of = [summary["capabilities"] for summary in results.values()]
     yield f"| expected operations in order | {' | '.join(_cell(**other['order']) for other in all_of)} |"
-    yield f"| unnecessary calls by episode | {' | '.join(format(other['unnecessary'], '.2f') for other in all_of)} |"
+    yield (
+        "| unnecessary calls by episode | "
+        f"{' | '.join(format(other['unnecessary'], '.2f') for other in all_of)} |"
+    )
     for task in next(iter(results.values()))["tasks"]:
         parts = [summary["tasks"][task] for summary in results.values()]
-        yield f"| accuracy: {task} ({parts[0]['n']}) | {' | '.join(_cell(p['accuracy'], p['ci95']) for p in parts)} |"
+        yield (
+            f"| accuracy: {task} ({parts[0]['n']}) | "
+            f"{' | '.join(_cell(p['accuracy'], p['ci95']) for p in parts)} |"
+        )
 
 
 def _cell(mean: float, ci95: list[float]) -> str:
@@ -166,12 +193,20 @@ def _cell(mean: float, ci95: list[float]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--policy", action="append", default=[], metavar="NAME=ADAPTER", help="may be repeated; by default `base=`"
+        "--policy",
+        action="append",
+        default=[],
+        metavar="NAME=ADAPTER",
+        help="may be repeated; by default `base=`",
     )
     parser.add_argument("--count", type=int, default=100, help="questions of each capability")
-    parser.add_argument("--recipe", default="configs/nano/evaluate.yaml", help="configuration of the model and its dialogue")
+    parser.add_argument(
+        "--recipe", default="configs/nano/evaluate.yaml", help="configuration of the model and its dialogue"
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs/capabilities"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="over the recipe")
     args = parse_args(parser, count=2)
@@ -186,12 +221,15 @@ def main() -> None:
             oracle = [Group.model_validate_json(line) for line in played.read_bytes().splitlines()]
         else:
             oracle = write_questions(config, folder, args.count)
-        silent = [Trajectory(question_id=group.question.id, stop_reason=StopReason.NO_ACTION) for group in oracle]
+        silent = [
+            Trajectory(question_id=group.question.id, stop_reason=StopReason.NO_ACTION) for group in oracle
+        ]
         blind = [_group(group.question, trajectory) for group, trajectory in zip(oracle, silent, strict=True)]
         grader = Grader(config.rewards, folder)
         try:
             arms = [
-                evaluation_arms.graded(config, grader, name, groups) for name, groups in (("never", blind), ("oracle", oracle))
+                evaluation_arms.graded(config, grader, name, groups)
+                for name, groups in (("never", blind), ("oracle", oracle))
             ]
         finally:
             grader.close()
@@ -202,14 +240,21 @@ def main() -> None:
             name, _, adapter = entry.partition("=")
             own = [f"run.dir={folder / name}", *([f"policy.adapter={adapter}"] if adapter else [])]
             config = absolute(load(args.recipe, [*shared, *own]))
-            with run_folder(config) as run, placement.placed(config, learner=False, initial=config.policy.adapter) as actors:
+            with (
+                run_folder(config) as run,
+                placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
+            ):
                 measured = evaluate.measure(config, actors, name, 0)
                 evaluation_arms.save(config, run, measured)
             results[name] = measured.summary
         results["oracle"] = arms[1].summary
     (folder / "capabilities.json").write_text(json.dumps({"machine": machine(), **results}), encoding="utf-8")
     print("\n".join(rows(results)))
-    print(json.dumps({"machine": machine(), **{name: summary["capabilities"] for name, summary in results.items()}}))
+    print(
+        json.dumps(
+            {"machine": machine(), **{name: summary["capabilities"] for name, summary in results.items()}}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Writing and reading a checkpoint: how long training waits, and the time until it is complete against plain files.
+"""Writing and reading a checkpoint: how long training waits, and the time until it is complete against plain
+files.
 
     python -m benchmarks.checkpoint
 
-Goals: training waits for at most 1 % of the time of a write; a write takes at most 3 times the plain files (it hashes them and
-flushes its folder as well); a restore reads every byte twice (checksum, values).
+Goals: training waits for at most 1 % of the time of a write; a write takes at most 3 times the plain files
+(it hashes them and flushes its folder as well); a restore reads every byte twice (checksum, values).
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def main() -> None:
         found = run / "checkpoints" / "step_00000001"
         verify = time_call(lambda: checkpoint.is_complete(found))
         read = time_call(
-            lambda: [len(stored) and [stored[n] for n in stored] for stored in checkpoint.read(found, False)[0].values()]
+            lambda: [
+                len(stored) and [stored[n] for n in stored]
+                for stored in checkpoint.read(found, False)[0].values()
+            ]
         )
         report.row("GB/s of verifying", args.megabytes / 1e3 / verify)
         report.row("GB/s of reading", args.megabytes / 1e3 / read)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.coordinator
 
-The Coordinator, with its router and rollout buffer, is the real actor. Generators sleep and then return groups of episodes with a
-tool call and tokens; scorers rate them without looking. Goals: at most 1 ms of the Coordinator's CPU time for a group, and memory
-that does not grow with the number of groups.
+The Coordinator, with its router and rollout buffer, is the real actor. Generators sleep and then return
+groups of episodes with a tool call and tokens; scorers rate them without looking. Goals: at most 1 ms of the
+Coordinator's CPU time for a group, and memory that does not grow with the number of groups.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ScriptedGenerator:
     def __init__(self, seconds: float, tokens: int):
         self.seconds, self.version = seconds, 0
         view = ImageView(id="img0", source_size=(1280, 960), view_size=(640, 480))
-        crop = ImageView(id="obs1", parent="img0", box=(0.2, 0.2, 0.6, 0.6), source_size=(512, 384), view_size=(512, 384))
+        crop = ImageView(
+            id="obs1", parent="img0", box=(0.2, 0.2, 0.6, 0.6), source_size=(512, 384), view_size=(512, 384)
+        )
         call = Action(op="zoom_in", arguments={"box": (0.2, 0.2, 0.6, 0.6)})
         half, seen = list(range(tokens // 2)), Observation(status="ok", id="obs1", images=[crop])
         self.turns = [
@@ -62,16 +64,28 @@ class ScriptedGenerator:
     async def rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
         await asyncio.sleep(self.seconds)
         names = {"question_id": request.question.id, "group_id": request.group_id}
-        fields: dict[str, Any] = {**names, "policy_version": self.version, "images": self.images, "answer": "7"}
+        fields: dict[str, Any] = {
+            **names,
+            "policy_version": self.version,
+            "images": self.images,
+            "answer": "7",
+        }
         # Each with turns of its own, as pickle stores the same object once.
         trajectories = [Trajectory(**fields, turns=copy.deepcopy(self.turns)) for _ in range(request.samples)]
-        group = Group(id=request.group_id, question=request.question, trajectories=trajectories, policy_version=self.version)
+        group = Group(
+            id=request.group_id,
+            question=request.question,
+            trajectories=trajectories,
+            policy_version=self.version,
+        )
         return group, {}, *[None] * len(request.question.media)
 
 
 @dataclass
 class Result:
-    """Milliseconds of CPU a group, groups a second, and megabytes after a quarter of the time and at its end."""
+    """Milliseconds of CPU a group, groups a second, and megabytes after a quarter of the time and at its
+    end.
+    """
 
     cpu_ms: float
     groups_per_s: float
@@ -89,7 +103,12 @@ def measure(episodes: int, seconds: float, group_s: float, tokens: int) -> Resul
                 "engine": {"workers": GENERATORS},
                 "data": {"train": "cards:"},
                 "telemetry": {"rollouts": 0},
-                "rft": {"steps": 10**6, "prompts_per_step": BATCH, "group_size": GROUP, "max_off_policy_steps": in_flight - 1},
+                "rft": {
+                    "steps": 10**6,
+                    "prompts_per_step": BATCH,
+                    "group_size": GROUP,
+                    "max_off_policy_steps": in_flight - 1,
+                },
             }
         )
         generators = [ScriptedGenerator.remote(group_s, tokens) for _ in range(GENERATORS)]
@@ -123,7 +142,9 @@ def measure(episodes: int, seconds: float, group_s: float, tokens: int) -> Resul
 
 def main() -> None:
     """Entry point of `python -m benchmarks.coordinator`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--episodes", type=int, default=2000, help="concurrent episodes")
     parser.add_argument("--seconds", type=float, default=40.0, help="duration of the measurement")
     parser.add_argument("--group-seconds", type=float, default=5.0, help="time that a group takes")
@@ -131,11 +152,22 @@ def main() -> None:
     args = parse_args(parser, episodes=80, seconds=3.0, group_seconds=0.5)
     report, connected = Report("coordinator"), ray.is_initialized()
     if not connected:
-        ray.init(address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            object_store_memory=200_000_000,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
     result = measure(args.episodes, args.seconds, args.group_seconds, args.tokens)
     note = f"{args.episodes} episodes in flight, {result.groups_per_s:.0f} groups of {GROUP} a second"
     report.row("CPU time of the Coordinator for a group, ms", result.cpu_ms, "<= 1", note)
-    report.row("its memory at the end / after a quarter", result.late_mb / result.early_mb, "<= 1.02", f"{result.late_mb:.0f} MB")
+    report.row(
+        "its memory at the end / after a quarter",
+        result.late_mb / result.early_mb,
+        "<= 1.02",
+        f"{result.late_mb:.0f} MB",
+    )
     if not connected:
         ray.shutdown()
     report.close()

@@ -1,12 +1,14 @@
-"""SFT with a curriculum of difficulty levels against the same demonstrations mixed, for the same number of steps.
+"""SFT with a curriculum of difficulty levels against the same demonstrations mixed, for the same number of
+steps.
 
     python -m benchmarks.curriculum [--seeds 42 1337 2024] [--dir runs/curriculum] [--steps 160] [--data-only]
 
-Demonstrations of three levels are made by executing operations on pictures of the embedded data: simple ones need no operation,
-medium ones one zoom, hard ones two. The embedded model is trained with configs/nano/sft_curriculum.yaml and with the same
-configuration without its curriculum. Prints the accuracy on held-out questions by level, with 95 % intervals, and the paired
-difference. Writes the curves to DIR/curriculum.html and all results to DIR/curriculum.json. Runs that are already finished in DIR
-are not repeated, so an interrupted benchmark can be restarted.
+Demonstrations of three levels are made by executing operations on pictures of the embedded data: simple ones
+need no operation, medium ones one zoom, hard ones two. The embedded model is trained with
+configs/nano/sft_curriculum.yaml and with the same configuration without its curriculum. Prints the accuracy
+on held-out questions by level, with 95 % intervals, and the paired difference. Writes the curves to
+DIR/curriculum.html and all results to DIR/curriculum.json. Runs that are already finished in DIR are not
+repeated, so an interrupted benchmark can be restarted.
 """
 
 from __future__ import annotations
@@ -40,19 +42,30 @@ from pixelis.telemetry.html.render import render, write_page
 CONFIG = "configs/nano/sft_curriculum.yaml"
 SPLITS = ("train", "validation", "test")
 ARMS = {"curriculum": [], "mixed": ["sft.curriculum.enabled=false"]}
-CURVES = ("evaluate/accuracy", "evaluate/loss", *(f"evaluate/accuracy_{level}" for level in LEVELS), "curriculum/stage")
+CURVES = (
+    "evaluate/accuracy",
+    "evaluate/loss",
+    *(f"evaluate/accuracy_{level}" for level in LEVELS),
+    "curriculum/stage",
+)
 
 
 def make_demonstrations(path: Path, split: str, count: int, config: Config) -> None:
-    """Write demonstrations from ``count`` questions of a split; skip samples whose answer the execution contradicts."""
+    """Write demonstrations from ``count`` questions of a split; skip samples whose answer the execution
+    contradicts.
+    """
     if path.exists():
         return
     executor = Executor(config.toolbox, config.dialogue, multiple=16)
     partial = path.with_suffix(".part")
     with partial.open("w", encoding="utf-8") as out:
-        for number, question in enumerate(packaged.read(f"packaged:digits?split={split}&count={count}&seed=0")):
+        for number, question in enumerate(
+            packaged.read(f"packaged:digits?split={split}&count={count}&seed=0")
+        ):
             try:
-                sample = TASKS["detail_perception"].make(question, np.random.default_rng([0, number]), executor, style="terse")
+                sample = TASKS["detail_perception"].make(
+                    question, np.random.default_rng([0, number]), executor, style="terse"
+                )
             except DataFailure:
                 continue
             sample.meta["level"] = sample.level
@@ -72,7 +85,9 @@ def correct_by_level(groups: list[Group]) -> dict[str, dict[str, float]]:
     correct: dict[str, dict[str, float]] = {level: {} for level in LEVELS}
     for group in groups:
         (episode,) = group.trajectories
-        correct[group.question.meta["level"]][group.question.id] = float(exact(episode.answer, group.question.answers or []))
+        correct[group.question.meta["level"]][group.question.id] = float(
+            exact(episode.answer, group.question.answers or [])
+        )
     return correct
 
 
@@ -87,16 +102,31 @@ def train(folder: Path, data: Path, seed: int, *overrides: str) -> dict[str, Any
     if adapter is None or checkpoint.step_of(adapter) < config.sft.steps:
         adapter = sft.run(config)
     seconds = time.monotonic() - start
-    test = [f"data.evaluate={data / 'test.jsonl'}", f"evaluate.questions={len(held_out)}", f"policy.adapter={adapter}"]
+    test = [
+        f"data.evaluate={data / 'test.jsonl'}",
+        f"evaluate.questions={len(held_out)}",
+        f"policy.adapter={adapter}",
+    ]
     test_config = config_of(folder / "test", data, seed, *overrides, *test)
-    with run_folder(test_config), placement.placed(test_config, learner=False, initial=str(adapter)) as actors:
+    with (
+        run_folder(test_config),
+        placement.placed(test_config, learner=False, initial=str(adapter)) as actors,
+    ):
         arm = evaluate.measure(test_config, actors, "test", 0)
     rows = events.read(folder, "step/sft")
-    curves = {name: [[row["step"], row[name]] for row in rows if row.get(name) is not None] for name in CURVES}
+    curves = {
+        name: [[row["step"], row[name]] for row in rows if row.get(name) is not None] for name in CURVES
+    }
     changes = [[row["step"], row["curriculum/event"]] for row in rows if row.get("curriculum/event")]
     counts = {level: sum(row.get(f"curriculum/count_{level}", 0) for row in rows) for level in LEVELS}
     correct = correct_by_level(arm.groups)
-    result = {"correct": correct, "rapr": arm.summary["rapr"], "curves": curves, "events": changes, "drawn": counts}
+    result = {
+        "correct": correct,
+        "rapr": arm.summary["rapr"],
+        "curves": curves,
+        "events": changes,
+        "drawn": counts,
+    }
     path.write_text(json.dumps({**result, "seconds": seconds}), encoding="utf-8")
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -110,12 +140,18 @@ def by_question(runs: list[dict[str, Any]], level: str | None) -> dict[str, floa
 
 
 def compare(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the accuracy of each arm by level with its interval, and the difference over the same questions."""
+    """Return the accuracy of each arm by level with its interval, and the difference over the same
+    questions.
+    """
     table: dict[str, Any] = {}
     for level in (*LEVELS, None):
         scores = {arm: by_question(runs, level) for arm, runs in results.items()}
         row: dict[str, Any] = {
-            arm: {"accuracy": statistics.mean(s.values()), "ci95": bootstrap_mean(list(s.values())), "n": len(s)}
+            arm: {
+                "accuracy": statistics.mean(s.values()),
+                "ci95": bootstrap_mean(list(s.values())),
+                "n": len(s),
+            }
             for arm, s in scores.items()
         }
         if len(scores) > 1:
@@ -128,16 +164,24 @@ def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[i
     """Print the table; write the JSON file and the page with the mean curves."""
     table = compare(results)
     count = table["all"]["curriculum"]["n"]
-    print(f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {count} held-out questions, greedy\n")
+    print(
+        f"\n{machine()}; {steps} steps of 16 demonstrations, seeds {seeds}, {count} held-out questions, "
+        "greedy\n"
+    )
     print(f"{'level':8} {'curriculum':>26} {'mixed':>26} {'difference':>28}")
     for level, row in table.items():
         cells = [(row[arm]["accuracy"], *row[arm]["ci95"]) for arm in results]
         cells += [(row["difference"]["mean"], *row["difference"]["ci95"])] if "difference" in row else []
-        print(f"{level:8} " + " ".join(f"{mean:+12.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in cells))
+        print(
+            f"{level:8} " + " ".join(f"{mean:+12.3f} [{low:+.3f}, {high:+.3f}]" for mean, low, high in cells)
+        )
     for arm, runs in results.items():
         accuracies = " ".join(f"{statistics.mean(by_question([run], None).values()):.3f}" for run in runs)
         seconds = " ".join(f"{run['seconds']:.0f}" for run in runs)
-        print(f"{arm}: accuracy by seed {accuracies}; seconds {seconds}; stage events of the first seed {runs[0]['events']}")
+        print(
+            f"{arm}: accuracy by seed {accuracies}; seconds {seconds}; stage events of the first seed "
+            f"{runs[0]['events']}"
+        )
     curves = {
         f"{name}, mean of {len(seeds)} seeds": {
             arm: mean_curve([run["curves"][name] for run in runs]) for arm, runs in results.items()
@@ -145,7 +189,9 @@ def report(folder: Path, results: dict[str, list[dict[str, Any]]], seeds: list[i
         for name in CURVES
     }
     shares = [heading for heading in curves if "accuracy" in heading]
-    write_page(folder / "curriculum.html", render("curves.html", title="Curriculum", curves=curves, shares=shares))
+    write_page(
+        folder / "curriculum.html", render("curves.html", title="Curriculum", curves=curves, shares=shares)
+    )
     content = {"machine": machine(), "seeds": seeds, "steps": steps, "table": table, "results": results}
     (folder / "curriculum.json").write_text(json.dumps(content), encoding="utf-8")
     print(f"\n{folder / 'curriculum.html'}\n{folder / 'curriculum.json'}")
@@ -158,11 +204,15 @@ def mean_curve(runs: list[list[list[float]]]) -> list[tuple[float, float]]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1337, 2024])
     parser.add_argument("--steps", type=int, default=160)
     parser.add_argument("--dir", type=Path, default=Path("runs/curriculum"))
-    parser.add_argument("--sizes", type=int, nargs=3, default=[3000, 48, 450], help=f"demonstrations of {', '.join(SPLITS)}")
+    parser.add_argument(
+        "--sizes", type=int, nargs=3, default=[3000, 48, 450], help=f"demonstrations of {', '.join(SPLITS)}"
+    )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--data-only", action="store_true", help="make the demonstrations and stop")
     args = parse_args(parser, seeds=[42], steps=2, sizes=[60, 6, 6], arms=["curriculum"])

@@ -2,10 +2,11 @@
 
     python -m benchmarks.data_stream [--quick]
 
-Demonstrations: crops of photographs that ship in packages, each with one zoom, are decoded, resized and tokenised by
-`demonstration_stream` and by a loop over `Player.play`; one process decodes in both. Twenty times the bytes of Ray's object store
-pass through it as prepared views. Questions: JSON-lines rows are read by `question_stream` and by `read_questions`. Memory is the
-private memory of this process, of all Ray processes, and the content of the object store.
+Demonstrations: crops of photographs that ship in packages, each with one zoom, are decoded, resized and
+tokenised by `demonstration_stream` and by a loop over `Player.play`; one process decodes in both. Twenty
+times the bytes of Ray's object store pass through it as prepared views. Questions: JSON-lines rows are read
+by `question_stream` and by `read_questions`. Memory is the private memory of this process, of all Ray
+processes, and the content of the object store.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ BATCH = 8
 
 
 def write_demonstrations(folder: Path, count: int) -> str:
-    """Write ``count`` crops of photographs as 640 x 480 JPEG files; return the path of the rows about them."""
+    """Write ``count`` crops of photographs as 640 x 480 JPEG files; return the path of the rows about
+    them.
+    """
     rng = np.random.default_rng(0)
     photographs = [Image.fromarray(sets.photo(name)).resize((1280, 960)) for name in PHOTOGRAPHS]
     rows = []
@@ -54,7 +57,14 @@ def write_demonstrations(folder: Path, count: int) -> str:
         photographs[i % len(photographs)].crop((left, top, left + 640, top + 480)).save(path, quality=90)
         zoom = {"think": "Closer.", "op": "zoom_in", "target": "img0", "box": [0.2, 0.2, 0.7, 0.8]}
         turns = [zoom, {"answer": str(i % 10)}]
-        rows.append({"id": f"d{i}", "question": "Which digit?", "media": [{"id": "img0", "uri": str(path)}], "turns": turns})
+        rows.append(
+            {
+                "id": f"d{i}",
+                "question": "Which digit?",
+                "media": [{"id": "img0", "uri": str(path)}],
+                "turns": turns,
+            }
+        )
     source = folder / "rows.jsonl"
     source.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return str(source)
@@ -93,7 +103,11 @@ def looped(config: Config, store: Path, steps: int) -> Iterator[int]:
     player, rows = Player(config, str(resolve(config.policy.model))), DemonstrationStore(store)
     draw = batch_sampler(config, rows)
     for step in range(steps):
-        yield sum(view.nbytes for number in draw.rows(step, None) for view in train_sample(player, rows[number]).views)
+        yield sum(
+            view.nbytes
+            for number in draw.rows(step, None)
+            for view in train_sample(player, rows[number]).views
+        )
 
 
 def timed(batches: Iterator[int]) -> tuple[float, int]:
@@ -105,7 +119,9 @@ def timed(batches: Iterator[int]) -> tuple[float, int]:
 
 
 class MemorySampler:
-    """Context manager that samples the memory of this process, of its descendants, and of the object store."""
+    """Context manager that samples the memory of this process, of its descendants, and of the object
+    store.
+    """
 
     def __init__(self) -> None:
         self.rows: list[tuple[float, float, float]] = []
@@ -121,7 +137,9 @@ class MemorySampler:
         self.thread.join()
 
     def peaks(self) -> list[str]:
-        """Return the peak MB in the second and the last fifth of the time: this process, its descendants, object store."""
+        """Return the peak MB in the second and the last fifth of the time: this process, its descendants,
+        object store.
+        """
         n = len(self.rows)
         parts = [self.rows[n // 5 : 2 * n // 5 + 1], self.rows[4 * n // 5 :]]
         return [" -> ".join(f"{max(row[i] for row in part) / 1e6:.0f}" for part in parts) for i in range(3)]
@@ -151,18 +169,27 @@ def private_memory() -> tuple[int, int]:
             sizes[int(entry.name)] = 1024 * int(size[1]) if size else 0
     own = os.getpid()
     descendants: set[int] = set()
-    while children := {child for child, parent in parents.items() if parent in {own, *descendants}} - descendants:
+    while (
+        children := {child for child, parent in parents.items() if parent in {own, *descendants}}
+        - descendants
+    ):
         descendants |= children
     return sizes[own], sum(sizes[pid] for pid in descendants)
 
 
-def compare_passes(ours: Callable[[], Iterator[int]], baseline: Callable[[], Iterator[int]], repeats: int) -> tuple[Ratio, float]:
-    """Time whole passes alternately; return the ratio with its range, and the bytes per second of the baseline."""
+def compare_passes(
+    ours: Callable[[], Iterator[int]], baseline: Callable[[], Iterator[int]], repeats: int
+) -> tuple[Ratio, float]:
+    """Time whole passes alternately; return the ratio with its range, and the bytes per second of the
+    baseline.
+    """
     pairs = [(timed(ours()), timed(baseline())) for _ in range(repeats)]
     ratios = sorted(a[0] / b[0] for a, b in pairs)
     ours_s, baseline_s = statistics.median(a[0] for a, _ in pairs), statistics.median(b[0] for _, b in pairs)
     baseline_seconds, baseline_bytes = pairs[0][1]
-    return Ratio(ours_s, baseline_s, statistics.median(ratios), ratios[0], ratios[-1]), baseline_bytes / baseline_seconds
+    return Ratio(
+        ours_s, baseline_s, statistics.median(ratios), ratios[0], ratios[-1]
+    ), baseline_bytes / baseline_seconds
 
 
 def question_rows(report: Report, folder: Path, count: int, repeats: int) -> None:
@@ -174,7 +201,11 @@ def question_rows(report: Report, folder: Path, count: int, repeats: int) -> Non
     path = folder / "questions.jsonl"
     with path.open("w", encoding="utf-8") as out:
         for i in range(count):
-            row: dict[str, Any] = {"id": f"q{i}", "question": f"What is number {i}? " + "x" * 400, "answers": [str(i)]}
+            row: dict[str, Any] = {
+                "id": f"q{i}",
+                "question": f"What is number {i}? " + "x" * 400,
+                "answers": [str(i)],
+            }
             out.write(json.dumps(row) + "\n")
     data = DataConfig(train=str(path), shuffle_rows=1000)
 
@@ -205,25 +236,35 @@ def run(report: Report, quick: bool) -> None:
             store = folder / "demonstrations"
             fill_store(config, store)
             ratio, rate = compare_passes(
-                lambda: streamed(config, store, steps), lambda: looped(config, store, steps), 1 if quick else 5
+                lambda: streamed(config, store, steps),
+                lambda: looped(config, store, steps),
+                1 if quick else 5,
             )
             samples = (steps - 1) * BATCH
             note = f"{samples / ratio.ours_s:.0f} samples/s"
             report.row("demonstrations: stream / loop, time", ratio, goal="<= 1.1", note=note)
-            report.row("demonstrations: decode limit of one process", f"{samples / ratio.baseline_s:.0f} samples/s")
+            report.row(
+                "demonstrations: decode limit of one process", f"{samples / ratio.baseline_s:.0f} samples/s"
+            )
             report.row("demonstrations: the same in pixels", f"{rate / 1e6:.0f} MB/s")
             with MemorySampler() as sampler:
                 size = sum(streamed(config, store, memory_steps))
             report.row("memory: bytes streamed / cap", size / CAP, goal=f">= {TIMES}")
-            for owner, peaks in zip(("this process", "Ray's processes", "object store"), sampler.peaks(), strict=True):
+            for owner, peaks in zip(
+                ("this process", "Ray's processes", "object store"), sampler.peaks(), strict=True
+            ):
                 report.row(f"memory: {owner}, MB early -> late", peaks, goal="flat")
             question_rows(report, folder, 2_000 if quick else 30_000, 1 if quick else 3)
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small run that shows whether it works, not how fast")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a small run that shows whether it works, not how fast"
+    )
     args = parse_args(parser, quick=True)
     report = Report("Streaming by Ray Data")
     run(report, args.quick)

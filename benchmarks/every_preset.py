@@ -1,9 +1,11 @@
-"""Every algorithm preset and every reward preset on the embedded model: three steps each, with all terms logged.
+"""Every algorithm preset and every reward preset on the embedded model: three steps each, with all terms
+logged.
 
     python -m benchmarks.every_preset [--dir runs/presets] [--adapter runs/nano/sft/checkpoints/step_00000150]
 
-Algorithms and rewards run in pairs, so that each occurs at least once. Fails when a run makes no step, logs a value that is not
-finite, or does not log a reward term that has a weight. Presets with a judge run without it: rules decide about digits.
+Algorithms and rewards run in pairs, so that each occurs at least once. Fails when a run makes no step, logs a
+value that is not finite, or does not log a reward term that has a weight. Presets with a judge run without
+it: rules decide about digits.
 """
 
 from __future__ import annotations
@@ -46,21 +48,32 @@ def problems(config: Config) -> str:
     rows = events.read(config.run.dir, "step/policy")
     if len(rows) != STEPS:
         return f"{len(rows)} of {STEPS} steps"
-    infinite = [name for row in rows for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    infinite = [
+        name
+        for row in rows
+        for name, value in row.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
     weighted = [name for name, weight in config.rewards.weights.model_dump().items() if weight]
     logged = set().union(*rows)
     missing = [name for name in weighted if f"reward/{name}" not in logged]
-    return ", ".join([*(f"{name} is not finite" for name in infinite), *(f"no reward/{name}" for name in missing)])
+    return ", ".join(
+        [*(f"{name} is not finite" for name in infinite), *(f"no reward/{name}" for name in missing)]
+    )
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs/presets"))
     parser.add_argument("--adapter", default=None)
     parser.add_argument("--pairs", type=int, default=max(len(ALGORITHMS), len(REWARD_PRESETS)))
     args = parse_args(parser, pairs=1)
-    pairs = itertools.islice(zip(itertools.cycle(ALGORITHMS), itertools.cycle(REWARD_PRESETS), strict=False), args.pairs)
+    pairs = itertools.islice(
+        zip(itertools.cycle(ALGORITHMS), itertools.cycle(REWARD_PRESETS), strict=False), args.pairs
+    )
     failed = []
     with driver("every_preset"):
         for algorithm, preset in pairs:
@@ -70,9 +83,12 @@ def main() -> None:
             problem = problems(config)
             failed += [algorithm] if problem else []
             last = events.read(config.run.dir, "step/policy")[-1]
-            terms = " ".join(f"{k.removeprefix('reward/')}={v:.3g}" for k, v in last.items() if k.startswith("reward/"))
+            terms = " ".join(
+                f"{k.removeprefix('reward/')}={v:.3g}" for k, v in last.items() if k.startswith("reward/")
+            )
             print(
-                f"{algorithm:22} {preset:18} {problem or 'ok':10} kl {last.get('policy/kl', 0.0):.2g} clipped "
+                f"{algorithm:22} {preset:18} {problem or 'ok':10} kl {last.get('policy/kl', 0.0):.2g} "
+                "clipped "
                 f"{last.get('policy/clipped', 0.0):.2g} {terms}",
                 flush=True,
             )

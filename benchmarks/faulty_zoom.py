@@ -1,4 +1,5 @@
-"""`zoom_in` with faults for `benchmarks.robustness`: `Failing30`, `Slow30`, `Late30` and `Lying30` have one in 30 % of calls.
+"""`zoom_in` with faults for `benchmarks.robustness`: `Failing30`, `Slow30`, `Late30` and `Lying30` have one
+in 30 % of calls.
 
 Which calls are hit depends on their arguments and the picture alone, as operations must be pure.
 """
@@ -26,12 +27,20 @@ class _Faulty(ZoomIn):
 
     @classmethod
     def run(cls, arguments: ZoomInArguments, target: Target, scene: Scene) -> Result:
-        seed = hashlib.sha256(arguments.model_dump_json().encode() + np.ascontiguousarray(target.picture[::32, ::32]).tobytes())
+        seed = hashlib.sha256(
+            arguments.model_dump_json().encode() + np.ascontiguousarray(target.picture[::32, ::32]).tobytes()
+        )
         rng = np.random.default_rng(list(seed.digest()))
-        return cls.fault(arguments, target, scene, rng) if rng.random() < cls.share else super().run(arguments, target, scene)
+        return (
+            cls.fault(arguments, target, scene, rng)
+            if rng.random() < cls.share
+            else super().run(arguments, target, scene)
+        )
 
     @classmethod
-    def fault(cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator) -> Result:
+    def fault(
+        cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator
+    ) -> Result:
         """What a call that is hit does instead."""
         raise NotImplementedError
 
@@ -40,7 +49,9 @@ class Failing(_Faulty):
     """Gives an error."""
 
     @classmethod
-    def fault(cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator) -> Result:
+    def fault(
+        cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator
+    ) -> Result:
         raise OperationError("the service is unavailable, try again", code="unavailable")
 
 
@@ -48,7 +59,9 @@ class Slow(_Faulty):
     """Takes `SLOW_S` longer."""
 
     @classmethod
-    def fault(cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator) -> Result:
+    def fault(
+        cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator
+    ) -> Result:
         time.sleep(SLOW_S)
         return ZoomIn.run(arguments, target, scene)
 
@@ -57,7 +70,9 @@ class Late(_Faulty):
     """Does not return within `toolbox.timeout_s`: its process is ended."""
 
     @classmethod
-    def fault(cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator) -> Result:
+    def fault(
+        cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator
+    ) -> Result:
         time.sleep(10 * scene.settings.timeout_s)
         raise AssertionError("the toolbox did not end this process")
 
@@ -66,7 +81,9 @@ class Lying(_Faulty):
     """Shows another region of the same size, and says nothing."""
 
     @classmethod
-    def fault(cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator) -> Result:
+    def fault(
+        cls, arguments: ZoomInArguments, target: Target, scene: Scene, rng: np.random.Generator
+    ) -> Result:
         shown = ZoomIn.run(arguments, target, scene).images[0].box
         assert shown is not None
         width, height = shown[2] - shown[0], shown[3] - shown[1]

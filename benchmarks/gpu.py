@@ -1,10 +1,12 @@
-"""Certification of a GPU machine: correctness, speed and memory of every part that runs on a GPU, with random weights.
+"""Certification of a GPU machine: correctness, speed and memory of every part that runs on a GPU, with random
+weights.
 
     python -m benchmarks.gpu [PART ...] [--list] [--again] [--results FILE]
 
-Each part prints its figures with their goals, and appends one line to benchmarks/results/gpu.jsonl: passed, failed, or skipped
-with the reason. A part that has passed on this commit and device is not run again without --again. Needs a checkout, a driver and
-torch; parts that need vLLM are skipped without it. `--smoke` runs tiny shapes, also on a CPU, where figures mean nothing.
+Each part prints its figures with their goals, and appends one line to benchmarks/results/gpu.jsonl: passed,
+failed, or skipped with the reason. A part that has passed on this commit and device is not run again without
+--again. Needs a checkout, a driver and torch; parts that need vLLM are skipped without it. `--smoke` runs
+tiny shapes, also on a CPU, where figures mean nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +51,14 @@ def environment(part: Part) -> None:
     """Driver, CUDA, NCCL, shared memory, FAISS."""
     if part.device.type == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        part.figure("GPU", f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+        part.figure(
+            "GPU",
+            f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB",
+        )
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        part.figure("driver", subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0])
+        part.figure(
+            "driver", subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+        )
         part.figure("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
         part.figure("bfloat16", torch.cuda.is_bf16_supported(), torch.cuda.is_bf16_supported(), "yes")
     part.figure("torch", f"{torch.__version__}, CUDA {torch.version.cuda}")
@@ -65,7 +72,9 @@ def environment(part: Part) -> None:
 
 
 def learner_step(part: Part, family: str, size: str, full: bool, **policy: Any) -> dict[str, float]:
-    """Train some steps on a random model and return the metrics of the last, with the peak memory in bytes."""
+    """Train some steps on a random model and return the metrics of the last, with the peak memory in
+    bytes.
+    """
     tokens, steps = (128, 2) if part.smoke else (8192, 4)
     settings = config.PolicyConfig(
         model=str(part.model(family, size)),
@@ -123,11 +132,17 @@ def gradients(part: Part) -> None:
     moments = {}
     for dtype in ("float32", "bfloat16"):
         folder = part.model("qwen2_5_vl", "0.5b")
-        policy = config.PolicyConfig(model=str(folder), dtype=dtype, lora=config.LoraConfig(rank=16, alpha=32))  # type: ignore[arg-type]
+        policy = config.PolicyConfig(
+            model=str(folder), dtype=dtype, lora=config.LoraConfig(rank=16, alpha=32)
+        )  # type: ignore[arg-type]
         settings = config.LearnerConfig(row_tokens=128 if part.smoke else 2048, rows=1, warmup=0.0)
         trainer = Trainer(policy, settings, total_steps=1, device=part.device)
-        trainer.update(episodes(trainer.model.spec, 4, settings.row_tokens, 4096 if part.smoke else 200_000), "sft")
-        moments[dtype] = np.concatenate([v.ravel() for n, v in trainer.model.zero.moments().items() if n.endswith(".B.exp_avg")])
+        trainer.update(
+            episodes(trainer.model.spec, 4, settings.row_tokens, 4096 if part.smoke else 200_000), "sft"
+        )
+        moments[dtype] = np.concatenate(
+            [v.ravel() for n, v in trainer.model.zero.moments().items() if n.endswith(".B.exp_avg")]
+        )
         trainer.close()
     wide, narrow = moments.values()
     cosine = float(wide @ narrow / (np.linalg.norm(wide) * np.linalg.norm(narrow)))
@@ -140,7 +155,8 @@ def head(part: Part) -> None:
     dtype = torch.bfloat16 if part.device.type == "cuda" else torch.float32
     linear = torch.nn.Linear(width, vocab, bias=False, device=part.device, dtype=dtype).requires_grad_(False)
     hidden = torch.randn(tokens, width, device=part.device, dtype=dtype, requires_grad=True)
-    targets, banned = torch.randint(7, vocab, (tokens,), device=part.device), banned_mask((1, 2), vocab, part.device)
+    targets = torch.randint(7, vocab, (tokens,), device=part.device)
+    banned = banned_mask((1, 2), vocab, part.device)
 
     def step() -> None:
         log_probs, _ = project(linear, hidden, targets, banned)
@@ -153,7 +169,9 @@ def head(part: Part) -> None:
 
 
 def vision(part: Part) -> None:
-    """Vision towers: ten pictures of 2 megapixels and different shapes, against transformers' own layers and float32."""
+    """Vision towers: ten pictures of 2 megapixels and different shapes, against transformers' own layers and
+    float32.
+    """
     for family in FAMILIES:
         with part.attempt(family):
             vision_tower(part, family)
@@ -193,7 +211,11 @@ def quickstart(part: Part) -> None:
     gpus = ("engine.gpus=0.3", "learner.gpus=0.3", "evolution.canary.gpus=0.1")  # and 0.3 for the embedder
     output = job("quickstart", f"run.dir={part.folder}/quickstart", "serve.port=8123", *gpus)
     part.figure("minutes", (time.perf_counter() - start) / 60)
-    accuracy = {words[0]: float(words[1]) for line in output.splitlines() if len(words := line.split()) > 4 and words[0] in ARMS}
+    accuracy = {
+        words[0]: float(words[1])
+        for line in output.splitlines()
+        if len(words := line.split()) > 4 and words[0] in ARMS
+    }
     for arm in ARMS:
         value = accuracy.get(arm, 0.0)
         part.figure(f"accuracy of {arm}", value, value >= ARMS[arm], f">= {ARMS[arm]}")
@@ -248,7 +270,14 @@ def run_part(name: str, part: Part) -> dict[str, Any]:
         status, reason = "failed", "; ".join(part.failures)
     print(f"  {status} in {time.time() - start:.0f} s{f': {reason}' if reason else ''}\n", flush=True)
     device = torch.cuda.get_device_name(0) if part.device.type == "cuda" else "cpu"
-    row = {"part": name, "status": status, "reason": reason, "commit": commit(), "device": device, "time": int(start)}
+    row = {
+        "part": name,
+        "status": status,
+        "reason": reason,
+        "commit": commit(),
+        "device": device,
+        "time": int(start),
+    }
     return {**row, "seconds": round(time.time() - start, 1), "figures": part.figures}
 
 
@@ -271,10 +300,14 @@ def passed_before(results: Path, device: torch.device) -> set[str]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
     parser.add_argument("--list", action="store_true", help="list the parts")
-    parser.add_argument("--again", action="store_true", help="also run parts that have passed on this commit and device")
+    parser.add_argument(
+        "--again", action="store_true", help="also run parts that have passed on this commit and device"
+    )
     parser.add_argument("--results", type=Path, help=f"default: {RESULTS.relative_to(ROOT)}")
     args = parse_args(parser)
     if args.list:
@@ -285,7 +318,9 @@ def main() -> None:
     device = default_device()
     if device.type != "cuda" and not args.smoke:
         raise SystemExit(
-            "benchmarks.gpu: torch sees no GPU\n  fix: `pixelis doctor` says why; --smoke runs tiny shapes on the CPU"
+            "benchmarks.gpu: torch sees no GPU\n  fix: `pixelis doctor` says why; --smoke runs tiny "
+            "shapes "
+            "on the CPU"
         )
     statuses = []
     with tempfile.TemporaryDirectory() as folder:

@@ -25,7 +25,13 @@ from pixelis.policy.samples import TrainSample
 from pixelis.policy.tensor_parts import FlatTensors
 from pixelis.policy.train_step import Trainer
 
-SMALL = ["rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turns=1", "dialogue.max_turn_tokens=8", "rft.steps=4"]
+SMALL = [
+    "rft.prompts_per_step=2",
+    "rft.group_size=2",
+    "dialogue.max_turns=1",
+    "dialogue.max_turn_tokens=8",
+    "rft.steps=4",
+]
 SMALL += ["dialogue.input.min_pixels=784", "dialogue.input.max_pixels=12544", "dialogue.max_context=8192"]
 SMALL += ["engine.gpus=0", "learner.gpus=0", "engine.cpus=.25", "learner.cpus=.25", "learner.row_tokens=8192"]
 """Overrides for a run on a CPU."""
@@ -41,7 +47,9 @@ async def generate(engine: Any, batch: list[TrainSample], tokens: int) -> list[T
     async def one(number: int, sample: TrainSample) -> TrainSample:
         prompt = sample.tokens[: int(np.argmax(sample.mask))].tolist()
         session = await engine.open(str(number))
-        completion = await session.generate(prompt, sample.views, SamplingParams(1.0, 1.0, tokens, seed=number))
+        completion = await session.generate(
+            prompt, sample.views, SamplingParams(1.0, 1.0, tokens, seed=number)
+        )
         session.close()
         mask = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
         log_probs = np.zeros(len(mask), np.float32)
@@ -68,7 +76,9 @@ def check_engine(part: Part, name: str, engine: Any, trainer: Trainer, runner: a
 def difference(trainer: Trainer, answered: list[TrainSample]) -> float:
     """Mean |difference| of an engine's log-probabilities from the learner's."""
     pairs = zip(trainer.model.log_probs(answered), answered, strict=True)
-    return float(np.concatenate([np.abs(values - sample.log_probs[sample.mask]) for values, sample in pairs]).mean())
+    return float(
+        np.concatenate([np.abs(values - sample.log_probs[sample.mask]) for values, sample in pairs]).mean()
+    )
 
 
 def hf_engine(part: Part) -> None:
@@ -76,7 +86,9 @@ def hf_engine(part: Part) -> None:
     from pixelis.engines.hf import HfEngine
 
     folder = part.model("qwen2_5_vl", "0.5b")
-    policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=16, alpha=32))
+    policy = config.PolicyConfig(
+        model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=16, alpha=32)
+    )
     trainer = Trainer(policy, config.LearnerConfig(row_tokens=ROW, rows=1), total_steps=1, device=part.device)
     with contextlib.closing(trainer), asyncio.Runner() as runner:
         engine = HfEngine(folder, policy, config.EngineConfig(max_num_seqs=64))
@@ -103,8 +115,12 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
     from pixelis.engines.vllm import VllmEngine
 
     folder, name = part.model(family, size), f"{family} {size}"
-    policy = config.PolicyConfig(model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=32, alpha=64))
-    settings = config.EngineConfig(name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=64)
+    policy = config.PolicyConfig(
+        model=str(folder), dtype="bfloat16", lora=config.LoraConfig(rank=32, alpha=64)
+    )
+    settings = config.EngineConfig(
+        name="vllm", gpus=1, colocate=True, gpu_memory_utilization=0.5, max_num_seqs=64
+    )
     learner = config.LearnerConfig(row_tokens=ROW, rows=1, lr=1e-3, warmup=0.0)
     trainer = Trainer(policy, learner, total_steps=2, device=part.device)
     with contextlib.closing(trainer), asyncio.Runner() as runner:
@@ -121,7 +137,9 @@ def vllm_figures(part: Part, family: str, size: str) -> None:
                 runner.run(engine.load(version, adapter))
                 seconds.append(time.perf_counter() - start)
                 free.append(free_mib(part))
-            part.figure(f"{name}: LoRA swap, s", statistics.median(seconds), statistics.median(seconds) < 1, "< 1")
+            part.figure(
+                f"{name}: LoRA swap, s", statistics.median(seconds), statistics.median(seconds) < 1, "< 1"
+            )
             drift = abs(free[-1] - free[0])
             part.figure(f"{name}: memory after 20 swaps, MiB", drift, drift <= 100, "+- 100")
             check_engine(part, f"{name}, adapter", engine, trainer, runner)
@@ -149,7 +167,9 @@ def weights(part: Part) -> None:
     for name, values in tensors.items():
         values[...] = base.read(name).bfloat16().view(torch.uint16).numpy()
     version = Adapter(tensors, 1, 1, fingerprint(folder), "full")
-    part.figure("bytes / bytes of bfloat16", version.nbytes / (2 * sum(s.numel() for s in base.shapes.values())), None)
+    part.figure(
+        "bytes / bytes of bfloat16", version.nbytes / (2 * sum(s.numel() for s in base.shapes.values())), None
+    )
     part.figure("hash, s", part.timed(version.sha256))
     sender, place = WeightSender("127.0.0.1", "gloo", 120.0), None
     request(sender.address, 1, "certification", 2)
@@ -193,7 +213,12 @@ def grpo(part: Part) -> None:
 def grpo_steps(part: Part, size: str, engine: str) -> None:
     """Figures of one size. The embedded engine, made for small models, generates shorter turns."""
     run = part.folder / f"grpo-{size}"
-    overrides = [f"policy.model={part.model('qwen2_5_vl', size)}", f"run.dir={run}", f"engine.name={engine}", "rft.steps=6"]
+    overrides = [
+        f"policy.model={part.model('qwen2_5_vl', size)}",
+        f"run.dir={run}",
+        f"engine.name={engine}",
+        "rft.steps=6",
+    ]
     overrides += ["data.train=cards:?split=train", "toolbox.operations=[zoom_in]", "rft.evaluate_every=0"]
     # Random models earn no reward; the bonus gives every sample a gradient, so that none is left out.
     overrides += ["rft.loss.entropy=0.001"]
@@ -203,7 +228,9 @@ def grpo_steps(part: Part, size: str, engine: str) -> None:
     job("rft", "configs/qwen2_5_vl_3b/rft_80gb.yaml", *overrides)
     rows = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [row for row in rows if row.get("kind") == "step/policy"][2:]
-    rollout, learn = (statistics.fmean(row[name] for row in steps) for name in ("rollout/seconds", "learner/seconds"))
+    rollout, learn = (
+        statistics.fmean(row[name] for row in steps) for name in ("rollout/seconds", "learner/seconds")
+    )
     wall = (steps[-1]["time"] - steps[0]["time"]) / max(1, len(steps) - 1)
     idle = max(0.0, 1 - (rollout + learn) / wall)
     part.figure(f"{size} {engine}: s a step", wall)

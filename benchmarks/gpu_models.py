@@ -14,7 +14,13 @@ from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.model import model_class
 from pixelis.policy.samples import TrainSample
 
-_TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_TEXT = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 TEXT = {
     "tiny": dict(zip(_TEXT, (128, 256, 2, 2, 1), strict=True)),
     "0.5b": dict(zip(_TEXT, (896, 4864, 24, 14, 2), strict=True)),
@@ -31,7 +37,9 @@ PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}
 
 
 def random_model(folder: Path, family: str, size: str, device: torch.device) -> Path:
-    """Write a model folder of a family with random bfloat16 weights, initialised on `device`; reuses an existing one."""
+    """Write a model folder of a family with random bfloat16 weights, initialised on `device`; reuses an
+    existing one.
+    """
     target = folder / f"{family}-{size}"
     if (target / "config.json").is_file():
         return target
@@ -46,7 +54,11 @@ def random_model(folder: Path, family: str, size: str, device: torch.device) -> 
     if hasattr(text, "head_dim"):
         text.head_dim = head
     side = head // 2 // 3
-    text.rope_parameters = {**text.rope_parameters, "rope_theta": 1e6, "mrope_section": [head // 2 - 2 * side, side, side]}
+    text.rope_parameters = {
+        **text.rope_parameters,
+        "rope_theta": 1e6,
+        "mrope_section": [head // 2 - 2 * side, side, side],
+    }
     text.layer_types = ["full_attention"] * text.num_hidden_layers
     shape = VISION["tiny" if size == "tiny" else family]
     for name, value in {**shape, "out_hidden_size": text.hidden_size, "initializer_range": 0.02}.items():
@@ -65,7 +77,9 @@ def random_model(folder: Path, family: str, size: str, device: torch.device) -> 
 
 
 def episodes(spec: ModelSpec, count: int, tokens: int, pixels: int, seed: int = 0) -> list[TrainSample]:
-    """Random episodes of `tokens` tokens with a picture of about `pixels` pixels; the policy wrote the second half."""
+    """Random episodes of `tokens` tokens with a picture of about `pixels` pixels; the policy wrote the second
+    half.
+    """
     rng = np.random.default_rng(seed)
     words = np.setdiff1d(np.arange(7, min(spec.vocab, 4000)), [*spec.banned, spec.image_token])
     out = []
@@ -82,7 +96,11 @@ def episodes(spec: ModelSpec, count: int, tokens: int, pixels: int, seed: int = 
 
 
 def picture(spec: ModelSpec, pixels: int, rng: np.random.Generator) -> np.ndarray:
-    """A random picture of about `pixels` pixels and a random aspect ratio, its sides multiples of the model's tile."""
+    """A random picture of about `pixels` pixels and a random aspect ratio, its sides multiples of the model's
+    tile.
+    """
     aspect = float(rng.uniform(0.5, 2.0))
-    height, width = (max(1, round(side / spec.multiple)) for side in ((pixels * aspect) ** 0.5, (pixels / aspect) ** 0.5))
+    height, width = (
+        max(1, round(side / spec.multiple)) for side in ((pixels * aspect) ** 0.5, (pixels / aspect) ** 0.5)
+    )
     return rng.integers(0, 255, (height * spec.multiple, width * spec.multiple, 3), dtype=np.uint8)

@@ -28,7 +28,9 @@ class Skip(Exception):
 
 @dataclass
 class Part:
-    """A part while it runs. device, smoke, folder: of the whole run; figures: name -> value; failures: missed goals."""
+    """A part while it runs. device, smoke, folder: of the whole run; figures: name -> value; failures: missed
+    goals.
+    """
 
     device: torch.device
     smoke: bool
@@ -37,7 +39,10 @@ class Part:
     failures: list[str] = field(default_factory=list)
 
     def figure(self, name: str, value: Any, passed: bool | None = None, goal: str = "") -> None:
-        """Record and print a figure. passed: whether it reaches its goal; None without one. Goals do not count in a smoke run."""
+        """Record and print a figure. passed: whether it reaches its goal; None without one.
+
+        Goals do not count in a smoke run.
+        """
         self.figures[name] = value
         if passed is False and not self.smoke:
             self.failures.append(f"{name} {value} (goal {goal})")
@@ -88,10 +93,15 @@ class Part:
 
 
 def job(*arguments: str, timeout: int = 1800) -> str:
-    """Run a `pixelis` job as a user would, show what it prints, and return it. Raises RuntimeError if it fails."""
+    """Run a `pixelis` job as a user would, show what it prints, and return it.
+
+    Raises RuntimeError if it fails.
+    """
     command = [sys.executable, "-m", "pixelis.jobs.cli", *arguments]
     lines = []
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         limit = threading.Timer(timeout, process.kill)
         limit.start()
         for line in process.stdout or ():

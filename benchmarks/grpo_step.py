@@ -1,11 +1,14 @@
-"""One GRPO step of the learner against TRL's `GRPOTrainer`: same model, tokens, old log-probabilities, advantages and settings.
+"""One GRPO step of the learner against TRL's `GRPOTrainer`: same model, tokens, old log-probabilities,
+advantages and settings.
 
-`python -m benchmarks.grpo_step` needs TRL, which is not a dependency of Pixelis: `pip install trl==1.16.* datasets`.
+`python -m benchmarks.grpo_step` needs TRL, which is not a dependency of Pixelis: `pip install trl==1.16.*
+datasets`.
 
-Prints one JSON line per part. TRL runs its own code (`training_step`, clipping, AdamW) on a prepared batch; only its generation
-is replaced by fixed completions, padded as TRL pads them. Pixelis runs `Trainer.update`. Both run in fp32 with one thread and
-without gradient checkpointing. Loss and gradients of both are compared before timing. On a CPU, TRL projects every position
-through the LM head (on GPUs with Triton only the completions); Pixelis projects only the tokens that the policy wrote.
+Prints one JSON line per part. TRL runs its own code (`training_step`, clipping, AdamW) on a prepared batch;
+only its generation is replaced by fixed completions, padded as TRL pads them. Pixelis runs `Trainer.update`.
+Both run in fp32 with one thread and without gradient checkpointing. Loss and gradients of both are compared
+before timing. On a CPU, TRL projects every position through the LM head (on GPUs with Triton only the
+completions); Pixelis projects only the tokens that the policy wrote.
 """
 
 from __future__ import annotations
@@ -42,13 +45,25 @@ GROUP = 8
 PARTS = ("full", "lora", "whole")
 GOALS = {"uniform": 0.7, "zipf": 0.25}
 LR = 1e-6
-SIZES = {"hidden": 256, "layers": 4, "heads": 4, "kv_heads": 2, "feedforward": 704, "vision_hidden": 32, "vision_layers": 1}
-LORA = config.LoraConfig(rank=16, alpha=32, targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+SIZES = {
+    "hidden": 256,
+    "layers": 4,
+    "heads": 4,
+    "kv_heads": 2,
+    "feedforward": 704,
+    "vision_hidden": 32,
+    "vision_layers": 1,
+}
+LORA = config.LoraConfig(
+    rank=16, alpha=32, targets=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+)
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The common input of both learners: one entry per rollout. old: log-probabilities of the completion's tokens."""
+    """The common input of both learners: one entry per rollout. old: log-probabilities of the completion's
+    tokens.
+    """
 
     prompts: list[np.ndarray]
     completions: list[np.ndarray]
@@ -63,15 +78,21 @@ class Rollouts:
     def samples(self) -> list[TrainSample]:
         """Return the input of the Pixelis learner."""
         samples = []
-        for prompt, completion, old, advantage in zip(self.prompts, self.completions, self.old, self.advantages, strict=True):
+        for prompt, completion, old, advantage in zip(
+            self.prompts, self.completions, self.old, self.advantages, strict=True
+        ):
             mask = np.arange(len(prompt) + len(completion)) >= len(prompt)
             log_probs = np.zeros(len(mask), np.float32)
             log_probs[mask] = old
-            samples.append(TrainSample(np.concatenate([prompt, completion]), mask, log_probs, float(advantage), []))
+            samples.append(
+                TrainSample(np.concatenate([prompt, completion]), mask, log_probs, float(advantage), [])
+            )
         return samples
 
     def padded(self, pad: int) -> dict[str, torch.Tensor]:
-        """Return what TRL's `_generate_and_score_completions` returns: prompts padded left, completions padded right."""
+        """Return what TRL's `_generate_and_score_completions` returns: prompts padded left, completions
+        padded right.
+        """
         from trl.trainer.utils import pad as stack
 
         def rows(values: list[np.ndarray], filler: float, side: str) -> torch.Tensor:
@@ -97,7 +118,10 @@ def make_model(folder: Path, vocab: int) -> None:
 
 
 def completion_lengths(kind: str, count: int, longest: int, rng: np.random.Generator) -> np.ndarray:
-    """Return lengths. `uniform`: all a quarter of the longest. `zipf`: P(n) ~ 1/n; the longest occurs at least once."""
+    """Return lengths. `uniform`: all a quarter of the longest.
+
+    `zipf`: P(n) ~ 1/n; the longest occurs at least once.
+    """
     if kind == "uniform":
         return np.full(count, longest // 4)
     sizes = np.arange(longest // 32, longest + 1)
@@ -106,21 +130,32 @@ def completion_lengths(kind: str, count: int, longest: int, rng: np.random.Gener
     return lengths
 
 
-def random_rollouts(kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random.Generator) -> Rollouts:
-    """Return random prompts, completions and rewards, as group-normalised advantages; old log-probabilities are 0."""
+def random_rollouts(
+    kind: str, groups: int, longest: int, words: np.ndarray, rng: np.random.Generator
+) -> Rollouts:
+    """Return random prompts, completions and rewards, as group-normalised advantages; old log-probabilities
+    are 0.
+    """
     lengths = completion_lengths(kind, groups * GROUP, longest, rng)
     sizes = np.full(groups, 48) if kind == "uniform" else rng.integers(24, 72, groups)
     prompts = [prompt for n in sizes for prompt in [rng.choice(words, n)] * GROUP]
     rewards = rng.normal(size=(groups, GROUP))
     advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
     completions = [rng.choice(words, n) for n in lengths]
-    return Rollouts(prompts, completions, [np.zeros(n, np.float32) for n in lengths], advantages.ravel().astype(np.float32))
+    return Rollouts(
+        prompts,
+        completions,
+        [np.zeros(n, np.float32) for n in lengths],
+        advantages.ravel().astype(np.float32),
+    )
 
 
 class TrlLearner:
     """TRL's `GRPOTrainer`, which trains on a prepared batch."""
 
-    def __init__(self, folder: Path, prompts: list[str], micro: int, lora: config.LoraConfig | None, max_tokens: int):
+    def __init__(
+        self, folder: Path, prompts: list[str], micro: int, lora: config.LoraConfig | None, max_tokens: int
+    ):
         from datasets import Dataset
         from peft import LoraConfig
         from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
@@ -148,22 +183,30 @@ class TrlLearner:
             report_to="none",
             disable_tqdm=True,
         )
-        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        )
         peft_config = None
         if lora is not None:
             pattern = rf".*language_model.*\.({'|'.join(lora.targets)})"
-            peft_config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=pattern, bias="none")
+            peft_config = LoraConfig(
+                r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=pattern, bias="none"
+            )
         self.rows = [{"prompt": p} for p in prompts]
         self.trainer = GRPOTrainer(
             model=model,
-            reward_funcs=lambda completions, **_: np.random.default_rng(0).normal(size=len(completions)).tolist(),
+            reward_funcs=lambda completions, **_: (
+                np.random.default_rng(0).normal(size=len(completions)).tolist()
+            ),
             args=arguments,
             train_dataset=Dataset.from_list(self.rows),
             processing_class=AutoTokenizer.from_pretrained(folder),
             peft_config=peft_config,
         )
         self.trainer.create_optimizer()
-        self.model, self.trainer.optimizer = self.trainer.accelerator.prepare(self.trainer.model, self.trainer.optimizer)
+        self.model, self.trainer.optimizer = self.trainer.accelerator.prepare(
+            self.trainer.model, self.trainer.optimizer
+        )
         self.trainer.model_wrapped = self.model
         self.trainer.current_gradient_accumulation_steps = self.steps
         self.model.train()
@@ -177,7 +220,9 @@ class TrlLearner:
         return sum(float(self.trainer.training_step(self.model, self.rows, None)) for _ in range(self.steps))
 
     def step(self) -> None:
-        """Run backward passes, clipping and the optimizer step, as transformers' `Trainer._inner_training_loop` does."""
+        """Run backward passes, clipping and the optimizer step, as transformers'
+        `Trainer._inner_training_loop` does.
+        """
         self.backward()
         self.trainer.accelerator.clip_grad_norm_(self.model.parameters(), self.trainer.args.max_grad_norm)
         self.trainer.optimizer.step()
@@ -189,7 +234,9 @@ class TrlLearner:
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 name = name.removeprefix("base_model.model.")
-                parameters[name.replace(".lora_A.default.weight", ".A").replace(".lora_B.default.weight", ".B")] = parameter
+                parameters[
+                    name.replace(".lora_A.default.weight", ".A").replace(".lora_B.default.weight", ".B")
+                ] = parameter
         return parameters
 
 
@@ -206,13 +253,17 @@ def make_trainer(folder: Path, lora: config.LoraConfig | None, longest: int) -> 
     return trainer
 
 
-def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray]) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(
+    trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray]
+) -> tuple[float, dict[str, torch.Tensor]]:
     """Train one step of Pixelis; return its loss and its gradients before clipping."""
     gradients: dict[str, torch.Tensor] = {}
     apply = trainer.model.zero.apply
 
     def record_and_apply(lr: float) -> float | None:
-        gradients.update({n: p.grad.clone() for n, p in trainer.model.zero.parameters.items() if p.grad is not None})
+        gradients.update(
+            {n: p.grad.clone() for n, p in trainer.model.zero.parameters.items() if p.grad is not None}
+        )
         return apply(lr)
 
     trainer.model.zero.apply = record_and_apply  # type: ignore[method-assign]
@@ -222,10 +273,11 @@ def gradients(trainer: Trainer, samples: list[TrainSample], old: list[np.ndarray
 
 
 def differences(trainer: Trainer, trl: TrlLearner, rollouts: Rollouts) -> tuple[float, float]:
-    """Return the difference of the losses and the largest difference of the gradients, relative to the largest gradient.
+    """Return the difference of the losses and the largest difference of the gradients, relative to the
+    largest gradient.
 
-    A missing gradient counts as zeros: Pixelis passes a blank view through a trained vision tower, so that all workers take part
-    in the same reductions; TRL skips the tower in a batch without pictures.
+    A missing gradient counts as zeros: Pixelis passes a blank view through a trained vision tower, so that
+    all workers take part in the same reductions; TRL skips the tower in a batch without pictures.
     """
     with torch.no_grad():
         trl_parameters = trl.parameters()
@@ -235,7 +287,9 @@ def differences(trainer: Trainer, trl: TrlLearner, rollouts: Rollouts) -> tuple[
     loss, ours = gradients(trainer, rollouts.samples(), rollouts.old)
     theirs = {n: p.grad for n, p in trl_parameters.items() if p.grad is not None}
     zero = torch.zeros(())
-    largest = max(float((theirs.get(n, zero) - ours.get(n, zero)).abs().max()) for n in theirs.keys() | ours.keys())
+    largest = max(
+        float((theirs.get(n, zero) - ours.get(n, zero)).abs().max()) for n in theirs.keys() | ours.keys()
+    )
     trl.model.zero_grad()
     return abs(loss - trl_loss), largest / max(float(g.abs().max()) for g in theirs.values())
 
@@ -243,8 +297,9 @@ def differences(trainer: Trainer, trl: TrlLearner, rollouts: Rollouts) -> tuple[
 def flops(trainer: Trainer, rollouts: Rollouts, lora: bool) -> float:
     """Return the FLOPs (2 x multiply-adds) of forward and backward on unpadded tokens, with causal attention.
 
-    The LM head counts for completion tokens only. A prompt counts in each of its rollouts, although one pass per group is enough.
-    Backward costs twice the forward, or once where weights are frozen; the adapters' own work is left out.
+    The LM head counts for completion tokens only. A prompt counts in each of its rollouts, although one pass
+    per group is enough. Backward costs twice the forward, or once where weights are frozen; the adapters' own
+    work is left out.
     """
     model: Any = trainer.model.network
     linear = [m for m in model.model.language_model.modules() if isinstance(m, torch.nn.Linear)]
@@ -264,28 +319,43 @@ def gemm_rate(clock: str) -> float:
     return 2 * 2048 * 768 * 768 / min(time_call(lambda: torch.mm(a, b), CLOCKS[clock]) for _ in range(20))
 
 
-def learner_rows(report: Report, folder: Path, args: argparse.Namespace, lora: config.LoraConfig | None) -> None:
+def learner_rows(
+    report: Report, folder: Path, args: argparse.Namespace, lora: config.LoraConfig | None
+) -> None:
     """Report the learner's step with uniform and Zipf lengths."""
     name = "lora" if lora else "full"
     words = np.arange(300, args.vocab)
     count = args.groups * GROUP
-    trl = TrlLearner(folder, [f"<word{i}>" for i in range(args.groups) for _ in range(GROUP)], args.micro, lora, 1)
+    trl = TrlLearner(
+        folder, [f"<word{i}>" for i in range(args.groups) for _ in range(GROUP)], args.micro, lora, 1
+    )
     trainer = make_trainer(folder, lora, args.longest + 128)
     for kind in args.lengths:
         rng = np.random.default_rng(args.seed)
         rollouts = random_rollouts(kind, args.groups, args.longest, words, rng)
-        old = [(p + rng.normal(0, 0.15, len(p))).astype(np.float32) for p in trainer.model.log_probs(rollouts.samples())]
+        old = [
+            (p + rng.normal(0, 0.15, len(p))).astype(np.float32)
+            for p in trainer.model.log_probs(rollouts.samples())
+        ]
         rollouts = replace(rollouts, old=old)
         batch = rollouts.padded(trl.trainer.processing_class.pad_token_id)
         trl.use_batch(batch)
         loss, gradient = differences(trainer, trl, rollouts)
-        real, computed = sum(rollouts.lengths), count * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
+        real = sum(rollouts.lengths)
+        computed = count * (batch["prompt_ids"].shape[1] + batch["completion_ids"].shape[1])
         report.row(f"{name} {kind}: |loss difference|", f"{loss:.1e}", "<= 1e-5")
-        report.row(f"{name} {kind}: largest gradient difference", f"{gradient:.1e}", "<= 1e-5", "of the largest gradient")
+        report.row(
+            f"{name} {kind}: largest gradient difference",
+            f"{gradient:.1e}",
+            "<= 1e-5",
+            "of the largest gradient",
+        )
         if not (loss <= 1e-5 and gradient <= 1e-5):
             raise AssertionError(f"{name} {kind}: loss differs by {loss:.1e}, gradients by {gradient:.1e}")
         samples = rollouts.samples()
-        ratio = compare(partial(trainer.update, samples, "policy", old), trl.step, args.repeats, clock=CLOCKS[args.clock])
+        ratio = compare(
+            partial(trainer.update, samples, "policy", old), trl.step, args.repeats, clock=CLOCKS[args.clock]
+        )
         report.row(f"{name} {kind}: step, ours / TRL", ratio, f"<= {GOALS[kind]}")
         work = flops(trainer, rollouts, lora is not None)
         floor = work / gemm_rate(args.clock)
@@ -294,7 +364,9 @@ def learner_rows(report: Report, folder: Path, args: argparse.Namespace, lora: c
     trainer.close()
 
 
-async def step(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng: np.random.Generator, max_tokens: int) -> None:
+async def step(
+    engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng: np.random.Generator, max_tokens: int
+) -> None:
     """Run one whole Pixelis step: publish, generate, score, train."""
     await engine.load(engine.version + 1, trainer.adapter())
     sampling = SamplingParams(temperature=1.0, top_p=1.0, max_tokens=max_tokens, seed=engine.version)
@@ -307,14 +379,20 @@ async def step(engine: HfEngine, trainer: Trainer, prompts: list[list[int]], rng
         mask = np.arange(len(prompt) + len(completion.tokens)) >= len(prompt)
         log_probs = np.zeros(len(mask), np.float32)
         log_probs[mask] = completion.log_probs
-        return TrainSample(np.asarray([*prompt, *completion.tokens]), mask, log_probs, float(rng.normal()), [])
+        return TrainSample(
+            np.asarray([*prompt, *completion.tokens]), mask, log_probs, float(rng.normal()), []
+        )
 
     trainer.update(await asyncio.gather(*(rollout(i) for i in range(len(prompts)))))
 
 
 def whole_row(report: Report, folder: Path, args: argparse.Namespace) -> None:
-    """Report generation (transformers' `generate` in TRL, the embedded engine in Pixelis) and the step together."""
-    texts = ["".join(f"<word{100 * i + j}>" for j in range(48)) for i in range(args.groups) for _ in range(GROUP)]
+    """Report generation (transformers' `generate` in TRL, the embedded engine in Pixelis) and the step
+    together.
+    """
+    texts = [
+        "".join(f"<word{100 * i + j}>" for j in range(48)) for i in range(args.groups) for _ in range(GROUP)
+    ]
     max_tokens = args.longest // 4
     trl = TrlLearner(folder, texts, args.micro, None, max_tokens)
     trainer = make_trainer(folder, None, args.longest + 128)
@@ -328,7 +406,12 @@ def whole_row(report: Report, folder: Path, args: argparse.Namespace) -> None:
 
         ratio = compare(ours, trl.step, args.repeats, clock=CLOCKS[args.clock])
         runner.run(engine.aclose())
-    report.row("full uniform: generation and step, ours / TRL", ratio, "<= 1.0", f"{len(texts)} x up to {max_tokens} tokens")
+    report.row(
+        "full uniform: generation and step, ours / TRL",
+        ratio,
+        "<= 1.0",
+        f"{len(texts)} x up to {max_tokens} tokens",
+    )
     trainer.close()
 
 
@@ -340,7 +423,12 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--micro", type=int, default=8, help="TRL's per_device_train_batch_size")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: seconds of this process, for a busy machine")
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="cpu: seconds of this process, for a busy machine",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lengths", nargs="+", choices=list(GOALS), default=list(GOALS))
     parser.add_argument("--only", choices=PARTS, help="one part of the table")
@@ -352,9 +440,12 @@ def main() -> None:
             "this compares with TRL, which is not installed", fix="pip install trl==1.16.* datasets"
         ) from None
     if args.only is None:
-        # The Pixelis learner initialises torch.distributed, for which TRL would wrap its model: run each part in its own process.
+        # The Pixelis learner initialises torch.distributed, for which TRL would wrap its model: run each part
+        # in its own process.
         for part in PARTS:
-            subprocess.run([sys.executable, "-m", "benchmarks.grpo_step", *sys.argv[1:], "--only", part], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.grpo_step", *sys.argv[1:], "--only", part], check=True
+            )
         return
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()

@@ -30,7 +30,9 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median seconds of Pixelis and of a baseline, with the median ratio and its quartiles ``low`` and ``high``."""
+    """Median seconds of Pixelis and of a baseline, with the median ratio and its quartiles ``low`` and
+    ``high``.
+    """
 
     ours_s: float
     baseline_s: float
@@ -58,13 +60,17 @@ def compare(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Ratio:
-    """Time both alternately, after one warm-up call of each, so that other load on the machine affects both."""
+    """Time both alternately, after one warm-up call of each, so that other load on the machine affects
+    both.
+    """
     ours()
     baseline()
     pairs = [(time_call(ours, clock), time_call(baseline, clock)) for _ in range(repeats)]
     ratios = [a / b for a, b in pairs]
     low, median, high = statistics.quantiles(ratios, n=4)
-    return Ratio(statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), median, low, high)
+    return Ratio(
+        statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs), median, low, high
+    )
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -85,7 +91,9 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+            name = next(
+                (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+            )
     except OSError:
         pass
     return f"{name}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s) per process"
@@ -96,23 +104,33 @@ def parse_args(parser: argparse.ArgumentParser, **smoke: Any) -> argparse.Namesp
 
     tests/ray/test_benchmarks.py runs every benchmark with `--smoke`.
     """
-    parser.add_argument("--smoke", action="store_true", help="check in seconds that the benchmark works; figures mean nothing")
+    parser.add_argument(
+        "--smoke", action="store_true", help="check in seconds that the benchmark works; figures mean nothing"
+    )
     if "--smoke" in sys.argv[1:]:
         parser.set_defaults(**smoke)
     return parser.parse_args()
 
 
 def keep_arguments(folder: Path, args: argparse.Namespace, *selecting: str) -> None:
-    """Keep the arguments in ``folder``, whose finished parts are not repeated; end the process if it has parts of others.
+    """Keep the arguments in ``folder``, whose finished parts are not repeated; end the process if it has
+    parts of others.
 
     selecting: names of arguments that only select which parts to run.
     """
-    values = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in vars(args).items()}
+    values = {
+        name: str(value.absolute()) if isinstance(value, Path) else value
+        for name, value in vars(args).items()
+    }
     for name in ("dir", "smoke", *selecting):
         del values[name]
     path = folder / "arguments.json"
     earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    changed = [f"{name} was {earlier[name]}, is {value}" for name, value in values.items() if earlier.get(name, value) != value]
+    changed = [
+        f"{name} was {earlier[name]}, is {value}"
+        for name, value in values.items()
+        if earlier.get(name, value) != value
+    ]
     if changed:
         message = f"{folder} has results of other arguments: {'; '.join(changed)}"
         raise SystemExit(f"{message}\n  fix: choose another --dir, or remove it")
@@ -122,7 +140,9 @@ def keep_arguments(folder: Path, args: argparse.Namespace, *selecting: str) -> N
 
 @contextmanager
 def local_ray(config: Config) -> Iterator[None]:
-    """Start a local Ray by ``config.cluster`` with its own token and stop it afterwards; reuse a connected Ray."""
+    """Start a local Ray by ``config.cluster`` with its own token and stop it afterwards; reuse a connected
+    Ray.
+    """
     connected = "ray" in sys.modules and sys.modules["ray"].is_initialized()
     with tempfile.TemporaryDirectory() as folder:
         if not connected:
@@ -149,11 +169,15 @@ class LocalTools:
     def __init__(self, player: Player, media: dict[str, Any]):
         self.player, self.media = player, media
 
-    async def execute(self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]) -> Any:
+    async def execute(
+        self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]
+    ) -> Any:
         """Execute one action of the policy."""
         from pixelis.operations import execute
 
-        return execute(action, self.player.scene(self.media, objects, images), self.player.renderer.operations)
+        return execute(
+            action, self.player.scene(self.media, objects, images), self.player.renderer.operations
+        )
 
 
 class Report:

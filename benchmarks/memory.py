@@ -1,13 +1,15 @@
 """The experience memory against plain FAISS and plain SQLite, and its content after kill -9.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.memory [--part search recall recover add kill] [--records 100000] [--kills 20]
+    OMP_NUM_THREADS=1 python -m benchmarks.memory [--part search recall recover add kill] [--records 100000]
+    [--kills 20]
 
-``search``: batches of 64 queries and single queries through shard actors and the client, alternating with one FAISS call in this
-process with the same threads; all ids are compared with brute force. ``recall``: HNSW in a shard against brute force, on vectors
-with as many main directions as embeddings have, and on noise. ``recover``: opening a shard up to its first search, after a clean
-end and after kill -9, against FAISS reading its own file. ``add``: durable adds in batches and from concurrent
-callers, alternating with plain SQLite with as many syncs. ``kill``: a child process adds and is killed at random moments; every
-acknowledged record is then looked up in the database and the index.
+``search``: batches of 64 queries and single queries through shard actors and the client, alternating with one
+FAISS call in this process with the same threads; all ids are compared with brute force. ``recall``: HNSW in a
+shard against brute force, on vectors with as many main directions as embeddings have, and on noise.
+``recover``: opening a shard up to its first search, after a clean end and after kill -9, against FAISS
+reading its own file. ``add``: durable adds in batches and from concurrent callers, alternating with plain
+SQLite with as many syncs. ``kill``: a child process adds and is killed at random moments; every acknowledged
+record is then looked up in the database and the index.
 """
 
 from __future__ import annotations
@@ -58,16 +60,26 @@ def noise(count: int, width: int, seed: int) -> np.ndarray:
 
 def experience(number: int) -> Experience:
     """Return an experience with two turns and 300 tokens, about 4 kB as JSON."""
-    user = Turn(role="user", text="Which digit is in the yellow frame?", tokens=list(range(100, 300)), images=["img0"])
-    assistant = Turn(role="assistant", text="<answer>7</answer>", tokens=list(range(100)), log_probs=[-0.25] * 100)
+    user = Turn(
+        role="user", text="Which digit is in the yellow frame?", tokens=list(range(100, 300)), images=["img0"]
+    )
+    assistant = Turn(
+        role="assistant", text="<answer>7</answer>", tokens=list(range(100)), log_probs=[-0.25] * 100
+    )
     return Experience(
         id=f"exp_{number:016x}",
         question=Question(id=f"q{number}", question=user.text),
         trajectory=Trajectory(
-            question_id=f"q{number}", turns=[user, assistant], answer="7", images=[ImageView(id="img0", view_size=(64, 64))]
+            question_id=f"q{number}",
+            turns=[user, assistant],
+            answer="7",
+            images=[ImageView(id="img0", view_size=(64, 64))],
         ),
         verdict=Verdict(
-            answer="7", confidence=0.875, strategy="majority", votes=[Vote(answer="7", id=f"t{i}") for i in range(8)]
+            answer="7",
+            confidence=0.875,
+            strategy="majority",
+            votes=[Vote(answer="7", id=f"t{i}") for i in range(8)],
         ),
         policy_version=3,
         created_at=time.time(),
@@ -85,7 +97,10 @@ def filled(folder: Path, config: MemoryConfig, vectors: np.ndarray) -> Shard:
 
 def recall_of(results: list[list[tuple[str, float]]], truth: np.ndarray) -> float:
     """Return the share of the true nearest rows [n, k] among the results."""
-    hits = [len({int(id[4:], 16) for id, _ in r} & set(t.tolist())) / len(t) for r, t in zip(results, truth, strict=True)]
+    hits = [
+        len({int(id[4:], 16) for id, _ in r} & set(t.tolist())) / len(t)
+        for r, t in zip(results, truth, strict=True)
+    ]
     return float(np.mean(hits))
 
 
@@ -107,7 +122,9 @@ def search(report: Report, folder: Path, records: int, width: int) -> None:
     ray.shutdown()
 
 
-def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, queries: np.ndarray, raw: Any) -> None:
+def search_in(
+    report: Report, folder: Path, shards: int, vectors: np.ndarray, queries: np.ndarray, raw: Any
+) -> None:
     """Report searches through this number of shards. raw: the FAISS index of the same vectors."""
     import ray
 
@@ -115,7 +132,12 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
     from pixelis.actors.memory import Memory as Client
     from pixelis.actors.memory_shard import place_shards
 
-    overrides = ["cluster.cpus=4", "cluster.object_store_bytes=300000000", f"memory.shards={shards}", f"run.dir={folder}"]
+    overrides = [
+        "cluster.cpus=4",
+        "cluster.object_store_bytes=300000000",
+        f"memory.shards={shards}",
+        f"run.dir={folder}",
+    ]
     overrides += [f"memory.capacity={2 * len(vectors)}", "memory.timeout_s=60", "memory.retention_days=36500"]
     config = load(None, overrides)
     connect(config)
@@ -130,19 +152,38 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
         return loop.run_until_complete(client.nearest(queries[start : start + count], K))[0]
 
     def one_query(start: int) -> tuple[float, float]:
-        return time_call(lambda: nearest(start, 1)), time_call(lambda: raw.search(queries[start : start + 1], K))
+        return time_call(lambda: nearest(start, 1)), time_call(
+            lambda: raw.search(queries[start : start + 1], K)
+        )
 
     label = f"{shards} shard(s)"
-    report.row(f"{label}: ids equal to brute force", recall_of(nearest(0, BATCH), raw.search(queries[:BATCH], K)[1]), "1")
+    report.row(
+        f"{label}: ids equal to brute force",
+        recall_of(nearest(0, BATCH), raw.search(queries[:BATCH], K)[1]),
+        "1",
+    )
     ratio = compare(lambda: nearest(0, BATCH), lambda: raw.search(queries[:BATCH], K), repeats=9)
     report.row(f"{label}: {BATCH} queries / raw FAISS", ratio, "<= 1.3")
-    cpu = compare(lambda: nearest(0, BATCH), lambda: raw.search(queries[:BATCH], K), repeats=9, clock=lambda: cpu_seconds(pids))
+    cpu = compare(
+        lambda: nearest(0, BATCH),
+        lambda: raw.search(queries[:BATCH], K),
+        repeats=9,
+        clock=lambda: cpu_seconds(pids),
+    )
     report.row(f"{label}: {BATCH} queries / raw FAISS, CPU time", cpu, "<= 1.3", "client and shards")
     pairs = [one_query(i) for i in range(80)][10:]
     added = [1e3 * (a - b) for a, b in pairs]
-    report.row(f"{label}: one query, ms more than raw", percentile(added, 0.5), "<= 3", f"p90 {percentile(added, 0.9):.2f}")
+    report.row(
+        f"{label}: one query, ms more than raw",
+        percentile(added, 0.5),
+        "<= 3",
+        f"p90 {percentile(added, 0.9):.2f}",
+    )
     report.row(f"{label}: raw one query, ms", 1e3 * percentile([b for _, b in pairs], 0.5))
-    whole = [1e3 * time_call(lambda: loop.run_until_complete(client.search(queries[7], 5, track=False))) for _ in range(40)]
+    whole = [
+        1e3 * time_call(lambda: loop.run_until_complete(client.search(queries[7], 5, track=False)))
+        for _ in range(40)
+    ]
     report.row(f"{label}: 5 neighbours with their records, ms", percentile(whole[5:], 0.5))
     for actor in actors:
         ray.get(actor.close.remote())
@@ -152,7 +193,10 @@ def search_in(report: Report, folder: Path, shards: int, vectors: np.ndarray, qu
 
 def recall(report: Report, folder: Path, records: int, width: int) -> None:
     """Report the recall of HNSW with the default configuration."""
-    for name, make, count in (("like embeddings", like_embeddings, records), ("noise", noise, min(records, 20_000))):
+    for name, make, count in (
+        ("like embeddings", like_embeddings, records),
+        ("noise", noise, min(records, 20_000)),
+    ):
         vectors, queries = make(count, width, 1), make(500, width, 2)
         truth = faiss.IndexFlatIP(width)
         truth.add(vectors)
@@ -203,14 +247,23 @@ def recover(report: Report, folder: Path, records: int, width: int) -> None:
         return len(shard)
 
     flat = MemoryConfig(capacity=2 * records)
-    ratio = compare(lambda: open_shard(flat), lambda: faiss.read_index(str(folder / "raw.faiss")).search(query, 10), repeats=5)
+    ratio = compare(
+        lambda: open_shard(flat),
+        lambda: faiss.read_index(str(folder / "raw.faiss")).search(query, 10),
+        repeats=5,
+    )
     report.row(f"flat, {records} records: open and search / FAISS reading its file", ratio)
     report.row(f"flat, {records} records: s to open and search", ratio.ours_s, "<= 10")
 
     def add_forever() -> None:
         shard = Shard(folder, flat)
         for number in range(10**9):
-            shard.add([Entry(experience(records + 32 * number + i), vectors[(32 * number + i) % records]) for i in range(32)])
+            shard.add(
+                [
+                    Entry(experience(records + 32 * number + i), vectors[(32 * number + i) % records])
+                    for i in range(32)
+                ]
+            )
 
     child = fork(add_forever)
     time.sleep(min(10.0, records / 10_000))
@@ -218,7 +271,9 @@ def recover(report: Report, folder: Path, records: int, width: int) -> None:
     os.waitpid(child, 0)
     start = time.perf_counter()
     count = open_shard(flat)
-    report.row(f"flat, {count} records: s to open and search after kill -9", time.perf_counter() - start, "<= 10")
+    report.row(
+        f"flat, {count} records: s to open and search after kill -9", time.perf_counter() - start, "<= 10"
+    )
 
 
 def add(report: Report, folder: Path, records: int, width: int) -> None:
@@ -226,7 +281,9 @@ def add(report: Report, folder: Path, records: int, width: int) -> None:
     vectors = like_embeddings(20_000, width, 1)
     shard = Shard(folder / "shard", MemoryConfig(capacity=10**9))
     plain = sqlite3.connect(folder / "plain.sqlite", isolation_level=None)
-    plain.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE x (id TEXT UNIQUE, a TEXT, b BLOB)")
+    plain.executescript(
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; CREATE TABLE x (id TEXT UNIQUE, a TEXT, b BLOB)"
+    )
     numbers = itertools.count()
 
     def new_entries(count: int) -> list[Entry]:
@@ -234,7 +291,9 @@ def add(report: Report, folder: Path, records: int, width: int) -> None:
 
     def store_plain(entries: list[Entry]) -> None:
         plain.execute("BEGIN IMMEDIATE")
-        rows = [(e.experience.id, e.experience.model_dump_json(), np.asarray(e.vector).tobytes()) for e in entries]
+        rows = [
+            (e.experience.id, e.experience.model_dump_json(), np.asarray(e.vector).tobytes()) for e in entries
+        ]
         plain.executemany("INSERT INTO x VALUES (?, ?, ?)", rows)
         plain.execute("COMMIT")
 
@@ -246,7 +305,9 @@ def add(report: Report, folder: Path, records: int, width: int) -> None:
             lambda: [store_plain(next(batches)) for _ in range(calls)],  # type: ignore[func-returns-value]  # noqa: B023
             repeats,
         )
-        report.row(f"adds of {size}: shard / plain SQLite", ratio, "", f"{calls * size / ratio.ours_s:.0f} a second")
+        report.row(
+            f"adds of {size}: shard / plain SQLite", ratio, "", f"{calls * size / ratio.ours_s:.0f} a second"
+        )
     pool = ThreadPoolExecutor(16)
     adds = 2 * (repeats + 1) * 160
     batches = iter([new_entries(1) for _ in range(adds)])
@@ -264,7 +325,8 @@ def add(report: Report, folder: Path, records: int, width: int) -> None:
 def kill(report: Report, folder: Path, records: int, width: int, kills: int) -> None:
     """Report the content of a shard after ``kills`` kills of a process that adds from 8 threads.
 
-    The child writes the seconds of opening, as a negative number of ms, and the numbers of acknowledged records to a pipe.
+    The child writes the seconds of opening, as a negative number of ms, and the numbers of acknowledged
+    records to a pipe.
     """
     seed = random.randrange(10**6)
     rng, acknowledged = random.Random(seed), []
@@ -320,7 +382,11 @@ def kill(report: Report, folder: Path, records: int, width: int, kills: int) -> 
     report.row("acknowledged adds", len(acknowledged), f">= {records}", note)
     report.row("acknowledged and lost", lost, "0")
     report.row("vectors that differ from the acknowledged ones", changed, "0")
-    report.row("vectors in the index but not in the database, or the reverse", abs(shard.stats()["vectors"] - len(stored)), "0")
+    report.row(
+        "vectors in the index but not in the database, or the reverse",
+        abs(shard.stats()["vectors"] - len(stored)),
+        "0",
+    )
     report.row("SQLite's integrity check", integrity, "ok")
     report.row("s to open after a kill, worst", max(opening_s), "<= 10", f"of {len(opening_s)}")
     shard.close()
@@ -328,7 +394,9 @@ def kill(report: Report, folder: Path, records: int, width: int, kills: int) -> 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--width", type=int, default=384)

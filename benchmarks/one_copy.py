@@ -2,12 +2,12 @@
 
     python -m benchmarks.one_copy
 
-Every picture is shown several times, as by users who ask different questions about it. Rollouts are groups of one picture, one
-after another, whose results are held; the canary judges the same questions repeatedly: of both, all bytes that are put into the
-object store count, also those that are freed between. Updates are tasks that wait in Evolution's queue, after the gateway freed
-its copy. Memory is PNG files in a shard's database. The policy's view is smaller than the picture, so it is another picture. The
-parts show the same pictures: together, a picture that two parts store counts once as a distinct one.
-Goal: 1.05 for all parts together.
+Every picture is shown several times, as by users who ask different questions about it. Rollouts are groups of
+one picture, one after another, whose results are held; the canary judges the same questions repeatedly: of
+both, all bytes that are put into the object store count, also those that are freed between. Updates are tasks
+that wait in Evolution's queue, after the gateway freed its copy. Memory is PNG files in a shard's database.
+The policy's view is smaller than the picture, so it is another picture. The parts show the same pictures:
+together, a picture that two parts store counts once as a distinct one. Goal: 1.05 for all parts together.
 """
 
 from __future__ import annotations
@@ -29,11 +29,30 @@ from pixelis.config import Config, load
 from pixelis.dialogue.session import SamplingParams
 from pixelis.memory import Entry
 from pixelis.memory.shard import Shard
-from pixelis.records import Experience, ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.records import (
+    Experience,
+    ImageView,
+    Media,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+    UpdateTask,
+    Verdict,
+)
 
 SIDE, VIEW = 512, 256
-SETTINGS = [f"dialogue.input.min_pixels={VIEW**2}", f"dialogue.input.max_pixels={VIEW**2}", "dialogue.max_context=640"]
-SETTINGS += ["dialogue.max_turn_tokens=4", "dialogue.max_turns=1", "evolution.canary.enabled=false", "evolution.per_minute=60000"]
+SETTINGS = [
+    f"dialogue.input.min_pixels={VIEW**2}",
+    f"dialogue.input.max_pixels={VIEW**2}",
+    "dialogue.max_context=640",
+]
+SETTINGS += [
+    "dialogue.max_turn_tokens=4",
+    "dialogue.max_turns=1",
+    "evolution.canary.enabled=false",
+    "evolution.per_minute=60000",
+]
 SETTINGS += ["toolbox.workers=1", "cluster.cpus=4", "cluster.object_store_bytes=300000000"]
 SETTLE_S = 2.0
 """Time in which Ray frees what nothing refers to any more."""
@@ -51,7 +70,10 @@ def store_bytes() -> tuple[int, int]:
 
 
 class Parts:
-    """The parts of the loop. Each method returns the bytes that it stores, and those of its distinct pictures."""
+    """The parts of the loop.
+
+    Each method returns the bytes that it stores, and those of its distinct pictures.
+    """
 
     def __init__(self, config: Config, folder: Path, pictures: int, times: int):
         self.config, self.folder, self.times = config, folder, times
@@ -65,7 +87,9 @@ class Parts:
             self.questions.append(Question(id=f"q{number}", question="which?", media=media, answers=["7"]))
         self.distinct = pictures * 3 * (SIDE**2 + VIEW**2)
         self.file = folder / "canary.jsonl"
-        self.file.write_text("".join(question.model_dump_json() + "\n" for question in self.questions), encoding="utf-8")
+        self.file.write_text(
+            "".join(question.model_dump_json() + "\n" for question in self.questions), encoding="utf-8"
+        )
 
     def rollouts(self, generator: Any) -> tuple[int, int]:
         """Groups of each picture, one after another, whose results are held."""
@@ -74,7 +98,9 @@ class Parts:
         before, held, router = store_bytes()[1], [], GeneratorRouter([generator], follows=True)
         for number in range(self.times):
             for question in self.questions:
-                request = RolloutRequest(question, f"{question.id}-{number}", 2, SamplingParams(1.0, 1.0, 4, number))
+                request = RolloutRequest(
+                    question, f"{question.id}-{number}", 2, SamplingParams(1.0, 1.0, 4, number)
+                )
                 held.append(asyncio.run(router.rollout(request)))
         return store_bytes()[1] - before, self.distinct
 
@@ -83,7 +109,8 @@ class Parts:
         from pixelis.actors.canary import Canary
         from pixelis.actors.group_views import UpdatePictures
 
-        own = {"questions": str(self.file), "count": len(self.questions), "risk": 1.0}  # so few questions rule nothing out
+        # So few questions rule nothing out
+        own = {"questions": str(self.file), "count": len(self.questions), "risk": 1.0}
         settings = self.config.evolution.canary.model_copy(update=own)
         evolution = self.config.evolution.model_copy(update={"canary": settings})
         before = store_bytes()[1]
@@ -124,7 +151,11 @@ class Parts:
                 verdict = Verdict(answer="7", confidence=0.9, strategy="majority")
                 trajectory = task.trajectories[0]
                 experience = Experience(
-                    question=question, trajectory=trajectory, verdict=verdict, policy_version=0, created_at=0.0
+                    question=question,
+                    trajectory=trajectory,
+                    verdict=verdict,
+                    policy_version=0,
+                    created_at=0.0,
                 )
                 shard.add([Entry(experience, None, {"img0": png})])
         with shard.database.read() as database:
@@ -150,7 +181,9 @@ def update_task(name: str) -> UpdateTask:
         )
         for i in range(2)
     ]
-    return UpdateTask(question_id=name, trajectories=trajectories, pseudo_label="7", confidence=0.9, created_at=time.time())
+    return UpdateTask(
+        question_id=name, trajectories=trajectories, pseudo_label="7", confidence=0.9, created_at=time.time()
+    )
 
 
 def main() -> None:
@@ -162,7 +195,10 @@ def main() -> None:
     report = Report("one_copy")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = load("configs/nano/base.yaml", [*SETTINGS, f"run.dir={folder}", f"evolution.queue={args.pictures * args.times}"])
+        config = load(
+            "configs/nano/base.yaml",
+            [*SETTINGS, f"run.dir={folder}", f"evolution.queue={args.pictures * args.times}"],
+        )
         with local_ray(config):
             import ray
 

@@ -1,8 +1,9 @@
 """Cuts and reading on material that no operation was built with.
 
-The photographs are BSDS500's ``test`` folder with ``--bsds``, else three of scikit-image's and matplotlib's. ``--photos`` adds
-the footage and the pictures of opencv-doc that nothing else here reads. The faces are those of matplotlib's fonts in which no
-other test, task or demonstration is written; the prose is that of scikit-learn's data sets. Motions, cuts and words are exact.
+The photographs are BSDS500's ``test`` folder with ``--bsds``, else three of scikit-image's and matplotlib's.
+``--photos`` adds the footage and the pictures of opencv-doc that nothing else here reads. The faces are those
+of matplotlib's fonts in which no other test, task or demonstration is written; the prose is that of
+scikit-learn's data sets. Motions, cuts and words are exact.
 """
 
 from __future__ import annotations
@@ -50,19 +51,26 @@ FRAME = 320, 240
 LENGTH = 24
 """Frames of a composed scene."""
 FOOTAGE = {"Megamind.avi": (1, 270, [97, 153, 199]), "tree.avi": (0, 200, []), "vtest.avi": (0, 120, [])}
-"""opencv-doc: first frame, frame after the last, and the frames of the part with which a new scene begins, marked by eye."""
+"""opencv-doc: first frame, frame after the last, and the frames of the part with which a new scene begins,
+marked by eye.
+"""
 SCANS = {
-    "box.png": "Product of Italy Crisp Almond Cookies BASTONCINI PAN DUCALE ATRI Peso Netto 250 g NET WT 8.8 OZ",
+    "box.png": (
+        "Product of Italy Crisp Almond Cookies BASTONCINI PAN DUCALE ATRI Peso Netto 250 g NET WT 8.8 OZ"
+    ),
     "LinuxLogo.jpg": "Linux",
 }
 """opencv-doc: the words on its pictures, without those in ornate letters."""
 
 DRAWS = range(4)
-"""Draw 0 showed that flashes of two frames and fades were taken for cuts, draw 1 the same of pans by 9 % of the width from frame
-to frame; since these were mended only draws 2 and 3 are held out."""
+"""Draw 0 showed that flashes of two frames and fades were taken for cuts, draw 1 the same of pans by 9 % of
+the width from frame to frame; since these were mended only draws 2 and 3 are held out.
+"""
 
 Camera = Callable[[float], tuple[float, float, float, float]]
-"""Number of the frame to x and y of its centre, its width (0..1 of the photograph) and its roll in degrees."""
+"""Number of the frame to x and y of its centre, its width (0..1 of the photograph) and its roll in
+degrees.
+"""
 
 
 def photographs(bsds: Path | None, draw: int) -> list[np.ndarray]:
@@ -71,7 +79,8 @@ def photographs(bsds: Path | None, draw: int) -> list[np.ndarray]:
     return [np.ascontiguousarray(load_image(path, 10**9, 10**9)) for path in paths]
 
 
-# --- cuts -----------------------------------------------------------------------------------------------------------------------
+# --- cuts
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,9 @@ def shown(photograph: np.ndarray, camera: Camera, count: int = LENGTH) -> list[n
         scale = FRAME[0] / (share * width)
         matrix = cv2.getRotationMatrix2D((x * width, y * height), roll, scale)
         matrix[:, 2] += np.array(FRAME) / 2 - (x * width, y * height)
-        frames.append(cv2.warpAffine(photograph, matrix, FRAME, flags=cv2.INTER_AREA, borderMode=cv2.BORDER_REFLECT_101))
+        frames.append(
+            cv2.warpAffine(photograph, matrix, FRAME, flags=cv2.INTER_AREA, borderMode=cv2.BORDER_REFLECT_101)
+        )
     return frames
 
 
@@ -118,29 +129,48 @@ def shake(step: float, seed: int) -> Camera:
 
 
 def with_cuts(pictures: list[np.ndarray], draw: int) -> Iterator[Scenes]:
-    """Sixteen clips with one cut: other scenes, scenes in the most similar colours, and a close-up of the same scene."""
+    """Sixteen clips with one cut: other scenes, scenes in the most similar colours, and a close-up of the
+    same scene.
+    """
     rng = np.random.default_rng([18, draw])
-    small = [cv2.resize(cv2.cvtColor(p, cv2.COLOR_RGB2LAB), (8, 6), interpolation=cv2.INTER_AREA) for p in pictures]
+    small = [
+        cv2.resize(cv2.cvtColor(p, cv2.COLOR_RGB2LAB), (8, 6), interpolation=cv2.INTER_AREA) for p in pictures
+    ]
     hues = np.stack([thumb.ravel() for thumb in small]).astype(int)
-    cameras = [pan(0.02), zoom(0.01), shake(0.015, 1), pan(0.04), roll(0.7), zoom(0.02), pan(0.01), shake(0.03, 2)]
+    cameras = [
+        pan(0.02),
+        zoom(0.01),
+        shake(0.015, 1),
+        pan(0.04),
+        roll(0.7),
+        zoom(0.02),
+        pan(0.01),
+        shake(0.03, 2),
+    ]
     order = rng.permutation(len(pictures))
     for number in range(16):
         first = pictures[one := int(order[number % len(order)])]
         at = int(rng.integers(6, LENGTH - 5))
         camera = cameras[number % 8]
         if number < 8:
-            kind, second, later = "another scene", pictures[order[(number + 1) % len(order)]], cameras[(number + 3) % 8]
+            kind = "another scene"
+            second = pictures[order[(number + 1) % len(order)]]
+            later = cameras[(number + 3) % 8]
         elif number < 12:
             distance = np.abs(hues - hues[one]).mean(1)
             distance[one] = np.inf
-            kind, second, later = "alike in colours", pictures[int(distance.argmin())], cameras[(number + 3) % 8]
+            kind = "alike in colours"
+            second = pictures[int(distance.argmin())]
+            later = cameras[(number + 3) % 8]
         else:
             kind, second, later = "close-up", first, zoom(0.01, x=0.3, share=0.3)
         yield Scenes(f"{kind} {number}", shown(first, camera, at) + shown(second, later, LENGTH - at), [at])
 
 
 def without_cuts(pictures: list[np.ndarray], draw: int) -> Iterator[Scenes]:
-    """Sixteen clips of one scene: a camera in fast motion, changing light, something that passes, noise, and hard coding."""
+    """Sixteen clips of one scene: a camera in fast motion, changing light, something that passes, noise, and
+    hard coding.
+    """
     rng = np.random.default_rng([19, draw])
     photo = iter([pictures[(3 * i + 1) % len(pictures)] for i in range(40)])
     for step in (0.02, 0.05, 0.09):
@@ -162,7 +192,11 @@ def without_cuts(pictures: list[np.ndarray], draw: int) -> Iterator[Scenes]:
         yield Scenes(name, lit, [])
     one, other = shown(next(photo), pan(0.01)), shown(next(photo), zoom(0.01))
     shares = np.clip((np.arange(LENGTH) - 5) / 12, 0, 1)
-    yield Scenes("dissolve", [cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(one, other, shares, strict=True)], [])
+    yield Scenes(
+        "dissolve",
+        [cv2.addWeighted(a, 1 - s, b, s, 0) for a, b, s in zip(one, other, shares, strict=True)],
+        [],
+    )
     passing, frames = cv2.resize(next(photo), (160, 240)), shown(next(photo), pan(0.01))
     for number, frame in enumerate(frames):
         left = -160 + 22 * number
@@ -171,7 +205,9 @@ def without_cuts(pictures: list[np.ndarray], draw: int) -> Iterator[Scenes]:
             frame[:, x0:x1] = passing[:, x0 - left : x1 - left]
     yield Scenes("half the frame is passed by", frames, [])
     frames = shown(next(photo), pan(0.02))
-    yield Scenes("grain", [np.clip(f + rng.normal(0, 22, f.shape), 0, 255).astype(np.uint8) for f in frames], [])
+    yield Scenes(
+        "grain", [np.clip(f + rng.normal(0, 22, f.shape), 0, 255).astype(np.uint8) for f in frames], []
+    )
 
 
 def footage(folder: Path | None) -> Iterator[Scenes]:
@@ -197,7 +233,9 @@ def encoded(frames: list[np.ndarray]) -> bytes:
 
 
 def cuts(report: Report, photos: Path | None, bsds: Path | None, thin: int) -> None:
-    """Report how many hard cuts `search_clip` finds to the frame, and how many it claims in clips of one scene."""
+    """Report how many hard cuts `search_clip` finds to the frame, and how many it claims in clips of one
+    scene.
+    """
     groups: dict[str, list[Scenes]] = {"footage": list(footage(photos))[::thin]}
     for draw in DRAWS:
         pictures = photographs(bsds, draw)
@@ -209,7 +247,9 @@ def cuts(report: Report, photos: Path | None, bsds: Path | None, thin: int) -> N
         for item in clips:
             clip = open_clip(encoded(item.frames), ToolboxConfig())
             start = time.process_time()
-            marked = [moment["frame"] for moment in call("search_clip", clip, "vid0", event="cut").data["moments"]]
+            marked = [
+                moment["frame"] for moment in call("search_clip", clip, "vid0", event="cut").data["moments"]
+            ]
             seconds += time.process_time() - start
             true, hits = true + len(item.cuts), hits + len(set(marked) & set(item.cuts))
             false += len(set(marked) - set(item.cuts))
@@ -221,7 +261,8 @@ def cuts(report: Report, photos: Path | None, bsds: Path | None, thin: int) -> N
             report.row(f"cuts: {group}", f"{hits} of {true}, {false} false", "all, 0 false", note)
 
 
-# --- reading --------------------------------------------------------------------------------------------------------------------
+# --- reading
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -238,7 +279,9 @@ def prose() -> list[str]:
     """The words of scikit-learn's descriptions of data sets: at least three letters, no markup."""
     folder = Path(sklearn.datasets.__file__).parent / "descr"
     text = " ".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.rst")))
-    return [word for word in text.split() if len(word) > 2 and word.strip(".,;()").isalnum() and word.isascii()]
+    return [
+        word for word in text.split() if len(word) > 2 and word.strip(".,;()").isalnum() and word.isascii()
+    ]
 
 
 def face(name: str, size: int) -> ImageFont.FreeTypeFont:
@@ -261,17 +304,23 @@ def signs(photograph: np.ndarray, rng: np.random.Generator) -> Written:
         ground = rng.integers(0, 70, 3) if dark else rng.integers(180, 256, 3)
         ink = rng.integers(190, 256, 3) if dark else rng.integers(0, 80, 3)
         plate = Image.new("RGB", (x1 - x0 + size, y1 - y0 + size), tuple(map(int, ground)))
-        ImageDraw.Draw(plate).text((size // 2 - x0, size // 2 - y0), " ".join(text), font=letters, fill=tuple(map(int, ink)))
+        ImageDraw.Draw(plate).text(
+            (size // 2 - x0, size // 2 - y0), " ".join(text), font=letters, fill=tuple(map(int, ink))
+        )
         cell_width, cell_height = width // 2, height // 3
         if plate.width + 60 > cell_width or plate.height + 40 > cell_height:
             continue
         left = (cell % 2) * cell_width + int(rng.integers(20, cell_width - plate.width - 20))
         top = (cell // 2) * cell_height + int(rng.integers(10, cell_height - plate.height - 10))
-        corners = np.array([[0, 0], [plate.width, 0], [plate.width, plate.height], [0, plate.height]], np.float32)
+        corners = np.array(
+            [[0, 0], [plate.width, 0], [plate.width, plate.height], [0, plate.height]], np.float32
+        )
         moved = corners + (left, top) + rng.uniform(-0.25, 0.25, (4, 2)) * plate.height
         matrix = cv2.getPerspectiveTransform(corners, moved.astype(np.float32))
         warped = cv2.warpPerspective(np.asarray(plate), matrix, (width, height), flags=cv2.INTER_LINEAR)
-        cover = cv2.warpPerspective(np.full((plate.height, plate.width), 1.0, np.float32), matrix, (width, height))[..., None]
+        cover = cv2.warpPerspective(
+            np.full((plate.height, plate.width), 1.0, np.float32), matrix, (width, height)
+        )[..., None]
         picture = (warped * cover + picture * (1 - cover)).astype(np.uint8)
         words += text
     return Written("signs", _compressed(picture, int(rng.integers(45, 90))), words)
@@ -294,8 +343,12 @@ def scan(rng: np.random.Generator) -> Written:
     turn = cv2.getRotationMatrix2D((450, 310), float(rng.uniform(-2, 2)), 1.0)
     pixels = cv2.warpAffine(pixels, turn, (900, 620), borderMode=cv2.BORDER_REPLICATE)
     light = np.linspace(1, rng.uniform(0.6, 0.9), 900)[None, :, None]
-    pixels = cv2.GaussianBlur(pixels * light, (0, 0), float(rng.uniform(0.4, 0.9))) + rng.normal(0, 7, pixels.shape)
-    return Written("scans", _compressed(np.clip(pixels, 0, 255).astype(np.uint8), int(rng.integers(35, 75))), words)
+    pixels = cv2.GaussianBlur(pixels * light, (0, 0), float(rng.uniform(0.4, 0.9))) + rng.normal(
+        0, 7, pixels.shape
+    )
+    return Written(
+        "scans", _compressed(np.clip(pixels, 0, 255).astype(np.uint8), int(rng.integers(35, 75))), words
+    )
 
 
 def table(rng: np.random.Generator) -> Written:
@@ -304,7 +357,9 @@ def table(rng: np.random.Generator) -> Written:
     letters, bold = face(str(rng.choice(FACES)), size), face("STIXGeneralBol", size)
     cells = [[str(w).strip(".,;()")[:11].title() for w in rng.choice(prose(), columns)]]
     for _ in range(rows):
-        numbers = [f"{rng.uniform(0, 10 ** rng.integers(1, 5)):.{rng.integers(0, 3)}f}" for _ in range(columns - 1)]
+        numbers = [
+            f"{rng.uniform(0, 10 ** rng.integers(1, 5)):.{rng.integers(0, 3)}f}" for _ in range(columns - 1)
+        ]
         cells.append([str(rng.choice(prose())).strip(".,;()")[:11], *numbers])
     step = 9 * size
     image = Image.new("RGB", (columns * step + 30, (rows + 1) * 2 * size + 30), "white")
@@ -379,11 +434,15 @@ def texts(photos: Path | None, bsds: Path | None, draw: int) -> list[Written]:
 
 
 def reading(report: Report, photos: Path | None, bsds: Path | None, thin: int) -> None:
-    """Report the share of words that `read_text` and rapidocr alone read, with intervals over pictures, and their CPU time."""
+    """Report the share of words that `read_text` and rapidocr alone read, with intervals over pictures, and
+    their CPU time.
+    """
     import rapidocr
 
     threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
-    engine: Any = rapidocr.RapidOCR(params={"Global.log_level": "critical", "Global.use_cls": False, **threads})
+    engine: Any = rapidocr.RapidOCR(
+        params={"Global.log_level": "critical", "Global.use_cls": False, **threads}
+    )
     counts, kinds = list[list[int]](), list[str]()
     seconds = [0.0, 0.0]
     call("read_text", np.full((64, 64, 3), 255, np.uint8))
@@ -394,25 +453,40 @@ def reading(report: Report, photos: Path | None, bsds: Path | None, thin: int) -
         middle = time.process_time()
         plain = engine(np.ascontiguousarray(item.picture[..., ::-1])).txts or ()
         seconds = [seconds[0] + middle - start, seconds[1] + time.process_time() - middle]
-        read = sets.recall(words, " ".join(line["text"] for line in ours)), sets.recall(words, " ".join(plain))
+        read = (
+            sets.recall(words, " ".join(line["text"] for line in ours)),
+            sets.recall(words, " ".join(plain)),
+        )
         counts.append([*read, len(words)])
         kinds.append(item.kind)
     table_of = np.array(counts, float)
     for kind in dict.fromkeys(kinds):
         part = table_of[[k == kind for k in kinds]]
-        note = f"{len(part)} pictures, {part[:, 2].sum():.0f} words; rapidocr {part[:, 1].sum() / part[:, 2].sum():.3f}"
+        note = (
+            f"{len(part)} pictures, {part[:, 2].sum():.0f} words; rapidocr "
+            f"{part[:, 1].sum() / part[:, 2].sum():.3f}"
+        )
         report.row(f"reading: {kind}", float(part[:, 0].sum() / part[:, 2].sum()), "", note)
     draws = np.random.default_rng(0).integers(0, len(counts), (2000, len(counts)))
     sums = table_of[draws].sum(1)
-    shares = np.stack([sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2], (sums[:, 0] - sums[:, 1]) / sums[:, 2]])
+    shares = np.stack(
+        [sums[:, 0] / sums[:, 2], sums[:, 1] / sums[:, 2], (sums[:, 0] - sums[:, 1]) / sums[:, 2]]
+    )
     total = table_of.sum(0)
     means = total[0] / total[2], total[1] / total[2], (total[0] - total[1]) / total[2]
     for name, mean, sample, goal in zip(
         ("read_text", "rapidocr alone", "difference"), means, shares, (">= .88", "", ">= 0"), strict=True
     ):
         low, high = np.quantile(sample, [0.025, 0.975])
-        report.row(f"reading: all, {name}", f"{mean:.3f} [{low:.3f}, {high:.3f}]", goal, f"{len(counts)} pictures")
-    report.row("reading: CPU time / rapidocr alone", seconds[0] / seconds[1], "<= 1.2", f"{seconds[0] / len(counts):.2f} s each")
+        report.row(
+            f"reading: all, {name}", f"{mean:.3f} [{low:.3f}, {high:.3f}]", goal, f"{len(counts)} pictures"
+        )
+    report.row(
+        "reading: CPU time / rapidocr alone",
+        seconds[0] / seconds[1],
+        "<= 1.2",
+        f"{seconds[0] / len(counts):.2f} s each",
+    )
 
 
 def run(report: Report, photos: Path | None, bsds: Path | None, thin: int) -> None:

@@ -52,10 +52,15 @@ async def _measure(report: Report, config: Config, photo: str, count: int) -> No
         pixels = np.asarray(Image.open(photo))
         picture_bytes = _stored_bytes() - initial_bytes
         rng = np.random.default_rng(0)
-        boxes = [(x, y, x + 0.1 + w, y + 0.1 + h) for x, y, w, h in rng.uniform(0, 0.4, (count + CONCURRENT, 4)).tolist()]
+        boxes = [
+            (x, y, x + 0.1 + w, y + 0.1 + h)
+            for x, y, w, h in rng.uniform(0, 0.4, (count + CONCURRENT, 4)).tolist()
+        ]
         actions = [Action(op="zoom_in", arguments={"box": box}) for box in boxes]
         crop = config.dialogue.crop
-        scene = Scene({"img0": pixels}, images, budget=PixelBudget(crop.min_pixels, crop.max_pixels), multiple=32)
+        scene = Scene(
+            {"img0": pixels}, images, budget=PixelBudget(crop.min_pixels, crop.max_pixels), multiple=32
+        )
         for action in actions[:20]:
             await pool.execute(action, images, {}, media)
         # Alternate, so that other load on the machine slows both.
@@ -70,8 +75,13 @@ async def _measure(report: Report, config: Config, photo: str, count: int) -> No
             assert observation.status == "ok"
         for share in (0.5, 0.9):
             added = percentile([a - b for a, b in zip(pooled, direct, strict=True)], share)
-            note = f"wall clock, 1080p; direct {percentile(direct, share):.2f} ms, pool {percentile(pooled, share):.2f} ms"
-            report.row(f"pool: added to a zoom, p{100 * share:.0f}, ms", added, "<= 3" if share == 0.5 else "", note)
+            note = (
+                f"wall clock, 1080p; direct {percentile(direct, share):.2f} ms, pool "
+                f"{percentile(pooled, share):.2f} ms"
+            )
+            report.row(
+                f"pool: added to a zoom, p{100 * share:.0f}, ms", added, "<= 3" if share == 0.5 else "", note
+            )
         note = f"then {_stored_bytes() - initial_bytes - picture_bytes} bytes of {count} calls"
         report.row("pool: bytes stored of a picture / its pixels", picture_bytes / pixels.nbytes, "1", note)
         concurrent = actions[count : count + CONCURRENT]
@@ -83,7 +93,9 @@ async def _measure(report: Report, config: Config, photo: str, count: int) -> No
         await asyncio.gather(*(pool.execute(action, images, {}, media) for action in concurrent))
         concurrent_s = time.perf_counter() - start
         note = f"{1e3 * sequential_s:.0f} ms one by one, {1e3 * concurrent_s:.0f} ms at once"
-        report.row(f"pool: {CONCURRENT} quick calls at once / one by one", concurrent_s / sequential_s, "< 1", note)
+        report.row(
+            f"pool: {CONCURRENT} quick calls at once / one by one", concurrent_s / sequential_s, "< 1", note
+        )
         await _restart(report, pool, actions[0], images, media)
     finally:
         pool.close()

@@ -1,11 +1,14 @@
 """Objects with published masks, from folders that the user gives, and which of them may be used for building.
 
-The split was fixed before the packaged segmenter was built. HELD OUT, never used to train or to choose anything: the pictures of
-BSDS500's ``test`` folder, and every second picture (odd positions in the order of names) of COCO128. For building: BSDS500's
-``train`` and ``val`` folders (to choose among designs and to calibrate the score, not to train) and the other half of COCO128.
+The split was fixed before the packaged segmenter was built. HELD OUT, never used to train or to choose
+anything: the pictures of BSDS500's ``test`` folder, and every second picture (odd positions in the order of
+names) of COCO128. For building: BSDS500's ``train`` and ``val`` folders (to choose among designs and to
+calibrate the score, not to train) and the other half of COCO128.
 
-- BSDS500 (Arbelaez et al. 2011; non-commercial research): a folder with ``images/SPLIT/*.jpg`` and ``groundTruth/SPLIT/*.mat``.
-- COCO128 (the first 128 pictures of COCO train2017; annotations CC BY 4.0): a folder with ``images/train2017/*.jpg`` and
+- BSDS500 (Arbelaez et al. 2011; non-commercial research): a folder with ``images/SPLIT/*.jpg`` and
+  ``groundTruth/SPLIT/*.mat``.
+- COCO128 (the first 128 pictures of COCO train2017; annotations CC BY 4.0): a folder with
+  ``images/train2017/*.jpg`` and
   ``labels/train2017/*.txt``, each line a class and a polygon in 0..1.
 """
 
@@ -25,11 +28,15 @@ from pixelis.operations.image import load_image
 AREA = 0.01, 0.6
 """Least and largest share of the picture that an object covers."""
 AGREEMENT, ON_BORDER = 0.8, 0.1
-"""BSDS: least IoU with a segment of another annotator, and the largest share of the outline on the picture's border."""
+"""BSDS: least IoU with a segment of another annotator, and the largest share of the outline on the picture's
+border.
+"""
 
 
 def bsds(folder: Path, split: str, limit: int) -> list[Outlined]:
-    """Return at most one object of each picture: the largest segment on which two annotators agree and that is no background."""
+    """Return at most one object of each picture: the largest segment on which two annotators agree and that
+    is no background.
+    """
     objects: list[Outlined] = []
     for path in sorted((folder / "images" / split).glob("*.jpg")):
         if len(objects) == limit:

@@ -1,4 +1,6 @@
-"""Accuracy of the operations on real pictures, on rendered pictures with exact truth, and on clips with a known motion."""
+"""Accuracy of the operations on real pictures, on rendered pictures with exact truth, and on clips with a
+known motion.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from pixelis.operations.video import open_clip
 from pixelis.records import Action, ImageView, Observation
 
 
-def call(op: str, media: Any, target: str = "img0", settings: ToolboxConfig | None = None, **arguments: Any) -> Observation:
+def call(
+    op: str, media: Any, target: str = "img0", settings: ToolboxConfig | None = None, **arguments: Any
+) -> Observation:
     """Execute one operation on a picture (uint8 [H, W, 3]) or a clip."""
     views = []
     if isinstance(media, np.ndarray):
@@ -41,14 +45,18 @@ def call(op: str, media: Any, target: str = "img0", settings: ToolboxConfig | No
 def normalized(edges: tuple[float, float, float, float], picture: np.ndarray) -> list[float]:
     """Convert pixel edges to 0..1 of the picture, clipped to it."""
     height, width = picture.shape[:2]
-    return [min(1.0, max(0.0, v)) for v in (edges[0] / width, edges[1] / height, edges[2] / width, edges[3] / height)]
+    return [
+        min(1.0, max(0.0, v))
+        for v in (edges[0] / width, edges[1] / height, edges[2] / width, edges[3] / height)
+    ]
 
 
 def _share(good: float, count: int) -> str:
     return f"{good / max(1, count):.3f} ({good:.0f} of {count})"
 
 
-# --- read_text ------------------------------------------------------------------------------------------------------------------
+# --- read_text
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def text(report: Report, photos: Path | None, thin: int) -> None:
@@ -57,7 +65,12 @@ def text(report: Report, photos: Path | None, thin: int) -> None:
     _rendered_text(report, thin)
     textures = list(sets.textures(max(1, 15 // thin), seed=1))
     misread = [text for picture in textures if (text := _read(picture))]
-    report.row("read_text: textures that read as letters", _share(len(misread), len(textures)), "few", " ".join(misread)[:60])
+    report.row(
+        "read_text: textures that read as letters",
+        _share(len(misread), len(textures)),
+        "few",
+        " ".join(misread)[:60],
+    )
 
 
 def _read(picture: np.ndarray, box: list[float] | None = None) -> str:
@@ -85,7 +98,9 @@ def _real_text(report: Report, photos: Path | None, thin: int) -> None:
             if not key:
                 continue
             height, width = picture.shape[:2]
-            crop = picture[round(box[1] * height) : round(box[3] * height), round(box[0] * width) : round(box[2] * width)]
+            crop = picture[
+                round(box[1] * height) : round(box[3] * height), round(box[0] * width) : round(box[2] * width)
+            ]
             if min(crop.shape[:2]) < 4:
                 continue
             counts["crops"] += 1
@@ -93,7 +108,12 @@ def _real_text(report: Report, photos: Path | None, thin: int) -> None:
             counts["in_box"] += key in sets.plain(_read(picture, box))
     note = f"{counts['pictures']} pictures" + ("" if photos else "; more with --photos")
     report.row("read_text: real pictures, whole", _share(counts["read"], counts["words"]), ">= 0.9", note)
-    report.row("read_text: real words, cropped", _share(counts["in_crop"], counts["crops"]), ">= 0.9", "words read above")
+    report.row(
+        "read_text: real words, cropped",
+        _share(counts["in_crop"], counts["crops"]),
+        ">= 0.9",
+        "words read above",
+    )
     report.row("read_text: real words, tight box", _share(counts["in_box"], counts["crops"]), ">= 0.9")
 
 
@@ -111,20 +131,28 @@ def _rendered_text(report: Report, thin: int) -> None:
             counts["crops"] += 1
             crop = picture[max(0, y0 - 1) : y1 + 1, max(0, x0 - 1) : x1 + 1]
             counts["in_crop"] += sets.plain(word) in sets.plain(_read(crop))
-            counts["in_box"] += sets.plain(word) == sets.plain(_read(picture, normalized((x0, y0, x1, y1), picture)))
+            counts["in_box"] += sets.plain(word) == sets.plain(
+                _read(picture, normalized((x0, y0, x1, y1), picture))
+            )
     note = f"{len(seconds)} photos, {np.mean(seconds):.2f} s of CPU each"
     report.row("read_text: words over photos, whole", _share(counts["read"], counts["words"]), ">= 0.9", note)
     report.row("read_text: words over photos, cropped", _share(counts["in_crop"], counts["crops"]), ">= 0.9")
     report.row(
-        "read_text: words over photos, tight box", _share(counts["in_box"], counts["crops"]), ">= 0.9", "nothing else read"
+        "read_text: words over photos, tight box",
+        _share(counts["in_box"], counts["crops"]),
+        ">= 0.9",
+        "nothing else read",
     )
 
 
-# --- track_object ---------------------------------------------------------------------------------------------------------------
+# --- track_object
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def track(report: Report, thin: int) -> None:
-    """Report the mean IoU with the true box over all later frames that show the object; a missing box counts as 0."""
+    """Report the mean IoU with the true box over all later frames that show the object; a missing box counts
+    as 0.
+    """
     import clips
 
     means = []
@@ -139,20 +167,28 @@ def track(report: Report, thin: int) -> None:
         seconds = time.process_time() - start
         entry = observation.data["tracks"][0]
         size = np.array([clip.width, clip.height] * 2)
-        boxes = {number: np.array(b) * size for number, b in zip(entry["frames"], entry["boxes"], strict=True)}
+        boxes = {
+            number: np.array(b) * size for number, b in zip(entry["frames"], entry["boxes"], strict=True)
+        }
         visible = [(number, b) for number, b in enumerate(truth) if b is not None and number]
         overlaps = [clips.overlap(boxes[number], b) if number in boxes else 0.0 for number, b in visible]
         means.append(float(np.mean(overlaps)))
-        note = f"{entry['status']}, {1e3 * seconds / len(entry['frames']):.0f} ms of CPU a frame, {clip.width}x{clip.height}"
+        note = (
+            f"{entry['status']}, {1e3 * seconds / len(entry['frames']):.0f} ms of CPU a frame, "
+            f"{clip.width}x{clip.height}"
+        )
         report.row(f"track_object: {name}, mean IoU", means[-1], ">= 0.65", note)
     report.row("track_object: mean over clips", float(np.mean(means)), ">= 0.65")
 
 
-# --- segment_object_at ----------------------------------------------------------------------------------------------------------
+# --- segment_object_at
+# ----------------------------------------------------------------------------------------------------------
 
 
 def segment(report: Report, args: argparse.Namespace, thin: int) -> None:
-    """Report the mean IoU of each method by point and by box, with bootstrap intervals; on published masks also its score."""
+    """Report the mean IoU of each method by point and by box, with bootstrap intervals; on published masks
+    also its score.
+    """
     bsds, coco, photos = args.bsds, args.coco, args.photos
     groups = {
         "hand outlines, in-sample": sets.outlined(sets.IN_SAMPLE, photos)[::thin],
@@ -170,7 +206,8 @@ def segment(report: Report, args: argparse.Namespace, thin: int) -> None:
         if objects:
             _plain_segments(report, group, objects)
     for method in filter(None, ("mobilenet", "grabcut", args.sam)):
-        settings, name = ToolboxConfig(segmenter=method), method if method in ("mobilenet", "grabcut") else "sam"
+        settings = ToolboxConfig(segmenter=method)
+        name = method if method in ("mobilenet", "grabcut") else "sam"
         for group, objects in groups.items():
             for prompt in ("point", "box"):
                 start = time.process_time()
@@ -197,7 +234,9 @@ def _plain_segments(report: Report, group: str, objects: list[sets.Outlined]) ->
     report.row(f"segment felzenszwalb by point: {group}, mIoU", _interval(overlaps), "", note)
 
 
-def _calibration(report: Report, name: str, objects: list[sets.Outlined], settings: ToolboxConfig, chart: Path | None) -> None:
+def _calibration(
+    report: Report, name: str, objects: list[sets.Outlined], settings: ToolboxConfig, chart: Path | None
+) -> None:
     """Report how well the score of a point's mask predicts its IoU, and draw both into ``chart``."""
     pairs = []
     for item in objects:
@@ -213,19 +252,28 @@ def _calibration(report: Report, name: str, objects: list[sets.Outlined], settin
     sample = [np.corrcoef(scores[draw], overlaps[draw])[0, 1] for draw in draws]
     low, high = np.nanquantile(sample, [0.025, 0.975])
     correlation = f"{np.corrcoef(scores, overlaps)[0, 1]:.3f} [{low:.3f}, {high:.3f}]"
-    report.row(f"segment {name}: correlation of score and IoU", correlation, ">= 0.6", f"{len(pairs)} objects")
+    report.row(
+        f"segment {name}: correlation of score and IoU", correlation, ">= 0.6", f"{len(pairs)} objects"
+    )
     edges = [0.0, 0.4, 0.5, 0.6, 0.7, 1.0]
     bins = [(low, high, (scores >= low) & (scores < high)) for low, high in itertools.pairwise(edges)]
-    table = "; ".join(f"{low:.1f}-{high:.1f}: {overlaps[b].mean():.2f} ({b.sum()})" for low, high, b in bins if b.any())
+    table = "; ".join(
+        f"{low:.1f}-{high:.1f}: {overlaps[b].mean():.2f} ({b.sum()})" for low, high, b in bins if b.any()
+    )
     report.row(
-        f"segment {name}: mean error of the score", float(np.abs(scores - overlaps).mean()), "", f"mean IoU by score {table}"
+        f"segment {name}: mean error of the score",
+        float(np.abs(scores - overlaps).mean()),
+        "",
+        f"mean IoU by score {table}",
     )
     if chart is not None:
         _draw_calibration(chart, scores, overlaps, correlation)
 
 
 def _draw_calibration(chart: Path, scores: np.ndarray, overlaps: np.ndarray, correlation: str) -> None:
-    """Write the picture of scores and IoUs: each mask, and the mean of each fifth of the scores with its interval."""
+    """Write the picture of scores and IoUs: each mask, and the mean of each fifth of the scores with its
+    interval.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 5.4), dpi=110, layout="constrained")
@@ -239,7 +287,13 @@ def _draw_calibration(chart: Path, scores: np.ndarray, overlaps: np.ndarray, cor
         at, mean = scores[part].mean(), overlaps[part].mean()
         label = None if number else "a fifth of the masks, mean and 95 % interval"
         axes.errorbar(at, mean, [[mean - low], [high - mean]], fmt="o", color="C1", capsize=3, label=label)
-    axes.set(xlabel="score", ylabel="IoU with the published mask", xlim=(0, 1), ylim=(0, 1), title=f"correlation {correlation}")
+    axes.set(
+        xlabel="score",
+        ylabel="IoU with the published mask",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        title=f"correlation {correlation}",
+    )
     figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     figure.savefig(chart)
 
@@ -272,12 +326,16 @@ def _iou(item: sets.Outlined, prompt: str, settings: ToolboxConfig) -> float:
     return float((mask & item.mask).sum() / (mask | item.mask).sum())
 
 
-# --- get_properties -------------------------------------------------------------------------------------------------------------
+# --- get_properties
+# -------------------------------------------------------------------------------------------------------------
 
 
 def properties(report: Report) -> None:
-    """Report the largest relative error against closed forms for discs, ellipses and rectangles of several sizes and angles."""
-    # The error of small shapes is mostly due to rasterisation: 35 x 50 at 45 degrees differs by 1 % once it is drawn.
+    """Report the largest relative error against closed forms for discs, ellipses and rectangles of several
+    sizes and angles.
+    """
+    # The error of small shapes is mostly due to rasterisation: 35 x 50 at 45 degrees differs by 1 % once it
+    # is drawn.
     for name, sizes in (
         ("", ((40, 40), (120, 120), (240, 240), (200, 80), (100, 40), (150, 90))),
         ("small: ", ((12, 12), (40, 25), (30, 15))),
@@ -299,7 +357,9 @@ def _errors(report: Report, group: str, sizes: tuple[tuple[int, int], ...]) -> N
             worst[name] = max(worst.get(name, 0.0), error)
     for name, error in worst.items():
         goal = "" if group else "<= 1 %"
-        report.row(f"get_properties: {group}{name}, largest error", f"{100 * error:.2f} %", goal, f"{count} shapes")
+        report.row(
+            f"get_properties: {group}{name}, largest error", f"{100 * error:.2f} %", goal, f"{count} shapes"
+        )
 
 
 def _shapes(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[np.ndarray, dict[str, float]]]:
@@ -320,7 +380,10 @@ def _shapes(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[np.ndarray, di
                 "solidity": 1.0,
                 "rotated_aspect_ratio": a / b,
             }
-            yield (u / a) ** 2 + (v / b) ** 2 <= 1, truth | ({"eccentricity": math.sqrt(1 - (b / a) ** 2)} if a > b else {})
+            yield (
+                (u / a) ** 2 + (v / b) ** 2 <= 1,
+                truth | ({"eccentricity": math.sqrt(1 - (b / a) ** 2)} if a > b else {}),
+            )
             if 2 * max(a, b) > 300:
                 continue
             long, wide = 2 * a, 2 * b
@@ -338,11 +401,14 @@ def _shapes(sizes: tuple[tuple[int, int], ...]) -> Iterator[tuple[np.ndarray, di
             )
 
 
-# --- select_frames --------------------------------------------------------------------------------------------------------------
+# --- select_frames
+# --------------------------------------------------------------------------------------------------------------
 
 
 def frames(report: Report, thin: int) -> None:
-    """Report frames read in shuffled order against one sequential decode, and decord's frames in both orders."""
+    """Report frames read in shuffled order against one sequential decode, and decord's frames in both
+    orders.
+    """
     import clips
 
     from pixelis.operations import video
@@ -358,7 +424,9 @@ def frames(report: Report, thin: int) -> None:
         clip = open_clip(data, ToolboxConfig())
         order = [int(i) for i in np.random.default_rng(0).permutation(len(expected))]
         video._FRAMES.__init__()  # type: ignore[misc]  # clears the cache of frames
-        exact += len(clip.times) == len(expected) and all(np.array_equal(clip.frame(i), expected[i]) for i in order)
+        exact += len(clip.times) == len(expected) and all(
+            np.array_equal(clip.frame(i), expected[i]) for i in order
+        )
         frame_count += len(expected)
         for wrong, count in zip((sequential, shuffled), _decord_errors(data, expected, order), strict=True):
             if count:
@@ -368,13 +436,17 @@ def frames(report: Report, thin: int) -> None:
     note = "unequal frames: " + "; ".join(f"{name} {count}" for name, count in sequential.items())
     equal = len(names) - len(sequential)
     report.row("select_frames: bit-equal to decord's sequential read", _share(equal, len(names)), "", note)
-    note = "the reason to decode with PyAV only: " + "; ".join(f"{name} {count}" for name, count in shuffled.items())
+    note = "the reason to decode with PyAV only: " + "; ".join(
+        f"{name} {count}" for name, count in shuffled.items()
+    )
     total = f"{sum(shuffled.values())} in {len(shuffled)} of {len(names)}"
     report.row("decord: wrong frames on random access", total, "", note)
 
 
 def _decord_errors(data: bytes, expected: list[np.ndarray], order: list[int]) -> tuple[int, int]:
-    """Count the frames that decord reads wrongly in sequence and in ``order``; all frames if it cannot open the clip."""
+    """Count the frames that decord reads wrongly in sequence and in ``order``; all frames if it cannot open
+    the clip.
+    """
     try:
         import decord
     except ImportError:
@@ -411,7 +483,9 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def run(report: Report, args: argparse.Namespace, thin: int) -> None:
-    """Measure all operations on every ``thin``-th item of each set; ``args``: the options of `benchmarks.operations`."""
+    """Measure all operations on every ``thin``-th item of each set; ``args``: the options of
+    `benchmarks.operations`.
+    """
     cv2.setNumThreads(1)
     text(report, args.photos, thin)
     track(report, thin)

@@ -33,7 +33,9 @@ def run(report: Report, turns: int) -> None:
     frames(report, turns)
 
 
-def _row(report: Report, name: str, ours: Callable[[], object], bare: Callable[[], object], turns: int, note: str) -> None:
+def _row(
+    report: Report, name: str, ours: Callable[[], object], bare: Callable[[], object], turns: int, note: str
+) -> None:
     ratio = compare(ours, bare, turns, clock=time.process_time)
     report.row(f"speed: {name}, ours / bare", ratio, "near 1", note)
 
@@ -57,11 +59,15 @@ def zoom(report: Report, turns: int) -> None:
         for _ in range(20):
             np.asarray(image.crop((480, 270, 1440, 810)).resize(VIEW, Image.Resampling.BICUBIC))
 
-    _row(report, "zoom_in 20 x 960x540 to 640x360", ours, bare, turns, "bare: PIL crop, bicubic resize, array")
+    _row(
+        report, "zoom_in 20 x 960x540 to 640x360", ours, bare, turns, "bare: PIL crop, bicubic resize, array"
+    )
 
 
 def read(report: Report, turns: int) -> None:
-    """Report `read_text` on a page, a photo with words and one cropped word against rapidocr's own pipeline."""
+    """Report `read_text` on a page, a photo with words and one cropped word against rapidocr's own
+    pipeline.
+    """
     import rapidocr
 
     threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
@@ -78,7 +84,14 @@ def read(report: Report, turns: int) -> None:
         bare_lines = engine(bgr).txts or ()
         lines = call("read_text", picture).data["lines"]
         note = f"{len(lines)} lines, bare {len(bare_lines)}; {picture.shape[1]}x{picture.shape[0]}"
-        _row(report, f"read_text {name}", lambda p=picture: call("read_text", p), lambda b=bgr: engine(b), turns, note)
+        _row(
+            report,
+            f"read_text {name}",
+            lambda p=picture: call("read_text", p),
+            lambda b=bgr: engine(b),
+            turns,
+            note,
+        )
 
 
 def track(report: Report, turns: int) -> None:
@@ -103,7 +116,14 @@ def track(report: Report, turns: int) -> None:
                 else:
                     tracker.init(pixels, (first[0], first[1], first[2] - first[0], first[3] - first[1]))
 
-    _row(report, "track_object 40 frames", ours, bare, turns, f"{clip.width}x{clip.height}; bare: PyAV decode + CSRT updates")
+    _row(
+        report,
+        "track_object 40 frames",
+        ours,
+        bare,
+        turns,
+        f"{clip.width}x{clip.height}; bare: PyAV decode + CSRT updates",
+    )
 
 
 def properties(report: Report, turns: int) -> None:
@@ -112,7 +132,16 @@ def properties(report: Report, turns: int) -> None:
 
     outlined = sets.outlined(sets.IN_SAMPLE, None)[4]
     mask = masks.encode(outlined.mask)
-    names = ("area", "perimeter", "solidity", "eccentricity", "orientation", "centroid", "bbox", "equivalent_diameter_area")
+    names = (
+        "area",
+        "perimeter",
+        "solidity",
+        "eccentricity",
+        "orientation",
+        "centroid",
+        "bbox",
+        "equivalent_diameter_area",
+    )
 
     def ours() -> None:
         call("get_properties", outlined.picture, mask=mask, groups=["shape", "size", "position"])
@@ -122,11 +151,15 @@ def properties(report: Report, turns: int) -> None:
         for name in names:
             getattr(region, name)
 
-    _row(report, "get_properties shape, size, position", ours, bare, turns, "bare: skimage label + regionprops")
+    _row(
+        report, "get_properties shape, size, position", ours, bare, turns, "bare: skimage label + regionprops"
+    )
 
 
 def frames(report: Report, turns: int) -> None:
-    """Report `select_frames` for eight frames of an open 720p clip against PyAV decoding up to the last, and opening a clip."""
+    """Report `select_frames` for eight frames of an open 720p clip against PyAV decoding up to the last, and
+    opening a clip.
+    """
     import clips
 
     data = clips.BUNNY.read_bytes()
@@ -143,7 +176,14 @@ def frames(report: Report, turns: int) -> None:
                 if number in numbers:
                     frame.to_ndarray(format="rgb24")
 
-    _row(report, f"select_frames 8 of {len(clip.times)} frames 720p", ours, bare, turns, "bare: PyAV decodes all, converts 8")
+    _row(
+        report,
+        f"select_frames 8 of {len(clip.times)} frames 720p",
+        ours,
+        bare,
+        turns,
+        "bare: PyAV decodes all, converts 8",
+    )
 
     def open_data() -> None:
         open_clip(data, ToolboxConfig())
@@ -152,4 +192,11 @@ def frames(report: Report, turns: int) -> None:
         with av.open(io.BytesIO(data)) as container:
             sum(1 for _ in container.demux(video=0))
 
-    _row(report, "opening a clip", open_data, demux, turns, f"{len(data) / 1e6:.1f} MB; bare: PyAV demux without decoding")
+    _row(
+        report,
+        "opening a clip",
+        open_data,
+        demux,
+        turns,
+        f"{len(data) / 1e6:.1f} MB; bare: PyAV demux without decoding",
+    )

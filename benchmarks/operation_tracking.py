@@ -1,4 +1,6 @@
-"""Accuracy of `track_object` against OpenCV's CSRT alone, on objects with a known motion over real footage."""
+"""Accuracy of `track_object` against OpenCV's CSRT alone, on objects with a known motion over real
+footage.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Tracks = list[dict[int, Edges]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """A clip (its bytes), the true edges of its objects, and whether they are tracked from its last frame to its first."""
+    """A clip (its bytes), the true edges of its objects, and whether they are tracked from its last frame to
+    its first.
+    """
 
     data: bytes
     truth: Tracks
@@ -32,15 +36,21 @@ class Scenario:
 
 
 def run(report: Report, thin: int) -> None:
-    """Report HOTA, IDF1 and MOTA of `track_object` and of CSRT alone in each group, and the ratio of their CPU times."""
+    """Report HOTA, IDF1 and MOTA of `track_object` and of CSRT alone in each group, and the ratio of their
+    CPU times.
+    """
     cv2.setNumThreads(1)
     count = max(24, 110 // thin)
     names = list(sets.MOTIONS)[::thin]
     groups: dict[str, Callable[[], list[Scenario]]] = {
         "always visible": lambda: [_ordinary(name, count, False) for name in names],
         "backward": lambda: [_ordinary(name, count, True) for name in names],
-        "hidden behind a wall": lambda: [_wall(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
-        "leaves and returns": lambda: [_returns(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
+        "hidden behind a wall": lambda: [
+            _wall(name, count) for name in ("cat", "face", "cup", "flower")[::thin]
+        ],
+        "leaves and returns": lambda: [
+            _returns(name, count) for name in ("cat", "face", "cup", "flower")[::thin]
+        ],
         "vanishes": lambda: [_vanishes(name, count) for name in ("cat", "face", "cup", "flower")[::thin]],
         "three objects that cross": lambda: [_crossing(clip, count) for clip in ("BIKES", "BUNNY")[::thin]],
     }
@@ -57,7 +67,12 @@ def run(report: Report, thin: int) -> None:
                 seconds[position] += time.process_time() - start
                 first = len(clip.times) - 1 if scenario.backward else 0
                 # The given box counts for neither.
-                scores.add(*([{n: b for n, b in t.items() if n != first} for t in tracks] for tracks in (scenario.truth, result)))
+                scores.add(
+                    *(
+                        [{n: b for n, b in t.items() if n != first} for t in tracks]
+                        for tracks in (scenario.truth, result)
+                    )
+                )
         note = f"{len(scenarios)} clips, CPU time {seconds[0] / seconds[1]:.2f} of CSRT alone"
         report.row(f"track_object: {group}", str(ours), "", note)
         report.row(f"CSRT alone: {group}", str(bare))
@@ -76,11 +91,15 @@ def _ours(clip: Clip, scenario: Scenario) -> Tracks:
     settings = ToolboxConfig(max_track_frames=len(boxes) * len(clip.times))
     observation = call("track_object", clip, "vid0", settings, boxes=boxes, start=first, end=last)
     assert observation.status == "ok", observation.text
-    return [dict(zip(t["frames"], np.array(t["boxes"]) * size, strict=True)) for t in observation.data["tracks"]]
+    return [
+        dict(zip(t["frames"], np.array(t["boxes"]) * size, strict=True)) for t in observation.data["tracks"]
+    ]
 
 
 def _csrt(clip: Clip, scenario: Scenario) -> Tracks:
-    """A tracker for each object on the full frames; a frame has no box where the tracker itself reports a failure."""
+    """A tracker for each object on the full frames; a frame has no box where the tracker itself reports a
+    failure.
+    """
     first, last, edges = _start(clip, scenario)
     numbers = list(range(first, last + 1)) if first <= last else list(range(first, last - 1, -1))
     chunks = [numbers[i : i + 32] for i in range(0, len(numbers), 32)]
@@ -92,7 +111,11 @@ def _csrt(clip: Clip, scenario: Scenario) -> Tracks:
             picture = cv2.cvtColor(frames[number], cv2.COLOR_RGB2BGR)
             if not trackers:
                 for x0, y0, x1, y1 in edges:
-                    trackers.append(cv2.TrackerCSRT_create() if hasattr(cv2, "TrackerCSRT_create") else cv2.TrackerCSRT.create())
+                    trackers.append(
+                        cv2.TrackerCSRT_create()
+                        if hasattr(cv2, "TrackerCSRT_create")
+                        else cv2.TrackerCSRT.create()
+                    )
                     trackers[-1].init(picture, (round(x0), round(y0), round(x1 - x0), round(y1 - y0)))
                 continue
             for tracker, track in zip(trackers, result, strict=True):
@@ -102,7 +125,8 @@ def _csrt(clip: Clip, scenario: Scenario) -> Tracks:
     return result
 
 
-# --- clips ----------------------------------------------------------------------------------------------------------------------
+# --- clips
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def _visible(truth: Sequence[Edges | None]) -> dict[int, Edges]:
@@ -121,7 +145,12 @@ def _ordinary(name: str, count: int, backward: bool) -> Scenario:
 
 
 def _pasted(
-    clip: str, size: tuple[int, int], count: int, name: str, path: Callable[[float], tuple[float, float]], height: float
+    clip: str,
+    size: tuple[int, int],
+    count: int,
+    name: str,
+    path: Callable[[float], tuple[float, float]],
+    height: float,
 ) -> tuple[Sequence[np.ndarray], list[np.ndarray], list[Edges | None]]:
     """The footage, its frames with the photo, and the photo's edges."""
     import clips
@@ -133,7 +162,9 @@ def _pasted(
 
 def _wall(name: str, count: int) -> Scenario:
     """The object passes behind a brick wall. It counts as visible while more than half of it is."""
-    _, frames, truth = _pasted("BIKES", (640, 272), count, name, lambda t: (0.1 + 0.8 * t, 0.5 + 0.1 * sin(6 * t)), 70)
+    _, frames, truth = _pasted(
+        "BIKES", (640, 272), count, name, lambda t: (0.1 + 0.8 * t, 0.5 + 0.1 * sin(6 * t)), 70
+    )
     wall = cv2.resize(sets.photo("brick"), (640, 272))
     left, right = 256, 384
     for frame in frames:
@@ -143,7 +174,9 @@ def _wall(name: str, count: int) -> Scenario:
 
 
 def _returns(name: str, count: int) -> Scenario:
-    _, frames, truth = _pasted("BUNNY", (640, 360), count, name, lambda t: (0.5 + 0.8 * sin(pi * t), 0.5 + 0.2 * t), 80)
+    _, frames, truth = _pasted(
+        "BUNNY", (640, 360), count, name, lambda t: (0.5 + 0.8 * sin(pi * t), 0.5 + 0.2 * t), 80
+    )
     return Scenario(_encoded(frames), [_visible(truth)])
 
 
@@ -154,7 +187,9 @@ def _vanishes(name: str, count: int) -> Scenario:
 
 
 def _crossing(clip: str, count: int) -> Scenario:
-    """Three objects; a later one passes before an earlier one, which is visible while less than half of its box is covered."""
+    """Three objects; a later one passes before an earlier one, which is visible while less than half of its
+    box is covered.
+    """
     import clips
 
     size = (640, 272) if clip == "BIKES" else (640, 360)

@@ -2,11 +2,11 @@
 
     python -m benchmarks.packing [--clock cpu]
 
-`nano`: multi-turn trajectories with pictures, played from demonstrations of the embedded data, half of which zoom in. `zipf`: a
-synthetic mix of texts with P(length) ~ 1/length up to a whole row. Packing computes linear layers on real tokens only; in
-attention, samples of similar length share a bucket, padded to the longest of the bucket. The baseline is transformers' attention
-on micro-batches in order of arrival, padded right to the longest of each. It uses the same view features, so only the padding
-differs.
+`nano`: multi-turn trajectories with pictures, played from demonstrations of the embedded data, half of which
+zoom in. `zipf`: a synthetic mix of texts with P(length) ~ 1/length up to a whole row. Packing computes linear
+layers on real tokens only; in attention, samples of similar length share a bucket, padded to the longest of
+the bucket. The baseline is transformers' attention on micro-batches in order of arrival, padded right to the
+longest of each. It uses the same view features, so only the padding differs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def nano_traces(settings: config.Config, count: int) -> list[TrainSample]:
     player = Player(settings, str(resolve("nano")))
     rows = read_demonstrations("cards:?split=train", count, seed=0, direct_share=0.5)
     return [
-        from_trajectory(trajectory.model_copy(update={"advantage": 1.0}), views) for trajectory, views in map(player.play, rows)
+        from_trajectory(trajectory.model_copy(update={"advantage": 1.0}), views)
+        for trajectory, views in map(player.play, rows)
     ]
 
 
@@ -73,7 +74,9 @@ class Learner:
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def packed(self, batches: Sequence[PackedBatch]) -> float:
-        """Run forward and backward on packed rows; return the negative log-likelihood of all policy tokens."""
+        """Run forward and backward on packed rows; return the negative log-likelihood of all policy
+        tokens.
+        """
         use_packed_attention(self.model)
         total = 0.0
         for batch in batches:
@@ -83,7 +86,9 @@ class Learner:
         return total
 
     def padded(self, batches: Sequence[tuple[PackedBatch, torch.Tensor]]) -> float:
-        """Run the same with transformers' attention. batches: each with the lengths of its samples; padded here."""
+        """Run the same with transformers' attention. batches: each with the lengths of its samples; padded
+        here.
+        """
         self.text._attn_implementation = "sdpa"
         total = 0.0
         for batch, lengths in batches:
@@ -97,7 +102,9 @@ class Learner:
             features = self._view_features(batch)
             rows = features.rows(batch.image_rows) if features is not None else None
             image = self.spec.image_token
-            hidden = hidden_states(self.model, tokens, positions, rows, image, attention_mask=real.long(), use_cache=False)
+            hidden = hidden_states(
+                self.model, tokens, positions, rows, image, attention_mask=real.long(), use_cache=False
+            )
             predecessors = hidden[:, :-1][mask[:, 1:]]
             total += self._backward(project(self.model.lm_head, predecessors, tokens[mask], self.banned)[0])
         return total
@@ -120,21 +127,33 @@ class Learner:
         return float(loss.detach())
 
 
-def measure(report: Report, name: str, learner: Learner, samples: list[TrainSample], args: argparse.Namespace) -> None:
+def measure(
+    report: Report, name: str, learner: Learner, samples: list[TrainSample], args: argparse.Namespace
+) -> None:
     """Report all rows about one mix of lengths."""
     lengths = [len(s.tokens) for s in samples]
     real = sum(lengths)
     report.row(
-        f"{name}: lengths", f"{min(lengths)} .. {max(lengths)}, mean {real / len(lengths):.0f}", "", f"{len(samples)} samples"
+        f"{name}: lengths",
+        f"{min(lengths)} .. {max(lengths)}, mean {real / len(lengths):.0f}",
+        "",
+        f"{len(samples)} samples",
     )
     for rows, goal in ((1, ""), (ROWS, "<= 1.02")):
         capacity = rows * args.row_tokens
         bins, bound = len(pack(lengths, capacity)), math.ceil(real / capacity)
         report.row(f"{name}: bins of {capacity} / lower bound", bins / bound, goal, f"{bins} / {bound}")
     batches = [collate([samples[i] for i in members], learner.spec) for members in pack(lengths, capacity)]
-    report.row(f"{name}: real / computed tokens, packed", real / sum(len(b.tokens) for b in batches), ">= 0.95", "linear layers")
+    report.row(
+        f"{name}: real / computed tokens, packed",
+        real / sum(len(b.tokens) for b in batches),
+        ">= 0.95",
+        "linear layers",
+    )
     in_buckets = sum(bucket.numel() for batch in batches for bucket in batch.segments.buckets)
-    report.row(f"{name}: real / computed tokens in attention", real / in_buckets, "", "buckets of similar length")
+    report.row(
+        f"{name}: real / computed tokens in attention", real / in_buckets, "", "buckets of similar length"
+    )
     groups = [samples[i : i + PADDED_ROWS] for i in range(0, len(samples), PADDED_ROWS)]
     padded = [(collate(g, learner.spec), torch.tensor([len(s.tokens) for s in g])) for g in groups]
     share = real / sum(len(sizes) * int(sizes.max()) for _, sizes in padded)
@@ -143,17 +162,29 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
     losses, gradients = [], []
     single = [(collate([s], learner.spec), torch.tensor([len(s.tokens)])) for s in samples[: args.checked]]
     checked = samples[: len(single)]
-    packed = [collate([checked[i] for i in m], learner.spec) for m in pack([len(s.tokens) for s in checked], capacity)]
+    packed = [
+        collate([checked[i] for i in m], learner.spec)
+        for m in pack([len(s.tokens) for s in checked], capacity)
+    ]
     policy_tokens = sum(s.policy_tokens for s in checked)
     for run in (lambda: learner.packed(packed), lambda: learner.padded(single)):
         losses.append(run() / policy_tokens)
         gradients.append(learner.take_gradient())
     loss = abs(losses[0] - losses[1])
     gradient = float((gradients[0] - gradients[1]).abs().max() / gradients[1].abs().max())
-    report.row(f"{name}: |packed - unpadded| loss per token", f"{loss:.1e}", "<= 1e-5", "transformers, one sample at a time")
-    report.row(f"{name}: largest gradient difference", f"{gradient:.1e}", "<= 1e-5", "of the largest gradient")
+    report.row(
+        f"{name}: |packed - unpadded| loss per token",
+        f"{loss:.1e}",
+        "<= 1e-5",
+        "transformers, one sample at a time",
+    )
+    report.row(
+        f"{name}: largest gradient difference", f"{gradient:.1e}", "<= 1e-5", "of the largest gradient"
+    )
     if not (loss <= 1e-5 and gradient <= 1e-5):
-        raise AssertionError(f"{name}: packed and unpadded differ by {loss:.1e} in the loss, {gradient:.1e} in the gradient")
+        raise AssertionError(
+            f"{name}: packed and unpadded differ by {loss:.1e} in the loss, {gradient:.1e} in the gradient"
+        )
 
     def ours() -> None:
         learner.packed(batches)
@@ -164,7 +195,9 @@ def measure(report: Report, name: str, learner: Learner, samples: list[TrainSamp
         learner.take_gradient()
 
     ratio = compare(ours, baseline, args.repeats, clock=CLOCKS[args.clock])
-    report.row(f"{name}: forward and backward, packed / padded", ratio, "", f"padding alone would give {share:.3f}")
+    report.row(
+        f"{name}: forward and backward, packed / padded", ratio, "", f"padding alone would give {share:.3f}"
+    )
 
 
 def main() -> None:
@@ -173,9 +206,16 @@ def main() -> None:
     parser.add_argument("--traces", type=int, default=512, help="trajectories of the embedded data")
     parser.add_argument("--texts", type=int, default=128, help="texts of the synthetic mix")
     parser.add_argument("--row-tokens", type=int, default=1024)
-    parser.add_argument("--checked", type=int, default=64, help="samples whose loss and gradient are compared")
+    parser.add_argument(
+        "--checked", type=int, default=64, help="samples whose loss and gradient are compared"
+    )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: seconds of this process, for a busy machine")
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="cpu: seconds of this process, for a busy machine",
+    )
     args = parse_args(parser, traces=8, texts=6, row_tokens=256, checked=2, repeats=2)
     torch.set_num_threads(1)
     report = Report("Packing against right padding")

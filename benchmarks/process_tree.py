@@ -1,4 +1,6 @@
-"""Processes of a job under test: found by a mark in their environment, named by role, with their memory and open files."""
+"""Processes of a job under test: found by a mark in their environment, named by role, with their memory and
+open files.
+"""
 
 from __future__ import annotations
 
@@ -40,29 +42,47 @@ def marked(value: str) -> list[psutil.Process]:
 
 
 def role(process: psutil.Process) -> str:
-    """The actor class of a Ray process, otherwise the name of the program. Raises psutil.Error if the process is gone."""
+    """The actor class of a Ray process, otherwise the name of the program.
+
+    Raises psutil.Error if the process is gone.
+    """
     command = process.cmdline()
     title = " ".join(command)
     if match := _TITLE.match(title):
         return match[1].removeprefix("ServeReplica:pixelis:")
-    for program in ("raylet", "gcs_server", "pixelis.jobs", "dashboard", "log_monitor", "monitor.py", "benchmarks"):
+    for program in (
+        "raylet",
+        "gcs_server",
+        "pixelis.jobs",
+        "dashboard",
+        "log_monitor",
+        "monitor.py",
+        "benchmarks",
+    ):
         if program in title:
             return program
     return process.name()
 
 
 def usage(processes: Iterable[psutil.Process]) -> dict[str, Usage]:
-    """Usage by role. Processes that end meanwhile, or that wait for work as spare Ray workers, are left out."""
+    """Usage by role.
+
+    Processes that end meanwhile, or that wait for work as spare Ray workers, are left out.
+    """
     rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for process in processes:
         with contextlib.suppress(psutil.Error):
             rows[role(process)].append((process.memory_full_info().uss, process.num_fds()))
     rows.pop("IDLE", None)
-    return {name: Usage(len(r), sum(b for b, _ in r), sum(f for _, f in r)) for name, r in sorted(rows.items())}
+    return {
+        name: Usage(len(r), sum(b for b, _ in r), sum(f for _, f in r)) for name, r in sorted(rows.items())
+    }
 
 
 def kill_role(processes: Iterable[psutil.Process], roles: Sequence[str]) -> str | None:
-    """Send SIGKILL to the first process whose role is one of ``roles``; returns its role, None if there is none."""
+    """Send SIGKILL to the first process whose role is one of ``roles``; returns its role, None if there is
+    none.
+    """
     for process in processes:
         with contextlib.suppress(psutil.Error):
             if (name := role(process)) in roles:
@@ -85,8 +105,12 @@ def kill_all(value: str, timeout_s: float = 60.0) -> int:
     return len(pids)
 
 
-def growth(samples: Sequence[dict[str, Usage]], value: Callable[[Usage], float], role: str | None = None) -> float:
-    """Median of the last third of the samples / median of their second third, of one role or summed over all."""
+def growth(
+    samples: Sequence[dict[str, Usage]], value: Callable[[Usage], float], role: str | None = None
+) -> float:
+    """Median of the last third of the samples / median of their second third, of one role or summed over
+    all.
+    """
     totals = [sum(value(u) for name, u in sample.items() if role in (None, name)) for sample in samples]
     third = max(1, len(totals) // 3)
     before, after = totals[-2 * third : -third] or totals, totals[-third:]
@@ -94,7 +118,9 @@ def growth(samples: Sequence[dict[str, Usage]], value: Callable[[Usage], float],
 
 
 def table(samples: Sequence[dict[str, Usage]]) -> list[dict[str, Any]]:
-    """For each role that is there in most samples: processes, MB and open files at the end of the run, and their growth."""
+    """For each role that is there in most samples: processes, MB and open files at the end of the run, and
+    their growth.
+    """
     roles = sorted({name for sample in samples for name in sample})
     rows = []
     for name in roles:

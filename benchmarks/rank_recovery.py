@@ -2,14 +2,15 @@
 
     python -m benchmarks.rank_recovery [--steps 100] [--seeds 42 1337 2024] [--dir runs/rank_recovery]
 
-The embedded model is trained on demonstrations that zoom before they answer, in five arms: no training (`base`), all parameters
-(`full`), adapters with the ranks that `jobs.ranks` computes from the full fine-tune (`ranks`), the same number of adapter
-parameters with one rank for all layers (`uniform`), and rank 1 (`one`). All arms have the same demonstrations and steps. Each is
-measured by its loss on held-out demonstrations and by the accuracy of greedy episodes on held-out questions with executed
-operations. Recovery is the share of the full fine-tune's gain over the base.
+The embedded model is trained on demonstrations that zoom before they answer, in five arms: no training
+(`base`), all parameters (`full`), adapters with the ranks that `jobs.ranks` computes from the full fine-tune
+(`ranks`), the same number of adapter parameters with one rank for all layers (`uniform`), and rank 1 (`one`).
+All arms have the same demonstrations and steps. Each is measured by its loss on held-out demonstrations and
+by the accuracy of greedy episodes on held-out questions with executed operations. Recovery is the share of
+the full fine-tune's gain over the base.
 
-Runs in one process without Ray, with the learner's step and checkpoint, the embedded engine and the agent loop. Arms that are
-already finished in DIR are not repeated, so an interrupted benchmark can be restarted.
+Runs in one process without Ray, with the learner's step and checkpoint, the embedded engine and the agent
+loop. Arms that are already finished in DIR are not repeated, so an interrupted benchmark can be restarted.
 """
 
 from __future__ import annotations
@@ -48,8 +49,16 @@ FULL_LR, LORA_LR = 1e-3, 2e-3
 
 
 def make_config(folder: Path, seed: int, *overrides: str) -> Config:
-    """Return a configuration of the embedded model with its own folder, in which every demonstration zooms."""
-    shared = [f"run.dir={folder}", f"run.seed={seed}", "data.direct_share=0", "telemetry.progress=false", "learner.keep=1"]
+    """Return a configuration of the embedded model with its own folder, in which every demonstration
+    zooms.
+    """
+    shared = [
+        f"run.dir={folder}",
+        f"run.seed={seed}",
+        "data.direct_share=0",
+        "telemetry.progress=false",
+        "learner.keep=1",
+    ]
     return absolute(load("configs/nano/base.yaml", [*shared, "learner.schedule=cosine", *overrides]))
 
 
@@ -63,8 +72,12 @@ def samples(player: Player, source: str, count: int, seed: int) -> list[TrainSam
     return played
 
 
-def learn(config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainSample], steps: int) -> dict[str, float]:
-    """Train an arm for ``steps`` (0: the base) and write its checkpoint; return its held-out loss per token, and counts."""
+def learn(
+    config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainSample], steps: int
+) -> dict[str, float]:
+    """Train an arm for ``steps`` (0: the base) and write its checkpoint; return its held-out loss per token,
+    and counts.
+    """
     trainer = Trainer(config.policy, config.learner, total_steps=max(1, steps), seed=config.run.seed)
     start, size = time.perf_counter(), len(data) // max(1, steps)
     for step in range(steps):
@@ -78,8 +91,12 @@ def learn(config: Config, data: Sequence[TrainSample], held_out: Sequence[TrainS
 
 
 async def accuracy(config: Config, player: Player, questions: Sequence[Question]) -> dict[str, float]:
-    """Return the share of greedy episodes with the correct answer, and of those with a successful operation."""
-    engine = HfEngine(resolve(config.policy.model), config.policy, EngineConfig(max_num_seqs=64), config.run.seed)
+    """Return the share of greedy episodes with the correct answer, and of those with a successful
+    operation.
+    """
+    engine = HfEngine(
+        resolve(config.policy.model), config.policy, EngineConfig(max_num_seqs=64), config.run.seed
+    )
     latest = checkpoint.latest(config.run.dir)
     assert latest is not None
     await engine.load(1, load_adapter(latest))
@@ -90,7 +107,9 @@ async def accuracy(config: Config, player: Player, questions: Sequence[Question]
         images, views = first_look(media, config.dialogue, player.spec.multiple)
         session = await engine.open()
         tools = LocalTools(player, media)
-        episode = await run_episode(session, player.renderer, question, images, views, tools, limits, greedy, "g", 1)
+        episode = await run_episode(
+            session, player.renderer, question, images, views, tools, limits, greedy, "g", 1
+        )
         trajectory = episode.trajectory
         return (trajectory.answer or "").strip() in (question.answers or []), trajectory.operations_ok > 0
 
@@ -100,7 +119,9 @@ async def accuracy(config: Config, player: Player, questions: Sequence[Question]
     return {"accuracy": statistics.fmean(correct), "looked": statistics.fmean(operated)}
 
 
-def run_arm(config: Config, name: str, data: Sequence[TrainSample], held_out: Sequence[TrainSample], args: Any) -> dict[str, Any]:
+def run_arm(
+    config: Config, name: str, data: Sequence[TrainSample], held_out: Sequence[TrainSample], args: Any
+) -> dict[str, Any]:
     """Train and evaluate one arm, unless its result exists; print and return the result."""
     path = Path(config.run.dir) / "result.json"
     if not path.is_file():
@@ -110,7 +131,9 @@ def run_arm(config: Config, name: str, data: Sequence[TrainSample], held_out: Se
         measured |= asyncio.run(accuracy(config, player, questions))
         path.write_text(json.dumps(measured), encoding="utf-8")
     result = json.loads(path.read_text(encoding="utf-8"))
-    print(f"  {name:8} {result['loss']:7.4f} {result['accuracy']:9.3f} {result['parameters']:11,}", flush=True)
+    print(
+        f"  {name:8} {result['loss']:7.4f} {result['accuracy']:9.3f} {result['parameters']:11,}", flush=True
+    )
     return result
 
 
@@ -150,7 +173,9 @@ def recovery(arms: dict[str, Any], name: str, key: str) -> float:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--questions", type=int, default=300)
@@ -168,7 +193,9 @@ def main() -> None:
             by_seed = [recovery(arms, name, key) for arms in results.values()]
             values = " ".join(f"{value:.3f}" for value in by_seed)
             print(f"  {name:8} {key:9} {statistics.fmean(by_seed):7.3f}   ({values})")
-    (root / "rank_recovery.json").write_text(json.dumps({"machine": machine(), "results": results}), encoding="utf-8")
+    (root / "rank_recovery.json").write_text(
+        json.dumps({"machine": machine(), "results": results}), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m benchmarks.refinement [--rows 20000 60000]
 
-Rows are demonstrations of pictures of their own that have been executed before, so that what is measured is refinement itself:
-rules, quality, duplicates, difficulty, gates, recipes of a thousand rows. The memory of a row is the difference of two runs
-divided by that of their rows. Goal: a million rows take less than 2 GB.
+Rows are demonstrations of pictures of their own that have been executed before, so that what is measured is
+refinement itself: rules, quality, duplicates, difficulty, gates, recipes of a thousand rows. The memory of a
+row is the difference of two runs divided by that of their rows. Goal: a million rows take less than 2 GB.
 """
 
 from __future__ import annotations
@@ -41,17 +41,42 @@ def rows(count: int) -> Iterator[dict]:
         inner = [0.2, 0.1 + i % 40 / 100, 0.6 + i % 30 / 100, 0.9]
         calls = []
         for n, target in ((1, "img0"), (2, "obs1")):
-            image = {"id": f"obs{n}", "parent": target, "box": box, "source_size": [512, 384], "view_size": [504, 392]}
-            observation = {"status": "ok", "id": f"obs{n}", "text": "the view", "images": [image], "data": {"zoom_level": 2.0}}
-            thought = f"I look at part {n} of picture {i}, where sign {i * 7919 % 100_003} should be, to read its number {i}"
+            image = {
+                "id": f"obs{n}",
+                "parent": target,
+                "box": box,
+                "source_size": [512, 384],
+                "view_size": [504, 392],
+            }
+            observation = {
+                "status": "ok",
+                "id": f"obs{n}",
+                "text": "the view",
+                "images": [image],
+                "data": {"zoom_level": 2.0},
+            }
+            thought = (
+                f"I look at part {n} of picture {i}, where sign {i * 7919 % 100_003} should be, to "
+                f"read its number {i}"
+            )
             arguments = {"box": box if n == 1 else inner}
             calls.append(
-                {"think": thought, "op": "zoom_in", "target": target, "arguments": arguments, "observation": observation}
+                {
+                    "think": thought,
+                    "op": "zoom_in",
+                    "target": target,
+                    "arguments": arguments,
+                    "observation": observation,
+                }
             )
         yield {
             "id": f"row-{i:07}",
-            "question": f"Which number is on sign {i * 7919 % 100_003} of the {i % 97} signs beside the road {i}?",
-            "media": [{"id": "img0", "uri": f"data:image/png;base64,{base64.b64encode(str(i).encode()).decode()}"}],
+            "question": (
+                f"Which number is on sign {i * 7919 % 100_003} of the {i % 97} signs beside the road {i}?"
+            ),
+            "media": [
+                {"id": "img0", "uri": f"data:image/png;base64,{base64.b64encode(str(i).encode()).decode()}"}
+            ],
             "answers": [str(i)],
             "task": TASKS[i % len(TASKS)],
             "kind": "golden",
@@ -65,7 +90,12 @@ def measure(count: int, folder: Path) -> dict[str, float]:
     source = folder / "rows.jsonl"
     with source.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(row) + "\n" for row in rows(count))
-    overrides = [f"data.demonstrations={source}", f"run.dir={folder / 'run'}", "policy.model=nano", "telemetry.progress=false"]
+    overrides = [
+        f"data.demonstrations={source}",
+        f"run.dir={folder / 'run'}",
+        "policy.model=nano",
+        "telemetry.progress=false",
+    ]
     overrides += ["refinement.duplicates.pictures=bytes", "refinement.examples=0"]
     overrides += ["refinement.sft.size=1000", "refinement.rft.size=1000"]
     overrides += [f"refinement.gates.{name}=0" for name in GATES]
@@ -82,7 +112,9 @@ def measure(count: int, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Entry point of `python -m benchmarks.refinement`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs=2, default=[20_000, 60_000], help="rows of the two runs")
     args = parse_args(parser, rows=[40, 80])
     report, results = Report("refinement"), []
@@ -91,8 +123,15 @@ def main() -> None:
             results.append(measure(count, Path(folder)))
     (few, many), (first, second) = args.rows, results
     of_a_row = (second["peak"] - first["peak"]) / (many - few)
-    report.row("memory of a row, bytes", of_a_row, "<= 2000", f"peak {second['peak'] / 1e9:.2f} GB for {many} rows")
-    report.row("rows a second", (many - few) / (second["seconds"] - first["seconds"]), "", f"{second['kept']:.0f} kept")
+    report.row(
+        "memory of a row, bytes", of_a_row, "<= 2000", f"peak {second['peak'] / 1e9:.2f} GB for {many} rows"
+    )
+    report.row(
+        "rows a second",
+        (many - few) / (second["seconds"] - first["seconds"]),
+        "",
+        f"{second['kept']:.0f} kept",
+    )
     report.close()
 
 

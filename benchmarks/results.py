@@ -1,16 +1,17 @@
-"""Reproduces the figures of docs/results.md that two cores can measure in two to three hours; compares them with earlier ones.
+"""Reproduces the figures of docs/results.md that two cores can measure in two to three hours; compares them
+with earlier ones.
 
-    python -m benchmarks.results                                     # or `make results`
-    python -m benchmarks.results --list
-    python -m benchmarks.results --only quickstart-42 --only trap
-    python -m benchmarks.results --dir runs/results-2 --compare runs/results
-    python -m benchmarks.results --record                            # keeps the figures that have intervals in the repository
+    python -m benchmarks.results                                     # or `make results` python -m
+    benchmarks.results --list python -m benchmarks.results --only quickstart-42 --only trap python -m
+    benchmarks.results --dir runs/results-2 --compare runs/results python -m benchmarks.results --record
+    # keeps the figures that have intervals in the repository
 
-Each run is a command of the repository, in a folder of its own with its log and `figures.json`. Runs that measure what a policy
-learns need about one core and run two at once (`--at-once`); then those that need the whole machine run alone. The same command
-again skips what is complete, and repeats what failed or was made by another command, such as a smoke run. The last table has
-every figure with an interval; `--compare` counts how many lie inside the intervals of another folder, or of the recorded time
-(benchmarks/results/two_cores.json, the default).
+Each run is a command of the repository, in a folder of its own with its log and `figures.json`. Runs that
+measure what a policy learns need about one core and run two at once (`--at-once`); then those that need the
+whole machine run alone. The same command again skips what is complete, and repeats what failed or was made by
+another command, such as a smoke run. The last table has every figure with an interval; `--compare` counts how
+many lie inside the intervals of another folder, or of the recorded time (benchmarks/results/two_cores.json,
+the default).
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ PYTHON = f"{shlex.quote(sys.executable)} -m"
 
 @dataclass(frozen=True)
 class Run:
-    """A command and the file with its results below ``{dir}``; without one, they are the last line that it prints.
+    """A command and the file with its results below ``{dir}``; without one, they are the last line that it
+    prints.
 
-    ``{rft}`` is the checkpoint of the run `quickstart-42`. ``minutes``: an estimate for two cores. ``shares``: nothing of it is
-    timed, so that other runs may use the machine meanwhile.
+    ``{rft}`` is the checkpoint of the run `quickstart-42`. ``minutes``: an estimate for two cores.
+    ``shares``: nothing of it is timed, so that other runs may use the machine meanwhile.
     """
 
     command: str
@@ -50,19 +52,29 @@ class Run:
 
 def quickstart(seed: int) -> Run:
     """The README's quickstart with another seed."""
-    command = f"{PYTHON} pixelis.jobs.quickstart configs/nano/quickstart.yaml run.seed={seed} run.dir={{dir}}/run"
+    command = (
+        f"{PYTHON} pixelis.jobs.quickstart configs/nano/quickstart.yaml run.seed={seed} run.dir={{dir}}/run"
+    )
     return Run(command, 8, "run/summary.json")
 
 
 RUNS = {
     **{f"quickstart-{seed}": quickstart(seed) for seed in (42, 1337, 2024)},
     "trap": Run(
-        f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run", 53, "run/trap.json", shares=True
+        f"{PYTHON} benchmarks.learning_trap --rewards pixel_reasoner pixelis --dir {{dir}}/run",
+        53,
+        "run/trap.json",
+        shares=True,
     ),
-    "curriculum": Run(f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 18, "run/curriculum.json", shares=True),
+    "curriculum": Run(
+        f"{PYTHON} benchmarks.curriculum --dir {{dir}}/run", 18, "run/curriculum.json", shares=True
+    ),
     "conversation": Run(f"{PYTHON} benchmarks.conversation --seeds 42 --dir {{dir}}/run", 4, shares=True),
     "ablation": Run(
-        f"{PYTHON} pixelis.jobs.ablate configs/ablations/test_time.yaml policy.adapter={{rft}} dir={{dir}}/run",
+        (
+            f"{PYTHON} pixelis.jobs.ablate configs/ablations/test_time.yaml policy.adapter={{rft}} "
+            "dir={dir}/run"
+        ),
         11,
         "run/report.json",
         shares=True,
@@ -73,9 +85,16 @@ RUNS = {
         "run/capabilities.json",
         shares=True,
     ),
-    "votes": Run(f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms service labels --dir {{dir}}/run", 6, shares=True),
+    "votes": Run(
+        f"{PYTHON} benchmarks.vote_learning --adapter {{rft}} --arms service labels --dir {{dir}}/run",
+        6,
+        shares=True,
+    ),
     "robustness": Run(
-        f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run", 20, "run/robustness.json", shares=True
+        f"{PYTHON} benchmarks.robustness --adapter {{rft}} --shares 30 --dir {{dir}}/run",
+        20,
+        "run/robustness.json",
+        shares=True,
     ),
     "operations": Run(f"{PYTHON} benchmarks.operations quality speed", 5),
     "heldout": Run(f"{PYTHON} benchmarks.operations heldout", 2),
@@ -87,7 +106,8 @@ RUNS = {
     "overlap": Run(f"{PYTHON} benchmarks.async_overlap", 6),
     "service": Run(f"{PYTHON} benchmarks.service --adapter {{rft}} --part overhead --part load", 6),
     "soak-service": Run(
-        f"{PYTHON} benchmarks.soak --part service --minutes 15 --trees 1 --adapter {{rft}} --dir {{dir}}/run", 18
+        f"{PYTHON} benchmarks.soak --part service --minutes 15 --trees 1 --adapter {{rft}} --dir {{dir}}/run",
+        18,
     ),
     "soak-training": Run(f"{PYTHON} benchmarks.soak --part training --steps 600 --dir {{dir}}/run", 3),
 }
@@ -96,7 +116,9 @@ CENTRES = ("median", "accuracy", "mean", "value", "difference", "estimate")
 
 
 def figures(value: Any, path: str = "") -> Iterator[tuple[str, float, tuple[float, float] | None]]:
-    """The numbers in a JSON value with their paths, and their intervals: `ci95`, or `low` and `high`, beside the number."""
+    """The numbers in a JSON value with their paths, and their intervals: `ci95`, or `low` and `high`, beside
+    the number.
+    """
     if isinstance(value, dict):
         interval = value.get("ci95") or [value.get("low"), value.get("high")]
         known = len(interval) == 2 and all(isinstance(bound, int | float) for bound in interval)
@@ -128,13 +150,24 @@ def execute(name: str, template: str, run: Run, folder: Path) -> dict[str, Any] 
     print(f"[{name}] about {run.minutes} min: {command}", file=sys.stderr, flush=True)
     started = time.monotonic()
     with (own / "log.txt").open("w", encoding="utf-8") as log:
-        process = subprocess.run(shlex.split(command), stdout=subprocess.PIPE, stderr=log, text=True, check=False)
+        process = subprocess.run(
+            shlex.split(command), stdout=subprocess.PIPE, stderr=log, text=True, check=False
+        )
         log.write(process.stdout)
     if process.returncode:
-        print(f"[{name}] failed with exit code {process.returncode}: see {own / 'log.txt'}", file=sys.stderr, flush=True)
+        print(
+            f"[{name}] failed with exit code {process.returncode}: see {own / 'log.txt'}",
+            file=sys.stderr,
+            flush=True,
+        )
         return None
-    source = (own / run.file).read_text(encoding="utf-8") if run.file else process.stdout.strip().splitlines()[-1]
-    rows = [{"path": path, "value": value, "interval": interval} for path, value, interval in figures(json.loads(source))]
+    source = (
+        (own / run.file).read_text(encoding="utf-8") if run.file else process.stdout.strip().splitlines()[-1]
+    )
+    rows = [
+        {"path": path, "value": value, "interval": interval}
+        for path, value, interval in figures(json.loads(source))
+    ]
     result = {
         "command": template,
         "machine": machine(),
@@ -165,12 +198,18 @@ def inside(new: dict[str, Any], old: dict[str, Any]) -> list[tuple[str, float, f
 
 def main() -> None:
     """Run what is left, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs/results"))
     parser.add_argument("--only", choices=RUNS, action="append", help="run only this; may be repeated")
     parser.add_argument("--at-once", type=int, default=2, help="runs at once that may share the machine")
-    parser.add_argument("--compare", type=Path, default=RECORD, help="folder of an earlier time, or file of --record")
-    parser.add_argument("--record", action="store_true", help=f"write the figures to {RECORD.name} if no run failed")
+    parser.add_argument(
+        "--compare", type=Path, default=RECORD, help="folder of an earlier time, or file of --record"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help=f"write the figures to {RECORD.name} if no run failed"
+    )
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     args = parse_args(parser, only=["packing"])
     names = args.only or list(RUNS)
@@ -214,7 +253,12 @@ def kept(result: dict[str, Any]) -> dict[str, Any]:
     """What the repository keeps of a run: no paths of the machine, and only figures with intervals."""
     rows = [row for row in result["figures"] if row["interval"]]
     short = [
-        {"path": row["path"], "value": round(row["value"], 5), "interval": [round(b, 5) for b in row["interval"]]} for row in rows
+        {
+            "path": row["path"],
+            "value": round(row["value"], 5),
+            "interval": [round(b, 5) for b in row["interval"]],
+        }
+        for row in rows
     ]
     return {"machine": result["machine"], "minutes": result["minutes"], "figures": short}
 
@@ -222,7 +266,10 @@ def kept(result: dict[str, Any]) -> dict[str, Any]:
 def recorded(path: Path) -> dict[str, dict[str, Any]]:
     """The runs of an earlier time by name: of a folder, or of a file that --record wrote."""
     if path.is_dir():
-        return {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in path.glob("*/figures.json")}
+        return {
+            file.parent.name: json.loads(file.read_text(encoding="utf-8"))
+            for file in path.glob("*/figures.json")
+        }
     runs: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return runs
 
@@ -237,12 +284,16 @@ def _rows(results: dict[str, dict[str, Any] | None]) -> str:
     return "\n".join(lines)
 
 
-def _print_comparison(results: dict[str, dict[str, Any] | None], earlier: dict[str, dict[str, Any]], path: Path) -> None:
+def _print_comparison(
+    results: dict[str, dict[str, Any] | None], earlier: dict[str, dict[str, Any]], path: Path
+) -> None:
     compared = []
     for name, result in results.items():
         if result is not None and name in earlier:
             rows = inside(result, earlier[name])
-            compared += [(f"{name}: {figure}", before, now, interval) for figure, before, now, interval in rows]
+            compared += [
+                (f"{name}: {figure}", before, now, interval) for figure, before, now, interval in rows
+            ]
     if not compared:
         return
     outside = [row for row in compared if not row[3][0] <= row[2] <= row[3][1]]

@@ -1,12 +1,14 @@
 """How much do corrupted pictures and faulty operations cost a policy?
 
-    python -m benchmarks.robustness --adapter runs/quickstart/rft/checkpoints/step_00000040 [--shares 10 30 100]
+    python -m benchmarks.robustness --adapter runs/quickstart/rft/checkpoints/step_00000040 [--shares 10 30
+    100]
         [--questions 200] [--dir runs/robustness] [key=value ...]
 
-Asks the same held-out questions of the card world about clean pictures and about each of ImageNet-C's fifteen corruptions at five
-severities, and with operations of which a share fails, is slow, never returns or shows another place and says nothing
-(`benchmarks.faulty_zoom`). Prints the accuracies, and by kind the difference to the clean pictures, paired by question, with its
-95 % interval. Writes DIR/robustness.json and the heat map DIR/robustness.png. Sets that DIR has already are not measured again.
+Asks the same held-out questions of the card world about clean pictures and about each of ImageNet-C's fifteen
+corruptions at five severities, and with operations of which a share fails, is slow, never returns or shows
+another place and says nothing (`benchmarks.faulty_zoom`). Prints the accuracies, and by kind the difference
+to the clean pictures, paired by question, with its 95 % interval. Writes DIR/robustness.json and the heat map
+DIR/robustness.png. Sets that DIR has already are not measured again.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Results:
     def difference(self, names: Iterable[str]) -> dict[str, Any]:
         """The mean over sets minus the clean one, in pairs."""
         sets = [self.scores[name] for name in names]
-        means = {question: statistics.fmean(scores[question] for scores in sets) for question in self.scores[CLEAN]}
+        means = {
+            question: statistics.fmean(scores[question] for scores in sets) for question in self.scores[CLEAN]
+        }
         result = compare(means, self.scores[CLEAN])
         assert result is not None
         return {
@@ -87,7 +91,10 @@ def heat_map(results: Results, severities: list[int], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    values = [[results.accuracy(CLEAN), *(results.accuracy(f"{kind}-{severity}") for severity in severities)] for kind in KINDS]
+    values = [
+        [results.accuracy(CLEAN), *(results.accuracy(f"{kind}-{severity}") for severity in severities)]
+        for kind in KINDS
+    ]
     figure, axes = pyplot.subplots(figsize=(5.2, 5.4), layout="constrained")
     axes.imshow(values, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(severities) + 1), [CLEAN, *map(str, severities)])
@@ -109,7 +116,10 @@ def lines(results: Results, severities: list[int], faults: Iterable[str]) -> Ite
         names = [f"{kind}-{severity}" for severity in severities]
         cells = " | ".join(f"{results.accuracy(name):.3f}" for name in names)
         yield f"| {kind} | {cells} | {_cells(results.difference(names))} |"
-    yield f"| all | {'| ' * len(severities)}| {_cells(results.difference(f'{k}-{s}' for k in KINDS for s in severities))} |"
+    yield (
+        f"| all | {'| ' * len(severities)}| "
+        f"{_cells(results.difference(f'{k}-{s}' for k in KINDS for s in severities))} |"
+    )
     yield "\n| zoom_in | accuracy | minus clean |\n|---|---|---|"
     for name in faults:
         yield f"| {name} | {_cells(results.difference([name]))} |"
@@ -122,11 +132,15 @@ def _cells(part: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--adapter", type=Path, required=True, help="checkpoint of the policy")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--severities", type=int, nargs="+", default=list(SEVERITIES))
-    parser.add_argument("--shares", type=int, nargs="+", default=list(faulty_zoom.SHARES), help="percentages of faulty calls")
+    parser.add_argument(
+        "--shares", type=int, nargs="+", default=list(faulty_zoom.SHARES), help="percentages of faulty calls"
+    )
     parser.add_argument("--dir", type=Path, default=Path("runs/robustness"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="over the configuration")
     args = parse_args(parser, questions=2, severities=[5], shares=[])
@@ -134,8 +148,12 @@ def main() -> None:
     keep_arguments(folder, args, "severities", "shares")
     shared = [f"policy.adapter={args.adapter}", f"evaluate.questions={args.questions}", *args.overrides]
     results = Results(folder / "scores.json")
-    corrupted = {f"{kind}-{s}": f"{SOURCE}&corruption={kind}&severity={s}" for s in args.severities for kind in KINDS}
-    faults = [f"{kind}{percent}" for kind in ("Failing", "Slow", "Lying") for percent in args.shares] + [f"Late{LATE_SHARE}"]
+    corrupted = {
+        f"{kind}-{s}": f"{SOURCE}&corruption={kind}&severity={s}" for s in args.severities for kind in KINDS
+    }
+    faults = [f"{kind}{percent}" for kind in ("Failing", "Slow", "Lying") for percent in args.shares] + [
+        f"Late{LATE_SHARE}"
+    ]
     with driver("robustness"):
         config = absolute(load("configs/nano/evaluate.yaml", [*shared, f"run.dir={folder / 'corrupted'}"]))
         measure(config, {CLEAN: SOURCE, **corrupted}, results)
@@ -148,7 +166,11 @@ def main() -> None:
     print("\n".join(lines(results, severities, faults)))
     kinds = {kind: results.difference(f"{kind}-{severity}" for severity in severities) for kind in KINDS}
     kinds["all"] = results.difference(corrupted)
-    summary = {"clean": results.accuracy(CLEAN), "sets": {name: results.accuracy(name) for name in corrupted}, "kinds": kinds}
+    summary = {
+        "clean": results.accuracy(CLEAN),
+        "sets": {name: results.accuracy(name) for name in corrupted},
+        "kinds": kinds,
+    }
     summary |= {"machine": machine(), "faults": {name: results.difference([name]) for name in faults}}
     (folder / "robustness.json").write_text(json.dumps(summary), encoding="utf-8")
     print(json.dumps(summary))

@@ -2,11 +2,12 @@
 
     python -m benchmarks.service --adapter runs/quickstart/rft/checkpoints/step_00000040
 
-`overhead`: the same greedy question through `/v1/agent` and directly to the Generator actor, alternately; without a memory, and
-with a memory that is searched before every vote and extended before or after (`"remember": "later"`) every reply. `stream`: time
-to the first event of a streamed reply. `load`: requests at 80 % of the measured capacity, then at ten times the capacity.
-`kills`: a gateway replica, a generator, a memory shard and the learner are killed under load. The service runs the embedded
-model. Clients share its cores, so figures under load are pessimistic.
+`overhead`: the same greedy question through `/v1/agent` and directly to the Generator actor, alternately;
+without a memory, and with a memory that is searched before every vote and extended before or after
+(`"remember": "later"`) every reply. `stream`: time to the first event of a streamed reply. `load`: requests
+at 80 % of the measured capacity, then at ten times the capacity. `kills`: a gateway replica, a generator, a
+memory shard and the learner are killed under load. The service runs the embedded model. Clients share its
+cores, so figures under load are pessimistic.
 """
 
 from __future__ import annotations
@@ -63,21 +64,35 @@ class Service:
     questions: list[tuple[Question, dict[str, Any]]]
 
     def request(self, number: int, **fields: Any) -> dict[str, Any]:
-        """Return the httpx arguments of a request, encoded in advance because encoding is the client's work."""
+        """Return the httpx arguments of a request, encoded in advance because encoding is the client's
+        work.
+        """
         body = self.questions[number % len(self.questions)][1]
-        return {"content": json.dumps({**body, **fields}).encode(), "headers": {"Content-Type": "application/json"}}
+        return {
+            "content": json.dumps({**body, **fields}).encode(),
+            "headers": {"Content-Type": "application/json"},
+        }
 
 
 @contextmanager
 def running(adapter: str, folder: str, overrides: list[str], format: str) -> Iterator[Service]:
     """Serve the embedded model, by default with memory and without a learner, and prepare twenty requests."""
-    settings = {"policy.adapter": adapter, "run.dir": folder, "evolution.enabled": "false", "serve.cache": "0"}
+    settings = {
+        "policy.adapter": adapter,
+        "run.dir": folder,
+        "evolution.enabled": "false",
+        "serve.cache": "0",
+    }
     settings |= dict(override.split("=", 1) for override in overrides)
     config = load("configs/nano/serve.yaml", [f"{key}={value}" for key, value in settings.items()])
     questions = [
-        encode_question(question, format) for question in read_questions("cards:?split=train&seed=5", limit=20, epochs=1)
+        encode_question(question, format)
+        for question in read_questions("cards:?split=train&seed=5", limit=20, epochs=1)
     ]
-    with placement.placed(config, learner=False, initial=adapter) as actors, serving(config, actors) as (url, serving_actors):
+    with (
+        placement.placed(config, learner=False, initial=adapter) as actors,
+        serving(config, actors) as (url, serving_actors),
+    ):
         yield Service(config, url, actors, serving_actors, questions)
 
 
@@ -94,8 +109,8 @@ def encode_question(question: Question, format: str) -> tuple[Question, dict[str
 def overhead(service: Service, report: Report, repeats: int, variant: str, **fields: Any) -> None:
     """Report the latency that HTTP adds to one request at a time; the order of HTTP and actor is random.
 
-    The pause before each request lets background work after a reply finish. Replies have one turn without operations, because
-    their duration varies least.
+    The pause before each request lets background work after a reply finish. Replies have one turn without
+    operations, because their duration varies least.
     """
     d, generator, rng = service.config.dialogue, service.actors.generators[0], random.Random(5)
     greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, 1)
@@ -121,11 +136,16 @@ def overhead(service: Service, report: Report, repeats: int, variant: str, **fie
     added = sorted(a - b for a, b in zip(http, direct, strict=True))
     ratio = sorted(a / b for a, b in zip(http, direct, strict=True))
     spread = Ratio(
-        percentile(list(http), 0.5), percentile(list(direct), 0.5), *(percentile(ratio, share) for share in (0.5, 0.25, 0.75))
+        percentile(list(http), 0.5),
+        percentile(list(direct), 0.5),
+        *(percentile(ratio, share) for share in (0.5, 0.25, 0.75)),
     )
     report.row(f"{variant}: seconds of a greedy request, HTTP / actor", spread)
-    half, middle = 0.98 * math.sqrt(repeats), repeats / 2  # ranks of the median's 95 % interval for any distribution
-    low, high = (1e3 * added[min(repeats - 1, max(0, round(rank)))] for rank in (middle - half - 1, middle + half))
+    # Ranks of the median's 95 % interval for any distribution
+    half, middle = 0.98 * math.sqrt(repeats), repeats / 2
+    low, high = (
+        1e3 * added[min(repeats - 1, max(0, round(rank)))] for rank in (middle - half - 1, middle + half)
+    )
     report.row(f"{variant}: added ms, p50", 1e3 * percentile(added, 0.5), "<= 5", f"[{low:.1f}, {high:.1f}]")
     report.row(f"{variant}: added ms, p99", 1e3 * percentile(added, 0.99), "<= 20")
 
@@ -149,7 +169,9 @@ def stream(service: Service, report: Report, repeats: int) -> None:
 
 
 def capacity(service: Service, seconds: float) -> float:
-    """Return the requests answered per second with as many clients as the service runs requests at once (at most 16)."""
+    """Return the requests answered per second with as many clients as the service runs requests at once (at
+    most 16).
+    """
     from pixelis.serve.limits import running_limit
 
     stop = time.monotonic() + seconds
@@ -177,7 +199,12 @@ def load_part(service: Service, report: Report, seconds: float) -> None:
         before = _gateway_bytes()
         overload = _run_load(service, bodies.name, 10 * limit, seconds)
         after = _gateway_bytes()
-    report.row("80 % load: answered / sent", normal["ok"] / max(1, normal["sent"]), ">= 0.99", f"{normal['sent']} requests")
+    report.row(
+        "80 % load: answered / sent",
+        normal["ok"] / max(1, normal["sent"]),
+        ">= 0.99",
+        f"{normal['sent']} requests",
+    )
     report.row("80 % load: p50, p99 ms", normal["ok_p50"], "", f"p99 {normal['ok_p99']:.0f}")
     note = f"{overload['sent']} requests, {overload['failed']} failed otherwise"
     report.row("10 x: shed", overload["shed"] / max(1, overload["sent"]), "", note)
@@ -196,7 +223,11 @@ def _run_load(service: Service, bodies: str, rate: float, seconds: float) -> dic
 
 def _gateway_bytes() -> int:
     """Return the resident bytes of the gateway replicas on this machine."""
-    return sum(p.memory_info().rss for p in psutil.process_iter(["cmdline"]) if "Gateway" in " ".join(p.info["cmdline"] or []))
+    return sum(
+        p.memory_info().rss
+        for p in psutil.process_iter(["cmdline"])
+        if "Gateway" in " ".join(p.info["cmdline"] or [])
+    )
 
 
 VICTIMS = {
@@ -208,7 +239,9 @@ VICTIMS = {
 
 
 def kills(service: Service, report: Report, seconds: float) -> None:
-    """Report the replies to four requests a second, each retried once, while a process of each kind is killed."""
+    """Report the replies to four requests a second, each retried once, while a process of each kind is
+    killed.
+    """
     from pixelis.jobs.serve import Learning
 
     answers: list[tuple[float, float, bool, bool]] = []
@@ -248,15 +281,23 @@ def kills(service: Service, report: Report, seconds: float) -> None:
     report.row("kills", ", ".join(name for name, _ in deaths))
     answered = sum(ok for _, _, ok, _ in answers) / len(answers)
     report.row("answered with one retry at most", answered, ">= 0.99", f"{len(answers)} requests")
-    report.row("answered at the first attempt", sum(first and ok for _, _, ok, first in answers) / len(answers))
+    report.row(
+        "answered at the first attempt", sum(first and ok for _, _, ok, first in answers) / len(answers)
+    )
     after = [seconds for start, seconds, *_ in answers if any(0 <= start - death < 5 for _, death in deaths)]
-    steady = [seconds for start, seconds, *_ in answers if not any(-1 <= start - death < 8 for _, death in deaths)]
-    report.row("p99 within 5 s of a kill / p99 otherwise", percentile(after, 0.99) / percentile(steady, 0.99), "<= 3")
+    steady = [
+        seconds for start, seconds, *_ in answers if not any(-1 <= start - death < 8 for _, death in deaths)
+    ]
+    report.row(
+        "p99 within 5 s of a kill / p99 otherwise", percentile(after, 0.99) / percentile(steady, 0.99), "<= 3"
+    )
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--adapter", required=True, help="checkpoint of `rft`")
     parser.add_argument("--part", choices=PARTS, action="append", help="run only this part; may be repeated")
     parser.add_argument("--format", choices=("jpeg", "png"), default="jpeg", help="encoding of the pictures")
@@ -265,7 +306,10 @@ def main() -> None:
     args = parse_args(parser, part=["overhead", "stream", "load"], repeats=2, seconds=1.0)
     parts = args.part or PARTS
     report = Report("service")
-    with tempfile.TemporaryDirectory() as folder, local_ray(load("configs/nano/serve.yaml", ["cluster.cpus=8"])):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        local_ray(load("configs/nano/serve.yaml", ["cluster.cpus=8"])),
+    ):
         voting = ["evolution.enabled=true", "evolution.cold_start=0", "evolution.canary.enabled=false"]
         if "overhead" in parts and not args.smoke:
             with running(args.adapter, f"{folder}/voting", voting, args.format) as service:

@@ -2,8 +2,9 @@
 
     python benchmarks/service_load.py URL BODIES.json REQUESTS_PER_SECOND SECONDS
 
-Prints counts and percentiles (ms) of answered, shed and failed requests as JSON. It runs as its own process on the cores of the
-service; it is a plain aiohttp loop because locust needs 4 ms of CPU time per request, more than the service needs to refuse one.
+Prints counts and percentiles (ms) of answered, shed and failed requests as JSON. It runs as its own process
+on the cores of the service; it is a plain aiohttp loop because locust needs 4 ms of CPU time per request,
+more than the service needs to refuse one.
 """
 
 from __future__ import annotations

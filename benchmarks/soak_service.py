@@ -1,4 +1,6 @@
-"""The service under mixed traffic for a long time while its processes are killed; a part of `benchmarks.soak`."""
+"""The service under mixed traffic for a long time while its processes are killed; a part of
+`benchmarks.soak`.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,19 @@ START_S = 300.0
 SAMPLE_S = 10.0
 SETTLE_S = 60.0
 """Seconds after a restart of all processes whose memory is not compared."""
-SETTINGS = ["engine.workers=2", "memory.shards=2", "serve.replicas=2", "memory.capacity=1000000", "evolution.cold_start=16"]
-SETTINGS += ["cluster.cpus=8", "evolution.audit.rotate_bytes=200000", "telemetry.progress=false", "serve.cache=0"]
+SETTINGS = [
+    "engine.workers=2",
+    "memory.shards=2",
+    "serve.replicas=2",
+    "memory.capacity=1000000",
+    "evolution.cold_start=16",
+]
+SETTINGS += [
+    "cluster.cpus=8",
+    "evolution.audit.rotate_bytes=200000",
+    "telemetry.progress=false",
+    "serve.cache=0",
+]
 
 Kind = Literal["agent", "chat", "stream", "feedback", "read"]
 
@@ -109,7 +122,13 @@ class Service:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.folder, self.mark = folder, f"soak-{uuid4().hex}"
-        self.settings = [*SETTINGS, f"policy.adapter={adapter}", f"run.dir={folder}", f"serve.port={self.port}", *overrides]
+        self.settings = [
+            *SETTINGS,
+            f"policy.adapter={adapter}",
+            f"run.dir={folder}",
+            f"serve.port={self.port}",
+            *overrides,
+        ]
         self.config = load("configs/nano/serve.yaml", self.settings)
         self.url, self.process = f"http://127.0.0.1:{self.port}", None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,17 +137,31 @@ class Service:
     def start(self) -> None:
         """Start the process; returns at once."""
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        environment |= {process_tree.MARK: self.mark, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        command = [sys.executable, "-m", "pixelis.jobs.serve", str(ROOT / "configs/nano/serve.yaml"), *self.settings]
+        environment |= {
+            process_tree.MARK: self.mark,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "pixelis.jobs.serve",
+            str(ROOT / "configs/nano/serve.yaml"),
+            *self.settings,
+        ]
         streams: dict[str, Any] = {"stdout": self.log, "stderr": self.log, "start_new_session": True}
         self.process = subprocess.Popen(command, env=environment, **streams)
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
-        """Wait for a generator that answers. Raises RuntimeError if the service ends, TimeoutError after START_S."""
+        """Wait for a generator that answers.
+
+        Raises RuntimeError if the service ends, TimeoutError after START_S.
+        """
         deadline = time.monotonic() + START_S
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with session.get(f"{self.url}/healthz", timeout=aiohttp.ClientTimeout(total=5)) as reply:
+                async with session.get(
+                    f"{self.url}/healthz", timeout=aiohttp.ClientTimeout(total=5)
+                ) as reply:
                     if reply.status == 200:
                         return
             assert self.process is not None
@@ -159,7 +192,10 @@ class Traffic:
 
     def __init__(self, service: Service, session: aiohttp.ClientSession, record: Record, seed: int):
         self.service, self.session, self.record, self.random = service, session, record, random.Random(seed)
-        self.bodies = [encode_question(q, "jpeg")[1] for q in read_questions("cards:?split=train&seed=5", limit=60, epochs=1)]
+        self.bodies = [
+            encode_question(q, "jpeg")[1]
+            for q in read_questions("cards:?split=train&seed=5", limit=60, epochs=1)
+        ]
         self.model = "pixelis-nano"
         self.ids: list[str] = []
         self.running: set[asyncio.Task[None]] = set()
@@ -222,8 +258,15 @@ class Traffic:
         elif kind == "stream":
             payload = {**body, "stream": True}
         elif kind == "chat":
-            parts = [{"type": "text", "text": body["question"]}, {"type": "image_url", "image_url": {"url": body["image"]}}]
-            payload = {"model": self.model, "messages": [{"role": "user", "content": parts}], "user": body["user"]}
+            parts = [
+                {"type": "text", "text": body["question"]},
+                {"type": "image_url", "image_url": {"url": body["image"]}},
+            ]
+            payload = {
+                "model": self.model,
+                "messages": [{"role": "user", "content": parts}],
+                "user": body["user"],
+            }
         route = {"feedback": "feedback", "chat": "chat/completions"}.get(kind, "agent")
         async with self.session.post(f"{url}/{route}", json=payload) as reply:
             text = await reply.text()
@@ -250,7 +293,9 @@ class Traffic:
         rows: dict[str, int] = {}
         before = ""
         while True:
-            async with self.session.get(f"{self.service.url}/v1/experiences", params={"limit": 200, "before": before}) as reply:
+            async with self.session.get(
+                f"{self.service.url}/v1/experiences", params={"limit": 200, "before": before}
+            ) as reply:
                 reply.raise_for_status()
                 page = await reply.json()
             rows |= {row["id"]: len(row["feedback"]) for row in page["data"]}
@@ -266,15 +311,22 @@ def _retry_after(reply: aiohttp.ClientResponse) -> float:
 
 
 def schedule(seconds: float, every_s: float, trees: int, victims: Sequence[str]) -> list[tuple[float, str]]:
-    """Times and victims: one kill ``every_s``, in turns; ``trees`` of them, evenly spread, kill everything."""
+    """Times and victims: one kill ``every_s``, in turns; ``trees`` of them, evenly spread, kill
+    everything.
+    """
     times = [every_s * (i + 1) for i in range(int((seconds - 1) // every_s))]
     whole = {round(len(times) * (i + 1) / (trees + 1)) for i in range(trees)}
     turns = itertools.cycle(victims)
     return [(at, WHOLE if i in whole else next(turns)) for i, at in enumerate(times)]
 
 
-async def kills(service: Service, session: aiohttp.ClientSession, record: Record, plan: list[tuple[float, str]]) -> None:
-    """Kill by plan. After the end of the whole tree the service is started again at once, and later kills wait for it."""
+async def kills(
+    service: Service, session: aiohttp.ClientSession, record: Record, plan: list[tuple[float, str]]
+) -> None:
+    """Kill by plan.
+
+    After the end of the whole tree the service is started again at once, and later kills wait for it.
+    """
     pause = plan[0][0] if plan else 0.0
     earliest = 0.0
     for at, victim in plan:
@@ -330,11 +382,14 @@ async def _run(args: argparse.Namespace, report: Report) -> list[str]:
     async with running(service) as session:
         report.row("service: seconds to start", record.now())
         traffic = Traffic(service, session, record, args.seed)
-        await traffic.capacity(clients, args.capacity_s / 2)  # warms up and passes the cold start, so that the learner works
+        # Warms up and passes the cold start, so that the learner works
+        await traffic.capacity(clients, args.capacity_s / 2)
         limit = await traffic.capacity(clients, args.capacity_s)
         rate = max(0.2, args.share * limit)
         report.row("service: capacity, requests a second", limit, "", f"{clients} clients, learning on")
-        report.row("service: rate, requests a second", rate, "", f"{args.share:.0%} of it, {args.minutes:g} minutes")
+        report.row(
+            "service: rate, requests a second", rate, "", f"{args.share:.0%} of it, {args.minutes:g} minutes"
+        )
         record.outcomes.clear()
         record.began = time.monotonic()
         plan = schedule(seconds, args.kill_every_s, args.trees, args.victim or list(VICTIMS))
@@ -358,7 +413,9 @@ async def _run(args: argparse.Namespace, report: Report) -> list[str]:
 
 def _write(folder: Path, record: Record) -> None:
     """The whole record as JSON beside the run, for questions that the report does not answer."""
-    values = asdict(record) | {"samples": [(at, {n: asdict(u) for n, u in row.items()}) for at, row in record.samples]}
+    values = asdict(record) | {
+        "samples": [(at, {n: asdict(u) for n, u in row.items()}) for at, row in record.samples]
+    }
     (folder / "soak.json").write_text(json.dumps(values), encoding="utf-8")
 
 
@@ -373,11 +430,18 @@ def _report(
 ) -> list[str]:
     """Print what was seen; returns the promises that were broken."""
     row, broken = report.row, []
-    row("service: load of the machine, 1 minute", record.load, "", f"{os.cpu_count()} cores; the client's share is in it")
+    row(
+        "service: load of the machine, 1 minute",
+        record.load,
+        "",
+        f"{os.cpu_count()} cores; the client's share is in it",
+    )
     counts = Counter(name for name, _ in record.kills)
     row("service: kills", sum(counts.values()), "", ", ".join(f"{n} {name}" for name, n in counts.items()))
     if record.absent:
-        row("service: victims that did not run", len(record.absent), "", ", ".join(sorted(set(record.absent))))
+        row(
+            "service: victims that did not run", len(record.absent), "", ", ".join(sorted(set(record.absent)))
+        )
     outages = [end - start for start, end in record.outages]
     row("service: restarts of everything, s", ", ".join(f"{s:.0f}" for s in outages) or "none")
     quiet = [o for o in record.outcomes if not record.in_outage(o)]
@@ -385,7 +449,12 @@ def _report(
         if outcomes:
             answered = sum(o.answered for o in outcomes) / len(outcomes)
             first = sum(o.attempts[0] == "200" for o in outcomes) / len(outcomes)
-            row(f"service: answered, {name}", answered, ">= 0.99", f"{len(outcomes)} requests, {first:.4f} at once")
+            row(
+                f"service: answered, {name}",
+                answered,
+                ">= 0.99",
+                f"{len(outcomes)} requests, {first:.4f} at once",
+            )
     for kind in MIX:
         of_kind = [o for o in quiet if o.kind == kind]
         if times := [o.seconds for o in of_kind if o.answered]:
@@ -395,21 +464,45 @@ def _report(
     failures = Counter(status for o in quiet for status in o.attempts if status != "200")
     row("service: failed attempts outside restarts", sum(failures.values()), "", json.dumps(dict(failures)))
     lost = sorted(set(record.acknowledged) - set(stored))
-    row("service: acknowledged experiences lost", len(lost), "0", f"of {len(record.acknowledged)}; {len(stored)} stored")
+    row(
+        "service: acknowledged experiences lost",
+        len(lost),
+        "0",
+        f"of {len(record.acknowledged)}; {len(stored)} stored",
+    )
     missing = sum(max(0, count - stored.get(id, 0)) for id, count in record.feedback.items() if id in stored)
     row("service: acknowledged feedback lost", missing, "0", f"of {sum(record.feedback.values())}")
     row("service: reads of an acknowledged id that got 404", len(record.unreadable), "0")
-    for name, value in (("experiences lost", len(lost)), ("feedback lost", missing), ("reads of 404", len(record.unreadable))):
+    for name, value in (
+        ("experiences lost", len(lost)),
+        ("feedback lost", missing),
+        ("reads of 404", len(record.unreadable)),
+    ):
         broken += [f"{value} {name}"] if value else []
     broken += _files(report, record, folder)
-    row("service: updates, version", f"{status['updates']}, {status['policy_version']}", "", f"{len(status['alerts'])} alerts")
+    row(
+        "service: updates, version",
+        f"{status['updates']}, {status['policy_version']}",
+        "",
+        f"{len(status['alerts'])} alerts",
+    )
     row("service: exit code, processes left", f"{code}, {len(left)}", "130, 0", ", ".join(left))
     broken += [f"exit code {code}"] if code != 130 else []
     broken += [f"processes left: {', '.join(left)}"] if left else []
-    steady = [usage for at, usage in record.samples if not any(s <= at <= e + SETTLE_S for s, e in record.outages)]
+    steady = [
+        usage for at, usage in record.samples if not any(s <= at <= e + SETTLE_S for s, e in record.outages)
+    ]
     if len(steady) >= 6:
-        row("service: private memory, last third / second", process_tree.growth(steady, lambda u: u.bytes), "<= 1.01")
-        row("service: open files, last third / second", process_tree.growth(steady, lambda u: u.files), "<= 1.01")
+        row(
+            "service: private memory, last third / second",
+            process_tree.growth(steady, lambda u: u.bytes),
+            "<= 1.01",
+        )
+        row(
+            "service: open files, last third / second",
+            process_tree.growth(steady, lambda u: u.files),
+            "<= 1.01",
+        )
     for line in process_tree.table(steady):
         row(f"service: {line.pop('role')}", json.dumps(line))
     return broken
@@ -420,8 +513,17 @@ def _files(report: Report, record: Record, folder: Path) -> list[str]:
     broken = []
     result = audit.verify(folder / audit.FOLDER)
     unknown = [head for head in record.heads if not audit.verify(folder / audit.FOLDER, head).ok]
-    report.row("service: audit log", "whole" if result.ok else "broken", "whole", f"{result.lines} events, {result.files} files")
-    broken += [] if result.ok and not unknown else [f"audit log: {len(result.problems)} problems, {len(unknown)} heads missing"]
+    report.row(
+        "service: audit log",
+        "whole" if result.ok else "broken",
+        "whole",
+        f"{result.lines} events, {result.files} files",
+    )
+    broken += (
+        []
+        if result.ok and not unknown
+        else [f"audit log: {len(result.problems)} problems, {len(unknown)} heads missing"]
+    )
     damaged = []
     paths = sorted(folder.rglob("*.sqlite*")) + sorted(folder.rglob("*.db"))
     for path in (p for p in paths if not p.name.endswith(("-wal", "-shm"))):

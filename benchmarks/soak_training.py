@@ -1,4 +1,6 @@
-"""A training run of thousands of steps whose memory, objects and open files must stay flat; a part of `benchmarks.soak`."""
+"""A training run of thousands of steps whose memory, objects and open files must stay flat; a part of
+`benchmarks.soak`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ SETTINGS = [
     "dialogue.max_turns=1",
 ]
 # A policy without SFT never answers, so the reward is for short replies.
-SETTINGS += ["rewards.weights.length=1.0", "learner.lr=1e-5", "learner.checkpoint_every=50", "telemetry.progress=false"]
+SETTINGS += [
+    "rewards.weights.length=1.0",
+    "learner.lr=1e-5",
+    "learner.checkpoint_every=50",
+    "telemetry.progress=false",
+]
 SETTINGS += ["cluster.cpus=4", "cluster.object_store_bytes=200000000", "engine.workers=1"]
 
 
@@ -58,19 +65,25 @@ def run(args: argparse.Namespace, report: Report) -> list[str]:
         seconds = time.monotonic() - start
     rows = events.read(folder, "step/policy")
     report.row("training: steps", len(rows), str(args.steps), f"{seconds / max(1, len(rows)):.2f} s a step")
-    report.row("training: steps that trained", sum(row.get("learner/trained_sequences", 0) > 0 for row in rows))
+    report.row(
+        "training: steps that trained", sum(row.get("learner/trained_sequences", 0) > 0 for row in rows)
+    )
     warm = [(usage, count) for step, usage, count in samples if args.smoke or step >= WARM_UP * args.steps]
     broken = [f"{len(rows)} of {args.steps} steps"] if len(rows) != args.steps else []
     if len(warm) < 6:
         return broken
     usages = [usage for usage, _ in warm]
     third = len(warm) // 3
-    stored = [statistics.median(count for _, count in part) for part in (warm[third : 2 * third], warm[-third:])]
+    stored = [
+        statistics.median(count for _, count in part) for part in (warm[third : 2 * third], warm[-third:])
+    ]
     memory = process_tree.growth(usages, lambda u: u.bytes)
     files = process_tree.growth(usages, lambda u: u.files)
     report.row("training: private memory, last third / second", memory, "<= 1.02", f"{len(warm)} samples")
     report.row("training: open files, last third / second", files, "<= 1.01")
-    report.row("training: objects, median of the second third, of the last", f"{stored[0]:g}, {stored[1]:g}", "flat")
+    report.row(
+        "training: objects, median of the second third, of the last", f"{stored[0]:g}, {stored[1]:g}", "flat"
+    )
     for line in process_tree.table(usages):
         name = line.pop("role")
         report.row(f"training: {name}", str(line))
@@ -81,7 +94,9 @@ def run(args: argparse.Namespace, report: Report) -> list[str]:
     return broken
 
 
-def _train(config: Config, samples: list[tuple[int, dict[str, process_tree.Usage], int]], sample_s: float) -> None:
+def _train(
+    config: Config, samples: list[tuple[int, dict[str, process_tree.Usage], int]], sample_s: float
+) -> None:
     """Run the job; record its step, processes and objects every ``sample_s`` seconds."""
     done, me = threading.Event(), psutil.Process()
 

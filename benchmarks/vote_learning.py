@@ -1,17 +1,20 @@
 """How much does a service learn from its own votes, and how much would it learn from true labels?
 
-    python -m benchmarks.vote_learning --adapter CHECKPOINT [--shifts warm brightness:4 frost:2] [--seeds 42 1337 2024]
-        [--arms service rehearsal labels votes ttrl] [--requests 1000] [--questions 800] [--set evolution.gate=0.5]
-        [--dir runs/vote_learning]
+    python -m benchmarks.vote_learning --adapter CHECKPOINT [--shifts warm brightness:4 frost:2] [--seeds 42
+    1337 2024]
+        [--arms service rehearsal labels votes ttrl] [--requests 1000] [--questions 800] [--set
+        evolution.gate=0.5] [--dir runs/vote_learning]
 
-The policy of the checkpoint samples eight answers to each of the changed, unlabelled pictures of a seed. Every arm learns from
-such episodes in one pass with the settings of the quickstart's service, and answers other changed and unchanged pictures. Unlike
-in the service, all votes are those of the starting policy, no canary refuses an update, and unclear ones hinder no learning: arms
-differ in what they learn alone. `--questions 0` only counts how often votes are clear, and right.
-A shift is one of the card world or KIND:SEVERITY of ImageNet-C's corruptions. Trials that DIR has already are not run again.
+The policy of the checkpoint samples eight answers to each of the changed, unlabelled pictures of a seed.
+Every arm learns from such episodes in one pass with the settings of the quickstart's service, and answers
+other changed and unchanged pictures. Unlike in the service, all votes are those of the starting policy, no
+canary refuses an update, and unclear ones hinder no learning: arms differ in what they learn alone.
+`--questions 0` only counts how often votes are clear, and right. A shift is one of the card world or
+KIND:SEVERITY of ImageNet-C's corruptions. Trials that DIR has already are not run again.
 
 - ``service``: the votes of the quickstart's service, with its augmentations.
-- ``rehearsal``: the same with a memory, of requests about unchanged pictures and those learnt so far, that each update rehearses.
+- ``rehearsal``: the same with a memory, of requests about unchanged pictures and those learnt so far, that
+  each update rehearses.
 - ``labels``: the same episodes and updates, but true answers instead of votes.
 - ``votes``: the vote of samples without augmentations, whose own answers are learnt (self-distillation).
 - ``ttrl``: policy gradient on the majority of samples without augmentations, as TTRL (arXiv 2504.16084) does.
@@ -73,13 +76,19 @@ class Request:
 
     def verdict(self, config: Config) -> Verdict:
         """The verdict of the samples."""
-        return vote([episode.trajectory for episode in self.episodes], [], config.evolution, self.question, 0.0)
+        return vote(
+            [episode.trajectory for episode in self.episodes], [], config.evolution, self.question, 0.0
+        )
 
     def group(self, config: Config, label: str) -> Group | None:
         """The episodes scored against a label; None if nothing can be learnt from them."""
         trajectories = [episode.trajectory for episode in self.episodes]
         task = UpdateTask(
-            question_id=self.question.id, trajectories=trajectories, pseudo_label=label, confidence=1.0, created_at=0.0
+            question_id=self.question.id,
+            trajectories=trajectories,
+            pseudo_label=label,
+            confidence=1.0,
+            created_at=0.0,
         )
         group = as_group(relabel(task, self.question, label, config.rewards))
         assign_advantages([group], config.rft.advantage)
@@ -98,7 +107,9 @@ def is_right(answer: str | None, question: Question) -> bool:
     return canonical(answer or "") == canonical(truth(question))
 
 
-def answer(config: Config, generator: LocalGenerator, questions: list[Question], samples: int) -> Iterator[list[Episode]]:
+def answer(
+    config: Config, generator: LocalGenerator, questions: list[Question], samples: int
+) -> Iterator[list[Episode]]:
     """Answer every question with sampled episodes, or with a greedy one."""
     temperature = config.serve.sampling.temperature if samples > 1 else 0.0
     sampling = SamplingParams(temperature, 1.0, config.dialogue.max_turn_tokens, config.run.seed)
@@ -112,11 +123,15 @@ def use(generator: LocalGenerator, adapter: Adapter) -> None:
     generator.loop.run_until_complete(generator.engine.load(generator.engine.version + 1, adapter))
 
 
-def accuracy(config: Config, generator: LocalGenerator, adapter: Adapter, questions: list[Question]) -> list[float]:
+def accuracy(
+    config: Config, generator: LocalGenerator, adapter: Adapter, questions: list[Question]
+) -> list[float]:
     """Whether the greedy answer to each question is right."""
     use(generator, adapter)
     answers = answer(config, generator, questions, 1)
-    return [float(is_right(group[0].trajectory.answer, q)) for group, q in zip(answers, questions, strict=True)]
+    return [
+        float(is_right(group[0].trajectory.answer, q)) for group, q in zip(answers, questions, strict=True)
+    ]
 
 
 class Remembered(NamedTuple):
@@ -149,7 +164,8 @@ def learn(
 ) -> tuple[Adapter, int]:
     """The adapter to serve after one pass over requests and their labels, and the number of updates.
 
-    With ``evolution.rehearse`` each update also imitates what was learnt before, of ``history`` and of these requests.
+    With ``evolution.rehearse`` each update also imitates what was learnt before, of ``history`` and of these
+    requests.
     """
     e, rng = config.evolution, np.random.default_rng(config.run.seed)
     known = [remember(config, *pair) for pair in history] if e.rehearse else []
@@ -193,14 +209,21 @@ def learn(
     return adapter, updates
 
 
-def labels_of(config: Config, arm: str, requests: Sequence[Request]) -> tuple[list[tuple[Request, str]], dict[str, float]]:
+def labels_of(
+    config: Config, arm: str, requests: Sequence[Request]
+) -> tuple[list[tuple[Request, str]], dict[str, float]]:
     """The requests that an arm learns from with their labels, and how often votes are right."""
     e, rng = config.evolution, random.Random(0)
     verdicts = [request.verdict(config) for request in requests]
-    right = [is_right(verdict.answer, request.question) for verdict, request in zip(verdicts, requests, strict=True)]
+    right = [
+        is_right(verdict.answer, request.question)
+        for verdict, request in zip(verdicts, requests, strict=True)
+    ]
     clear = [gate(verdict, e) for verdict in verdicts]
     figures = {"vote_right": float(np.mean(right)), "clear": float(np.mean(clear))}
-    figures["clear_right"] = float(np.mean([r for r, c in zip(right, clear, strict=True) if c])) if any(clear) else 0.0
+    figures["clear_right"] = (
+        float(np.mean([r for r, c in zip(right, clear, strict=True) if c])) if any(clear) else 0.0
+    )
     taught = []
     for request, verdict, is_clear in list(zip(requests, verdicts, clear, strict=True))[e.cold_start :]:
         held_out = rng.random() < e.canary.traffic_share
@@ -218,12 +241,18 @@ def source_of(split: str, seed: int, shift: str = "") -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapter", type=Path, required=True, help="checkpoint of the policy that answers and learns")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--adapter", type=Path, required=True, help="checkpoint of the policy that answers and learns"
+    )
     parser.add_argument("--shifts", nargs="+", default=["warm"], help="changes of the pictures")
     parser.add_argument("--seeds", nargs="+", type=int, default=[42], help="seeds of pictures and sampling")
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--questions", type=int, default=800, help="held-out changed pictures, and half as many others")
+    parser.add_argument(
+        "--questions", type=int, default=800, help="held-out changed pictures, and half as many others"
+    )
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all arms")
     parser.add_argument("--dir", type=Path, default=Path("runs/vote_learning"), help="folder of the trials")
@@ -232,7 +261,8 @@ def main() -> None:
     if args.dir is not None:
         keep_arguments(args.dir, args, "shifts", "seeds", "arms")
     report, start = Report("vote_learning"), load_adapter(args.adapter)
-    own = [f"policy.adapter={args.adapter}", "policy.lora.vision_tower=true"]  # as in the quickstart's last stage
+    # As in the quickstart's last stage
+    own = [f"policy.adapter={args.adapter}", "policy.lora.vision_tower=true"]
     configs = {arm: load("configs/nano/quickstart.yaml", [*own, *ARMS[arm], *args.set]) for arm in args.arms}
     generator = LocalGenerator(next(iter(configs.values())), start)
     for shift in args.shifts:
@@ -272,14 +302,19 @@ def run_seed(
             continue
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
         if args.questions and not tests:
-            tests = {"changed": questions("test", seed, args.questions), "old": questions("test", seed, args.questions // 2, "")}
+            tests = {
+                "changed": questions("test", seed, args.questions),
+                "old": questions("test", seed, args.questions // 2, ""),
+            }
             generator.augmentations = []
             before = {name: accuracy(config, generator, start, test) for name, test in tests.items()}
         if (key := tuple(config.serve.augmentations)) not in collected:
             collected[key] = ask(questions("validation", seed, args.requests), config)
         if config.evolution.rehearse and not history:
             history, _ = labels_of(
-                config, arm, ask(questions("validation", seed + 1000, min(HISTORY, args.requests), ""), config)
+                config,
+                arm,
+                ask(questions("validation", seed + 1000, min(HISTORY, args.requests), ""), config),
             )
         taught, row = labels_of(config, arm, collected[key])
         if not args.questions:

@@ -1,9 +1,10 @@
-"""Publishing weights: bytes of an adapter against the formula and against all weights, and copies held by readers.
+"""Publishing weights: bytes of an adapter against the formula and against all weights, and copies held by
+readers.
 
     python -m benchmarks.weight_bytes
 
-Goals: bytes within 1 % of width * sum(rank * (in + out)) over the adapted layers, one object for all readers, and at 7B at least
-20 times fewer bytes than all weights.
+Goals: bytes within 1 % of width * sum(rank * (in + out)) over the adapted layers, one object for all readers,
+and at 7B at least 20 times fewer bytes than all weights.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ def seven_billion() -> torch.nn.Module:
     """Return Qwen2.5-VL-7B on the meta device: shapes without values."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
+    vision = {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+    }
     model_config = Qwen2_5_VLConfig(text_config=QWEN_7B, vision_config=vision)
     with torch.device("meta"):
         return Qwen2_5_VLForConditionalGeneration(model_config)
@@ -67,7 +74,9 @@ class Reader:
         self.store = store
 
     def read(self, version: int) -> tuple[str, int, bool]:
-        """Return the object's id, its bytes, and whether they are in shared memory and not in a private copy."""
+        """Return the object's id, its bytes, and whether they are in shared memory and not in a private
+        copy.
+        """
         (ref,) = ray.get(self.store.get.remote(version))
         adapter = ray.get(ref)
         if adapter is None:
@@ -78,12 +87,19 @@ class Reader:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--adapters", nargs="+", default=["7B:16", "7B:64", "nano:32"], help="MODEL:RANK; the first is published")
+    parser.add_argument(
+        "--adapters",
+        nargs="+",
+        default=["7B:16", "7B:64", "nano:32"],
+        help="MODEL:RANK; the first is published",
+    )
     args = parse_args(parser, adapters=["nano:32"])
     report = Report("weight_bytes")
     targets = config.LoraConfig().targets
     adapters = {}
-    for name, rank in ((name, int(rank)) for name, _, rank in (shape.partition(":") for shape in args.adapters)):
+    for name, rank in (
+        (name, int(rank)) for name, _, rank in (shape.partition(":") for shape in args.adapters)
+    ):
         model = seven_billion() if name == "7B" else load_model(config.PolicyConfig(model=name), "cpu")[0]
         shapes = {n: (m.out_features, m.in_features) for n, m in adapted_layers(model, targets).items()}
         formula = adapter_bytes(shapes, rank, WIDTH)
@@ -98,8 +114,14 @@ def main() -> None:
             save_tensors(adapter, Path(folder))
             on_disk = sum(f.stat().st_size for f in Path(folder).iterdir())
         report.row(f"{row}: bytes / formula", adapter.nbytes / formula, "1.00 +- 1 %")
-        report.row(f"{row}: bytes on disk / formula", on_disk / formula, "1.00 +- 1 %" if name == "7B" else "")
-        report.row(f"{row}: all weights / adapter", weight_bytes / adapter.nbytes, ">= 20" if (name, rank) == ("7B", 16) else "")
+        report.row(
+            f"{row}: bytes on disk / formula", on_disk / formula, "1.00 +- 1 %" if name == "7B" else ""
+        )
+        report.row(
+            f"{row}: all weights / adapter",
+            weight_bytes / adapter.nbytes,
+            ">= 20" if (name, rank) == ("7B", 16) else "",
+        )
         adapters[row] = adapter
 
     published, adapter = next(iter(adapters.items()))
@@ -116,7 +138,9 @@ def main() -> None:
         report.row("objects read by 4 readers", len({object_id for object_id, _, _ in results}), "1")
         report.row("readers that hold no copy", sum(shared for _, _, shared in results), str(READERS))
         ratio = compare(
-            lambda: ray.get([r.read.remote(1) for r in readers]), lambda: ray.get(readers[0].read.remote(1)), repeats=5
+            lambda: ray.get([r.read.remote(1) for r in readers]),
+            lambda: ray.get(readers[0].read.remote(1)),
+            repeats=5,
         )
         report.row("4 readers at once / 1 reader", ratio)
     report.close()

@@ -1,10 +1,12 @@
-"""A version of all parameters from the learner to its generators: broadcast (gloo) against the object store, side by side.
+"""A version of all parameters from the learner to its generators: broadcast (gloo) against the object store,
+side by side.
 
     python -m benchmarks.weight_transfer
 
-Both times end when every receiver has read the weights. Through the object store a version is hashed, written to disk and put
-before it is read; a broadcast hashes it first and writes it afterwards. Goals: broadcast / object store <= 1 on one node, where
-the object store is shared memory; bytes sent / bytes of the parameters 1.00 +- 1 %.
+Both times end when every receiver has read the weights. Through the object store a version is hashed, written
+to disk and put before it is read; a broadcast hashes it first and writes it afterwards. Goals: broadcast /
+object store <= 1 on one node, where the object store is shared memory; bytes sent / bytes of the parameters
+1.00 +- 1 %.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ def main() -> None:
         def broadcast() -> None:
             changed()
             version = ray.get(
-                store.announce.remote((weights.sha256(), weights.nbytes), "rft", number[0], None, True, sender.address)
+                store.announce.remote(
+                    (weights.sha256(), weights.nbytes), "rft", number[0], None, True, sender.address
+                )
             )
             places = ray.get(arrange.remote(store, version, list(receivers)))
             thread = threading.Thread(target=lambda: sent.update(sender.send(version, weights)))

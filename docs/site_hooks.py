@@ -1,4 +1,6 @@
-"""MkDocs hook: shows files of the repository's root as pages of the site, and generates tables of configuration keys."""
+"""MkDocs hook: shows files of the repository's root as pages of the site, and generates tables of
+configuration keys.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pixelis.config import Config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The root's file for its page, with links relative to docs; other pages with a table for each `<!-- keys: ... -->`."""
+    """The root's file for its page, with links relative to docs; other pages with a table for each `<!--
+    keys: ... -->`.
+    """
     source = Path(page.file.src_uri.upper()).with_suffix(".md")
     if page.file.src_uri in ("contributing.md", "changelog.md", "security.md"):
         return source.read_text(encoding="utf-8").replace("](docs/", "](")
@@ -33,5 +37,11 @@ def key_rows(prefix: str, section: type[BaseModel]) -> Iterator[str]:
         if isinstance(default, BaseModel):
             yield from key_rows(f"{prefix}.{name}", type(default))
         else:
-            shown = "unset" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+            shown = (
+                "unset"
+                if default is None
+                else str(default).lower()
+                if isinstance(default, bool)
+                else str(default)
+            )
             yield f"| `{prefix}.{name}` | `{shown}` | {field.description} |"

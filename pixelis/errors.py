@@ -2,7 +2,8 @@
 
 Three families decide how a failure is handled:
 
-- ``BadInput``: an error of the caller (config, image, request, data row). Reported to the caller, never retried.
+- ``BadInput``: an error of the caller (config, image, request, data row). Reported to the caller, never
+  retried.
 - ``InfraFailure``: a process, node, device or deadline failed. Retried under a budget on another actor.
 - ``DataFailure``: one sample cannot be used. The sample is dropped and counted by cause.
 """
@@ -16,14 +17,24 @@ from typing import Any, NamedTuple, Self
 
 
 def install_extra(extra: str) -> str:
-    """Command that installs an optional part of Pixelis. Names no package index, where the name may be somebody else's."""
+    """Command that installs an optional part of Pixelis.
+
+    Names no package index, where the name may be somebody else's.
+    """
     if (Path(__file__).parents[1] / "pyproject.toml").is_file():
-        return "make install-gpu" if extra == "gpu" else f"pip install -e '.[{extra}]' in the checkout of Pixelis"
+        return (
+            "make install-gpu"
+            if extra == "gpu"
+            else f"pip install -e '.[{extra}]' in the checkout of Pixelis"
+        )
     return f"pip install 'FILE.whl[{extra}]' with the wheel that Pixelis was installed from"
 
 
 class PixelisError(Exception):
-    """Base class of Pixelis's errors. ``code`` is a stable machine-readable name; ``fix`` tells what to do."""
+    """Base class of Pixelis's errors.
+
+    ``code`` is a stable machine-readable name; ``fix`` tells what to do.
+    """
 
     code = "error"
 
@@ -50,7 +61,10 @@ def _rebuild(kind: type[PixelisError], message: str, code: str, fix: str | None)
 
 
 class BadInput(PixelisError):
-    """The caller's input cannot be used. ``place``: where in a request the picture or clip stands that is the cause."""
+    """The caller's input cannot be used.
+
+    ``place``: where in a request the picture or clip stands that is the cause.
+    """
 
     code = "bad_input"
     place: str | None = None
@@ -91,7 +105,9 @@ class Overloaded(InfraFailure):
 
     code = "overloaded"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, code: str | None = None, fix: str | None = None):
+    def __init__(
+        self, message: str, *, retry_after_s: float = 1.0, code: str | None = None, fix: str | None = None
+    ):
         super().__init__(message, code=code, fix=fix)
         self.retry_after_s = retry_after_s
 
@@ -118,9 +134,9 @@ class DataFailure(PixelisError):
 class OperationError(DataFailure):
     """A pixel operation refused its arguments or failed; the model reads ``code`` and the message.
 
-    Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, bad_point, unknown_object, not_a_video, not_a_picture,
-    nothing_found, out_of_range, too_small, limit, timeout, out_of_memory, crashed, and the ``image_*`` and ``video_*`` codes of
-    media that cannot be decoded.
+    Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, bad_point, unknown_object, not_a_video,
+    not_a_picture, nothing_found, out_of_range, too_small, limit, timeout, out_of_memory, crashed, and the
+    ``image_*`` and ``video_*`` codes of media that cannot be decoded.
     """
 
     code = "operation_error"
@@ -150,11 +166,18 @@ _KINDS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
 }
-_BOUNDS = {"greater_than": "above", "greater_than_equal": "at least", "less_than": "below", "less_than_equal": "at most"}
+_BOUNDS = {
+    "greater_than": "above",
+    "greater_than_equal": "at least",
+    "less_than": "below",
+    "less_than_equal": "at most",
+}
 
 
 def first_problem(error: Any, names: Iterable[str] = ()) -> Problem:
-    """Convert the first finding of a pydantic ValidationError; ``names`` are candidates for misspelt fields."""
+    """Convert the first finding of a pydantic ValidationError; ``names`` are candidates for misspelt
+    fields.
+    """
     finding = error.errors()[0]
     kind, context = finding["type"], finding.get("ctx") or {}
     path = ".".join(str(part) for part in finding["loc"])
@@ -162,7 +185,11 @@ def first_problem(error: Any, names: Iterable[str] = ()) -> Problem:
         return Problem(path, "missing_column", "is missing")
     if kind == "extra_forbidden":
         similar = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(names), n=1)
-        return Problem(path, "unknown_column", "is not a known field" + (f": did you mean `{similar[0]}`?" if similar else ""))
+        return Problem(
+            path,
+            "unknown_column",
+            "is not a known field" + (f": did you mean `{similar[0]}`?" if similar else ""),
+        )
     if kind in _KINDS:
         message = f"{_KINDS[kind]}, not {str(finding['input'])[:40]!r}"
     elif kind in _BOUNDS:
@@ -170,9 +197,15 @@ def first_problem(error: Any, names: Iterable[str] = ()) -> Problem:
     elif kind == "literal_error":
         message = f"must be one of {context['expected']}, not {str(finding['input'])[:40]!r}"
     elif kind in ("too_short", "string_too_short"):
-        message = f"needs at least {context['min_length']} {'characters' if kind.startswith('string') else 'entries'}"
+        message = (
+            f"needs at least {context['min_length']} "
+            f"{'characters' if kind.startswith('string') else 'entries'}"
+        )
     elif kind in ("too_long", "string_too_long"):
-        message = f"may have at most {context['max_length']} {'characters' if kind.startswith('string') else 'entries'}"
+        message = (
+            f"may have at most {context['max_length']} "
+            f"{'characters' if kind.startswith('string') else 'entries'}"
+        )
     else:
         message = finding["msg"].removeprefix("Value error, ")
     return Problem(path, "wrong_type", message)

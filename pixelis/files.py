@@ -1,4 +1,6 @@
-"""Durable files: written aside and renamed, locked between processes, and failures of the disk by their reason."""
+"""Durable files: written aside and renamed, locked between processes, and failures of the disk by their
+reason.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ FIXES = {
     NO_SPACE: "free some space on this disk",
     READ_ONLY: "mount it writable, or correct its permissions",
     IO_ERROR: "check the disk and its limits (dmesg, quota, ulimit -f)",
-    DAMAGED: "restart the service, which saves every intact record, and load the last Parquet export (docs/memory.md)",
+    DAMAGED: (
+        "restart the service, which saves every intact record, and load the last Parquet export "
+        "(docs/memory.md)"
+    ),
 }
 MIN_FREE_BYTES = 1 << 20
 """Less free space counts as none: SQLite names some failures to grow a file an I/O error."""
@@ -34,7 +39,9 @@ _ERRORS = _FULL | _FORBIDDEN | {errno.EIO, errno.EFBIG}
 
 
 def disk_failure(path: Path, error: OSError | sqlite3.Error) -> InfraFailure:
-    """The failure to write ``path`` (or to read it, if it is damaged) as an InfraFailure whose code names the reason."""
+    """The failure to write ``path`` (or to read it, if it is damaged) as an InfraFailure whose code names the
+    reason.
+    """
     code = _code(path, error)
     reason = {NO_SPACE: "no space", READ_ONLY: "read-only", IO_ERROR: "I/O error", DAMAGED: "damaged"}[code]
     return InfraFailure(f"the disk refuses {path}: {reason} ({error})", code=code, fix=FIXES[code])
@@ -60,8 +67,8 @@ def has_space(path: Path) -> bool:
 def replacing(path: str | Path, mode: str = "wb", permissions: int | None = None) -> Iterator[IO[Any]]:
     """Open a file beside ``path`` to write; at the end it is flushed to disk and takes the place of ``path``.
 
-    Readers see the old content or the new, also after a power failure. An error leaves the old content. Creates the folder.
-    ``permissions``: mode bits of the file; None: those that the process's umask leaves.
+    Readers see the old content or the new, also after a power failure. An error leaves the old content.
+    Creates the folder. ``permissions``: mode bits of the file; None: those that the process's umask leaves.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +94,8 @@ def write_json(path: str | Path, value: Any) -> None:
 
 @contextmanager
 def locked(path: str | Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock file ``path`` against other processes and threads; the kernel frees it when its holder dies.
+    """Hold the lock file ``path`` against other processes and threads; the kernel frees it when its holder
+    dies.
 
     Raises filelock.Timeout if it is held and ``wait`` is false. Creates the folder.
     """
@@ -120,7 +128,9 @@ def _code(path: Path, error: OSError | sqlite3.Error) -> str:
 
 
 def _is_read_only(folder: Path) -> bool:
-    """Whether no file can be created in ``folder``: a disk that the kernel made read-only says so only then."""
+    """Whether no file can be created in ``folder``: a disk that the kernel made read-only says so only
+    then.
+    """
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

@@ -1,10 +1,11 @@
-"""Fit the numbers with which `pixelis/operations/mobilenet.py` chooses among masks and predicts their IoU; prints them.
+"""Fit the numbers with which `pixelis/operations/mobilenet.py` chooses among masks and predicts their IoU;
+prints them.
 
     PYTHONPATH=. python scripts/fit_segmenter.py --bsds BSDS500/data --coco coco128
 
-Uses one object of each picture of BSDS500's ``val`` folder and of 100 of ``train``, never ``test``; up to two of each picture of
-the half of COCO128 that is for building; and packaged objects: coins, drawings, hand outlines and cut-outs. Five minutes of one
-core.
+Uses one object of each picture of BSDS500's ``val`` folder and of 100 of ``train``, never ``test``; up to two
+of each picture of the half of COCO128 that is for building; and packaged objects: coins, drawings, hand
+outlines and cut-outs. Five minutes of one core.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ def truth_of(mask: np.ndarray, frame: mobilenet.Edges) -> np.ndarray:
     """A mask, bool [H, W], in the size of the network's maps of ``frame``."""
     left, top, right, bottom = frame
     size = mobilenet.SIDE // 2
-    return cv2.resize(mask[top:bottom, left:right].astype(np.float32), (size, size), interpolation=cv2.INTER_AREA) > 0.5
+    return (
+        cv2.resize(
+            mask[top:bottom, left:right].astype(np.float32), (size, size), interpolation=cv2.INTER_AREA
+        )
+        > 0.5
+    )
 
 
 def full_mask(probabilities: np.ndarray, place: mobilenet.Edges, shape: tuple[int, ...]) -> np.ndarray:
@@ -48,9 +54,13 @@ def iou(a: np.ndarray, b: np.ndarray) -> float:
 
 def main() -> None:
     """Fit and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bsds", type=Path, required=True, help="BSDS500's data folder: images, groundTruth")
-    parser.add_argument("--coco", type=Path, required=True, help="COCO128 with polygons: images/train2017, labels/train2017")
+    parser.add_argument(
+        "--coco", type=Path, required=True, help="COCO128 with polygons: images/train2017, labels/train2017"
+    )
     args = parser.parse_args()
     cv2.setNumThreads(1)
     described, overlaps, weights, averaged, boxes = [], [], [], [], []
@@ -62,7 +72,9 @@ def main() -> None:
         whole = (0, 0, width, height)
         true = truth_of(item.mask, whole)
         try:
-            maps, thumbs, features = mobilenet.describe(item.picture, whole, (item.point[0] + 0.5, item.point[1] + 0.5), 0)
+            maps, thumbs, features = mobilenet.describe(
+                item.picture, whole, (item.point[0] + 0.5, item.point[1] + 0.5), 0
+            )
             frame = mobilenet.around(item.box, item.mask.shape, mobilenet.BOX_MARGIN)
             box_map, level, signs = mobilenet.cut_box(item.picture, item.box, frame, 0)
         except OperationError:
@@ -71,7 +83,9 @@ def main() -> None:
         overlaps.append([iou(full_mask(mask, place, item.mask.shape), item.mask) for mask, place in maps])
         weights.append(np.full(len(maps), (1.0 if number < len(photographs) else PACKAGED) / len(maps)))
         averaged.append((thumbs, true))
-        small = cv2.resize((box_map > level).astype(np.float32), true.shape, interpolation=cv2.INTER_AREA) > 0.5
+        small = (
+            cv2.resize((box_map > level).astype(np.float32), true.shape, interpolation=cv2.INTER_AREA) > 0.5
+        )
         boxes.append((signs, iou(small, truth_of(item.mask, frame))))
     choice, _ = ridge(np.concatenate(described), np.concatenate(overlaps), np.concatenate(weights), PENALTY)
     points = []
@@ -93,7 +107,9 @@ def ridge(x: np.ndarray, y: np.ndarray, weights: np.ndarray, penalty: float) -> 
     """The slopes and the offset of a weighted linear regression."""
     mean, spread = x.mean(0), x.std(0) + 1e-9
     z = np.c_[(x - mean) / spread, np.ones(len(x))]
-    solution = np.linalg.solve((z * weights[:, None]).T @ z + penalty * np.eye(z.shape[1]), (z * weights[:, None]).T @ y)
+    solution = np.linalg.solve(
+        (z * weights[:, None]).T @ z + penalty * np.eye(z.shape[1]), (z * weights[:, None]).T @ y
+    )
     slopes = solution[:-1] / spread
     return slopes, float(solution[-1] - slopes @ mean)
 

@@ -1,4 +1,6 @@
-"""Backgrounds of the pictures that pretrain the base of pixelis-nano: photographs and recoloured, cropped variants."""
+"""Backgrounds of the pictures that pretrain the base of pixelis-nano: photographs and recoloured, cropped
+variants.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,28 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 def photo_backgrounds(folder: Path, seed: int, per_folder: int = 16) -> list[cards.Background]:
     """Return the photographs under a folder, each unchanged and as one variant.
 
-    Small pictures, pictures with transparency, duplicates and drawings on a uniform background are skipped. At most `per_folder`
-    photographs of one directory are used, because a background takes 4 MB.
+    Small pictures, pictures with transparency, duplicates and drawings on a uniform background are skipped.
+    At most `per_folder` photographs of one directory are used, because a background takes 4 MB.
     """
     backgrounds, thumbnails = [], set()
     by_folder: dict[Path, list[Path]] = {}
-    for path in sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.stat().st_size > 40_000):
+    for path in sorted(
+        p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.stat().st_size > 40_000
+    ):
         by_folder.setdefault(path.parent, []).append(path)
-    selected = [path for paths in by_folder.values() for path in paths[:: max(1, len(paths) // per_folder)][:per_folder]]
+    selected = [
+        path
+        for paths in by_folder.values()
+        for path in paths[:: max(1, len(paths) // per_folder)][:per_folder]
+    ]
     for path in selected:
         try:
             with Image.open(path) as image:
-                if image.mode not in ("RGB", "L") or min(image.size) < 240 or max(image.size) > 4 * min(image.size):
+                if (
+                    image.mode not in ("RGB", "L")
+                    or min(image.size) < 240
+                    or max(image.size) > 4 * min(image.size)
+                ):
                     continue
                 image.draft("RGB", (1440, 1440))
                 photograph = image.convert("RGB")
@@ -37,7 +49,10 @@ def photo_backgrounds(folder: Path, seed: int, per_folder: int = 16) -> list[car
         thumbnail = (np.asarray(photograph.resize((4, 4), Image.Resampling.BOX)) // 16).tobytes()
         if levels.max() < 0.5 * levels.sum() and thumbnail not in thumbnails:
             thumbnails.add(thumbnail)
-            backgrounds += [cards.Background(photograph), _variant(photograph, np.random.default_rng([len(thumbnails), seed]))]
+            backgrounds += [
+                cards.Background(photograph),
+                _variant(photograph, np.random.default_rng([len(thumbnails), seed])),
+            ]
     return backgrounds
 
 
@@ -46,7 +61,9 @@ def own_backgrounds(seed: int) -> list[cards.Background]:
     backgrounds = list(cards.world("train").backgrounds)
     for number, background in enumerate(list(backgrounds)):
         photograph = Image.fromarray(background.pixels)
-        backgrounds += [_variant(photograph, np.random.default_rng([number, copy, seed])) for copy in range(2)]
+        backgrounds += [
+            _variant(photograph, np.random.default_rng([number, copy, seed])) for copy in range(2)
+        ]
     return backgrounds
 
 
@@ -54,7 +71,8 @@ def _variant(photograph: Image.Image, rng: np.random.Generator) -> cards.Backgro
     """Crop a photograph, permute its colour channels and recolour it."""
     share = rng.uniform(0.35, 0.9)
     width, height = (int(side * share) for side in photograph.size)
-    left, top = int(rng.integers(photograph.width - width + 1)), int(rng.integers(photograph.height - height + 1))
+    left = int(rng.integers(photograph.width - width + 1))
+    top = int(rng.integers(photograph.height - height + 1))
     pixels = np.asarray(photograph.crop((left, top, left + width, top + height)))[..., rng.permutation(3)]
     return cards.Background(Image.fromarray(recolored(pixels, rng, 0.5)))
 

@@ -1,11 +1,12 @@
 """Lessons that pretrain the base of pixelis-nano to perceive.
 
-A lesson is a dialogue about one picture of the cards data: "Where is the red frame?" is answered with a box, and the digit of a
-crop is read. No lesson contains a tool call, an answer tag or a thought, so the base learns no protocol. Some rows repeat random
-vocabulary, so that tokens that occur in no lesson do not keep their random initial embeddings.
+A lesson is a dialogue about one picture of the cards data: "Where is the red frame?" is answered with a box,
+and the digit of a crop is read. No lesson contains a tool call, an answer tag or a thought, so the base
+learns no protocol. Some rows repeat random vocabulary, so that tokens that occur in no lesson do not keep
+their random initial embeddings.
 
-Crops start tight around the digit and widen to the size of a zoom. With wide crops only, the model takes several times longer to
-start reading.
+Crops start tight around the digit and widen to the size of a zoom. With wide crops only, the model takes
+several times longer to start reading.
 """
 
 from __future__ import annotations
@@ -40,7 +41,12 @@ BOXES = (
     "The box of the {c} frame is [{b}]",
 )
 READ = (
-    *("Which digit is this?", "Read the digit.", "What number is written here?", "Which digit is in the frame?"),
+    *(
+        "Which digit is this?",
+        "Read the digit.",
+        "What number is written here?",
+        "Which digit is in the frame?",
+    ),
     *(
         "What is the digit?",
         "Which digit is on the {c} card?",
@@ -90,7 +96,9 @@ class _Row:
 
 
 class Views(cards.World):
-    """Computes the model's views of scenes without whole pictures; bit-equal to the views of whole pictures."""
+    """Computes the model's views of scenes without whole pictures; bit-equal to the views of whole
+    pictures.
+    """
 
     def __init__(self, backgrounds: Sequence[cards.Background]):
         super().__init__(backgrounds)
@@ -120,18 +128,26 @@ class Views(cards.World):
 class Lessons(torch.utils.data.Dataset):
     """Batches of lessons by number. A number always gives the same batch.
 
-    plan: (first lesson, lessons) of each batch. easy: number of lessons over which crops widen from tight to the size of a zoom.
+    plan: (first lesson, lessons) of each batch. easy: number of lessons over which crops widen from tight to
+    the size of a zoom.
     """
 
     def __init__(
-        self, world: Views, tokenizer: PreTrainedTokenizerBase, plan: Sequence[tuple[int, int]], seed: int, easy: int = 0
+        self,
+        world: Views,
+        tokenizer: PreTrainedTokenizerBase,
+        plan: Sequence[tuple[int, int]],
+        seed: int,
+        easy: int = 0,
     ):
         self.world, self.tokenizer, self.plan, self.seed, self.easy = world, tokenizer, plan, seed, easy
         self._encoded: dict[str, list[int]] = {}
         self.image_token = tokenizer.convert_tokens_to_ids("<|image_pad|>")
         self.pad = tokenizer.convert_tokens_to_ids("<|endoftext|>")
         self.protocol = [self._encode(text)[0] for text in (*TAGS, *PIECES)]
-        self.vocabulary = [i for i in range(len(tokenizer)) if i >= len(SPECIAL) and i not in tokenizer.all_special_ids]
+        self.vocabulary = [
+            i for i in range(len(tokenizer)) if i >= len(SPECIAL) and i not in tokenizer.all_special_ids
+        ]
         side = cards.VIEW // cards.VIEW_MULTIPLE
         self.side = side
         self.image = self._encode("<|vision_start|>" + "<|image_pad|>" * (side * side) + "<|vision_end|>")
@@ -165,8 +181,12 @@ class Lessons(torch.utils.data.Dataset):
             rows.append(row)
         return self._collate(rows, marks, overviews, crops, digits)
 
-    def _lesson(self, row: _Row, rng: np.random.Generator, scene: cards.Scene, looseness: float) -> list[tuple[str, Any]]:
-        """Write one lesson of three turns into `row`; return the kind and the targets of each of its views."""
+    def _lesson(
+        self, row: _Row, rng: np.random.Generator, scene: cards.Scene, looseness: float
+    ) -> list[tuple[str, Any]]:
+        """Write one lesson of three turns into `row`; return the kind and the targets of each of its
+        views.
+        """
         recolor = _camera(rng)
         turns = [0, 1, 2] if rng.random() < 0.75 else [int(v) for v in rng.permutation(3)]
         targets: list[tuple[str, Any]] = []
@@ -206,7 +226,9 @@ class Lessons(torch.utils.data.Dataset):
             row.add(self._encode(str(card.digit)), TARGET)
         row.add(self._encode("<|im_end|>"), PLAIN)
 
-    def _question(self, row: _Row, rng: np.random.Generator, forms: Sequence[str], colour: str, first: bool, image: bool) -> None:
+    def _question(
+        self, row: _Row, rng: np.random.Generator, forms: Sequence[str], colour: str, first: bool, image: bool
+    ) -> None:
         text = forms[int(rng.integers(len(forms)))].format(c=colour)
         row.add(self._encode(("" if first else "\n") + "<|im_start|>user\n"))
         image_first = image and rng.random() < 0.8
@@ -247,7 +269,9 @@ class Lessons(torch.utils.data.Dataset):
         cells = cards.VIEW // cards.VIEW_MULTIPLE * 2
         for number, row in enumerate(rows):
             size = len(row.ids)
-            ids[number, :size], weights[number, :size], places[number, :size] = row.ids, row.weights, row.places
+            ids[number, :size] = row.ids
+            weights[number, :size] = row.weights
+            places[number, :size] = row.places
             grids = [(1, cells, cells)] * len(row.views)
             positions[:, number, :size], _ = mrope_positions(row.ids, grids, self.image_token, 2)
         tokens = [torch.from_numpy(a) for a in (ids, positions, weights, places)]
@@ -257,7 +281,9 @@ class Lessons(torch.utils.data.Dataset):
 
 
 def _camera(rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the same random change of brightness, contrast and white balance for all views of a lesson, or none."""
+    """Return the same random change of brightness, contrast and white balance for all views of a lesson, or
+    none.
+    """
     if rng.random() < 0.4:
         return lambda view: view
     seed = int(rng.integers(2**31))
@@ -283,7 +309,8 @@ def _crop_box(card: cards.Card, rng: np.random.Generator, looseness: float) -> t
         side = rng.uniform(0.06, 0.13)
     x1, y1, x2, y2 = card.box
     left, top = (
-        min(max((a + b) / 2 + float(s) - side / 2, 0.0), 1.0 - side) for a, b, s in ((x1, x2, shift[0]), (y1, y2, shift[1]))
+        min(max((a + b) / 2 + float(s) - side / 2, 0.0), 1.0 - side)
+        for a, b, s in ((x1, x2, shift[0]), (y1, y2, shift[1]))
     )
     # Round the side once: rounding both edges could give a rectangle that is not square.
     left, top, size = (round(v * cards.PICTURE) for v in (left, top, side))

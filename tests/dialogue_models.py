@@ -1,4 +1,6 @@
-"""Models for the dialogue tests, without weights: the embedded model's folder and one with the layout of Qwen2.5-VL."""
+"""Models for the dialogue tests, without weights: the embedded model's folder and one with the layout of
+Qwen2.5-VL.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,23 @@ from pixelis.operations import select
 from pixelis.records import ImageView
 
 QWEN_SPECIAL = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
-    *("<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>"),
+    *(
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|object_ref_start|>",
+        "<|object_ref_end|>",
+        "<|box_start|>",
+    ),
+    *(
+        "<|box_end|>",
+        "<|quad_start|>",
+        "<|quad_end|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|vision_pad|>",
+        "<|image_pad|>",
+    ),
     "<|video_pad|>",
 )
 QWEN_PLAIN = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")
@@ -35,7 +52,12 @@ def nano_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="pixelis-nano-"))
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
-    vision = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64}
+    vision = {
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "num_position_embeddings": 64,
+    }
     config = {
         "model_type": "qwen3_vl",
         "pixelis_nano": True,
@@ -50,7 +72,9 @@ def nano_folder() -> Path:
 
 @functools.cache
 def large_folder() -> Path:
-    """Return a folder like Qwen2.5-VL's: text settings at the top level, byte-level BPE, no <think> and <answer> tokens."""
+    """Return a folder like Qwen2.5-VL's: text settings at the top level, byte-level BPE, no <think> and
+    <answer> tokens.
+    """
     folder = Path(tempfile.mkdtemp(prefix="pixelis-large-"))
     tokenizer = Tokenizer(models.BPE())
     split = Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
@@ -60,11 +84,16 @@ def large_folder() -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
-    text = 'user assistant <answer> </answer> <think> {"name":"zoom_in","arguments":{"bbox_2d":[1,2,3,4]}} which digit is in '
+    text = (
+        'user assistant <answer> </answer> <think> {"name":"zoom_in","arguments":{"bbox_2d":[1,2,3,4]}} '
+        "which digit is in "
+    )
     tokenizer.train_from_iterator([text] * 3, trainer)
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in QWEN_SPECIAL])
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in QWEN_PLAIN])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
     fast.save_pretrained(folder)
     config = {
         "model_type": "qwen2_5_vl",
@@ -83,7 +112,9 @@ def large_folder() -> Path:
 
 @functools.cache
 def renderer(name: str) -> Renderer:
-    """Return the renderer of ``nano`` or ``large`` with zoom_in only; all schemas would fill a short context."""
+    """Return the renderer of ``nano`` or ``large`` with zoom_in only; all schemas would fill a short
+    context.
+    """
     folder = {"nano": nano_folder, "large": large_folder}[name]()
     tokenizer = load_tokenizer(folder)
     return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), DialogueConfig(), select(["zoom_in"]))
@@ -111,7 +142,11 @@ class ScriptedSession:
     closed: int = 0
 
     async def generate(
-        self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams, on_tokens: TokenCallback | None = None
+        self,
+        tokens: Sequence[int],
+        views: Sequence[np.ndarray],
+        sampling: SamplingParams,
+        on_tokens: TokenCallback | None = None,
     ) -> Completion:
         self.calls.append((list(tokens), len(views), sampling))
         line = self.lines[len(self.calls) - 1]

@@ -25,7 +25,9 @@ def exported() -> dict[str, tuple[str, set[str]]]:
 
 
 def missing(keys: Iterable[str], timeout_s: float = 30.0) -> set[str]:
-    """The keys that no node exports within ``timeout_s``: those of ACTOR_METRICS as registered, others as a gauge of a run."""
+    """The keys that no node exports within ``timeout_s``: those of ACTOR_METRICS as registered, others as a
+    gauge of a run.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         found, absent = exported(), set()

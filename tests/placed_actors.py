@@ -1,4 +1,6 @@
-"""Support for tests on real actors: the placed actors of one job, checks of groups, and ways to kill an actor."""
+"""Support for tests on real actors: the placed actors of one job, checks of groups, and ways to kill an
+actor.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class PlacedJob:
     adapter: Adapter
 
     def coordinator(self, **rft: Any) -> Any:
-        """Start another coordinator on the same generators, scorers and store. rft: changed configuration values."""
+        """Start another coordinator on the same generators, scorers and store. rft: changed configuration
+        values.
+        """
         config = self.config.model_copy(update={"rft": self.config.rft.model_copy(update=rft)})
         a = self.actors
         return cluster.spawn(Coordinator, config, a.generators, a.scorers, num_cpus=0)
@@ -63,7 +67,9 @@ def temporary(actor: Any) -> Iterator[Any]:
 
 
 def check_group(group: Group, views: dict[str, list[np.ndarray]], size: int) -> None:
-    """Check that trajectories belong to the group's question, views match their images, and advantages sum to 0."""
+    """Check that trajectories belong to the group's question, views match their images, and advantages sum to
+    0.
+    """
     assert len(group.trajectories) == size
     assert len({t.id for t in group.trajectories}) == size
     assert set(views) == {t.id for t in group.trajectories}
@@ -127,7 +133,10 @@ def greedy_tokens(generator: Any, version: int) -> list[list[int]]:
 
     ray.get(generator.load.remote(version), timeout=60)
     source = read_questions("cards:?split=validation&seed=1")
-    requests = [RolloutRequest(next(source), f"probe-{i}", 1, SamplingParams(temperature=0.0), views=False) for i in range(3)]
+    requests = [
+        RolloutRequest(next(source), f"probe-{i}", 1, SamplingParams(temperature=0.0), views=False)
+        for i in range(3)
+    ]
     refs = [generator.rollout.remote(request)[0] for request in requests]
     groups = ray.get(refs, timeout=60)
     assert {g.policy_version for g in groups} == {version}

@@ -1,4 +1,7 @@
-"""Small disks that tests fill or make read-only. Where mounting is not allowed, such a test is skipped by name."""
+"""Small disks that tests fill or make read-only.
+
+Where mounting is not allowed, such a test is skipped by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
     """A file system of this size at ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     options = f"size={int(megabytes * 1024)}k"
-    result = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
+    result = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True
+    )
     if result.returncode:
         pytest.skip(f"mounting a small disk is not possible here: {result.stderr.strip()}")
     try:
@@ -60,7 +65,9 @@ def failing_disk(folder: Path) -> Iterator[Path]:
 
 def fail(folder: Path) -> None:
     """Let a `failing_disk` fail: from now on it is read-only, also for files that are open."""
-    device = next(line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if f" {folder} " in line)
+    device = next(
+        line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if f" {folder} " in line
+    )
     Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error").write_text("1")
 
 
@@ -75,5 +82,7 @@ def _mount(image: Path, folder: Path) -> list[str]:
 
 
 def freeze(folder: Path, frozen: bool = True) -> None:
-    """Make everything in ``folder``, on a `failing_disk`, immutable or mutable again, also for files that are open."""
+    """Make everything in ``folder``, on a `failing_disk`, immutable or mutable again, also for files that are
+    open.
+    """
     subprocess.run(["chattr", "-R", "+i" if frozen else "-i", str(folder)], check=True)

@@ -1,4 +1,6 @@
-"""GRID WALK: a square on a grid that the policy moves to the goal; the picture shows where it is after each move."""
+"""GRID WALK: a square on a grid that the policy moves to the goal; the picture shows where it is after each
+move.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class GridWalk(Environment):
         self.place, self.moves = (row, column), self.moves + 1
         done = self.place == self.goal
         text = "You are there." if done else "Not there yet."
-        return EnvironmentResult(text, [self.picture()], reward=float(done), done=done, data={"moves": self.moves})
+        return EnvironmentResult(
+            text, [self.picture()], reward=float(done), done=done, data={"moves": self.moves}
+        )
 
     def picture(self) -> np.ndarray:
         """The grid: white, the goal red, the square blue."""

@@ -13,7 +13,10 @@ from pixelis import config
 
 
 def max_rl(rewards: list[float], settings: config.AdvantageConfig) -> list[float]:
-    """(r - mean) / mean: the rarer a success, the larger its advantage (MaxRL, arXiv 2602.02710). For rewards of 0 and above."""
+    """(r - mean) / mean: the rarer a success, the larger its advantage (MaxRL, arXiv 2602.02710).
+
+    For rewards of 0 and above.
+    """
     mean = math.fsum(rewards) / len(rewards)
     return [(r - mean) / mean if mean > 0 else 0.0 for r in rewards]
 
@@ -21,7 +24,9 @@ def max_rl(rewards: list[float], settings: config.AdvantageConfig) -> list[float
 def topr(
     ratio: torch.Tensor, log_probs: torch.Tensor, advantages: torch.Tensor, settings: config.LossConfig
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weight 1 for good rollouts, the ratio cut to 0..1 for bad ones (TOPR, arXiv 2503.14286, here for each token)."""
+    """Weight 1 for good rollouts, the ratio cut to 0..1 for bad ones (TOPR, arXiv 2503.14286, here for each
+    token).
+    """
     ratio, bad = ratio.detach(), advantages < 0
     weight = torch.where(bad, ratio.clamp(max=1.0), 1.0)
     return weight * advantages * log_probs, {"tapered": (bad & (ratio < 1.0)).sum()}

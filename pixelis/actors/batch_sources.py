@@ -1,7 +1,7 @@
 """Sources of learner batches: the protocol, and scored groups from the Coordinator for RFT and TTRL.
 
-The sources of SFT and of online evolution are in ``demonstrations`` and ``update_source``. Every worker holds its own copy of a
-source. All workers call each method together and take the same decisions.
+The sources of SFT and of online evolution are in ``demonstrations`` and ``update_source``. Every worker holds
+its own copy of a source. All workers call each method together and take the same decisions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class BatchSource(ABC):
     @contextmanager
     def open(self, trainer: Trainer, state: dict[str, Any]) -> Iterator[Iterator[LearnerBatch]]:
         """Iterate over the batches after the trainer's last one; ``state`` comes from its checkpoint."""
-        self.trainer, (self.rank, _), (self.share, self.shares) = trainer, rank_and_world_size(), trainer.model.sequence.share
+        self.trainer = trainer
+        (self.rank, _) = rank_and_world_size()
+        (self.share, self.shares) = trainer.model.sequence.share
         self.begin(state)
         yield self._until_stopped()
         self.end()
@@ -72,8 +74,12 @@ class BatchSource(ABC):
         """This worker's share of the next batch; None at the end."""
 
     @abstractmethod
-    def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """Report that ``batch`` is learnt and published as ``version``; returns results that are available by now."""
+    def done(
+        self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
+    ) -> StepResult:
+        """Report that ``batch`` is learnt and published as ``version``; returns results that are available by
+        now.
+        """
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint beside that of the last batch. Called on the first worker only."""
@@ -86,7 +92,8 @@ class BatchSource(ABC):
 class RolloutSource(BatchSource):
     """Batches of scored groups from the Coordinator, for RFT and TTRL.
 
-    With ``max_off_policy_steps=0`` a step ends when the generators have loaded its weights; otherwise it waits for nothing.
+    With ``max_off_policy_steps=0`` a step ends when the generators have loaded its weights; otherwise it
+    waits for nothing.
     """
 
     kind: Literal["sft", "policy"] = "policy"
@@ -108,25 +115,39 @@ class RolloutSource(BatchSource):
         """Start the actor at the trainer's batch and share its incarnation with the other workers."""
         incarnation = 0
         if self.rank == 0:
-            incarnation = ray.get(self.actor.begin.remote(self.trainer.batches, self.last_state, self.version, **options))
+            incarnation = ray.get(
+                self.actor.begin.remote(self.trainer.batches, self.last_state, self.version, **options)
+            )
         self.incarnation = int(sum_over_workers([float(incarnation)])[0])
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups with their views. Computes KL penalties of rewards and advantages of tokens, if configured."""
+        """This worker's groups with their views.
+
+        Computes KL penalties of rewards and advantages of tokens, if configured.
+        """
         share = self._share()
         if share is None:
             return None
         views = fetch_groups(share.views)
         samples, metrics, loss = samples_of(share.groups, views), share.metrics, self.config.rft.loss
         if self.config.rft.by_token:
-            rewards = [t.reward or 0.0 for g in share.groups for t in g.trajectories if t.advantage is not None]
-            metrics = metrics | assign_token_advantages(self.trainer, samples, rewards, self.config.rft.advantage)
+            rewards = [
+                t.reward or 0.0 for g in share.groups for t in g.trajectories if t.advantage is not None
+            ]
+            metrics = metrics | assign_token_advantages(
+                self.trainer, samples, rewards, self.config.rft.advantage
+            )
         elif loss.kl > 0 and loss.kl_in == "reward":
             sums = self.trainer.model.kl_to_reference(samples)
             counts = [s.policy_tokens for s, k in zip(samples, sums, strict=True) if k is not None]
-            total, tokens = self.trainer.model.sequence.sum([float(sum(k or 0.0 for k in sums)), float(sum(counts))])
+            total, tokens = self.trainer.model.sequence.sum(
+                [float(sum(k or 0.0 for k in sums)), float(sum(counts))]
+            )
             divergence = iter(sums)
-            kl = [[(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories] for g in share.groups]
+            kl = [
+                [(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories]
+                for g in share.groups
+            ]
             weighted = {
                 "greedy": share.greedy,
                 "kl": kl,
@@ -140,23 +161,39 @@ class RolloutSource(BatchSource):
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 
     def _share(self) -> RolloutBatch | None:
-        """This worker's part of the batch. If the actor has restarted, all workers start it again at the same batch."""
+        """This worker's part of the batch.
+
+        If the actor has restarted, all workers start it again at the same batch.
+        """
         for _ in range(MAX_RESTARTS):
             share, has_restarted = None, False
             try:
-                share = ray.get(self.actor.next_batch.remote(self.share, self.shares, self.trainer.batches, self.incarnation))
+                share = ray.get(
+                    self.actor.next_batch.remote(
+                        self.share, self.shares, self.trainer.batches, self.incarnation
+                    )
+                )
             except (RayActorError, InfraFailure) as error:
                 cause = unwrap_ray_error(error)
-                has_restarted = isinstance(error, RayActorError) or (cause is not None and cause.code == "restarted")
+                has_restarted = isinstance(error, RayActorError) or (
+                    cause is not None and cause.code == "restarted"
+                )
                 if not has_restarted:
                     raise
             if not sum_over_workers([float(has_restarted)])[0]:
                 return share
             self._start_actor(resumes_rewards=False)
-        raise InfraFailure(f"the actor that produces batches restarted {MAX_RESTARTS} times without producing one")
+        raise InfraFailure(
+            f"the actor that produces batches restarted {MAX_RESTARTS} times without producing one"
+        )
 
-    def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """Load the version on the generators and advance the rewards. Waits for evaluations only after the last batch."""
+    def done(
+        self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
+    ) -> StepResult:
+        """Load the version on the generators and advance the rewards.
+
+        Waits for evaluations only after the last batch.
+        """
         if self.config.engine.colocate:
             release_cached_memory()
         if self.rank:
@@ -183,7 +220,9 @@ class RolloutSource(BatchSource):
 
 
 def samples_of(groups: list[Group], views: list[Views]) -> list[TrainSample]:
-    """Samples of the trajectories that have an advantage and whose log-probabilities are those of the pictures as they are."""
+    """Samples of the trajectories that have an advantage and whose log-probabilities are those of the
+    pictures as they are.
+    """
     return [
         from_trajectory(trajectory, group_views[trajectory.id])
         for group, group_views in zip(groups, views, strict=True)

@@ -29,23 +29,36 @@ Pictures = Mapping[str, ray.ObjectRef]
 
 
 def canary_questions(config: CanaryConfig) -> list[Question]:
-    """The labelled questions. Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers."""
-    questions = list(itertools.islice(read_questions(config.questions, limit=config.count, epochs=1), config.count))
+    """The labelled questions.
+
+    Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers.
+    """
+    questions = list(
+        itertools.islice(read_questions(config.questions, limit=config.count, epochs=1), config.count)
+    )
     unlabelled = next((q for q in questions if not q.answers), None)
     if unlabelled is not None:
         message = f"evolution.canary.questions: {unlabelled.id} in {config.questions} has no answer"
         raise BadInput(message, code="unlabelled_canary", fix="use questions that have answers")
     if len(questions) < (least := least_questions(config)):
-        message = f"evolution.canary: {len(questions)} questions cannot rule out a drop of {config.tolerance:g}"
-        fix = f"set evolution.canary.questions and count to {least} questions or more, or raise tolerance or risk"
+        message = (
+            f"evolution.canary: {len(questions)} questions cannot rule out a drop of {config.tolerance:g}"
+        )
+        fix = (
+            f"set evolution.canary.questions and count to {least} questions or more, or raise tolerance "
+            "or risk"
+        )
         raise BadInput(message, code="small_canary", fix=fix)
     return questions
 
 
 class Canary:
-    """Answers `evolution.canary.count` questions greedily and scores the answers. Ground truth never leaves this class.
+    """Answers `evolution.canary.count` questions greedily and scores the answers.
 
-    generator: one that serves no requests, because it loads candidates; pictures: stores those of traffic questions.
+    Ground truth never leaves this class.
+
+    generator: one that serves no requests, because it loads candidates; pictures: stores those of traffic
+    questions.
     """
 
     def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
@@ -57,7 +70,9 @@ class Canary:
         """Stored pictures of traffic questions by media id, by question."""
         self.lock = asyncio.Lock()
         # Only the raw term `accuracy` is used; other terms may call a judge.
-        self.rewards = config.rewards.model_copy(update={"weights": RewardWeightsConfig(accuracy=1.0), "tasks": {}, "own": {}})
+        self.rewards = config.rewards.model_copy(
+            update={"weights": RewardWeightsConfig(accuracy=1.0), "tasks": {}, "own": {}}
+        )
 
     async def ready(self) -> None:
         """Read the questions. Raises the errors of `canary_questions`."""
@@ -67,8 +82,8 @@ class Canary:
     async def judge(self, version: int) -> dict[str, float | None]:
         """Score of `version` by question id, None where the question could not be answered or scored.
 
-        Raises InfraFailure if the generator is unavailable, MissingFile without weights, BadInput for weights that the
-        engine rejects.
+        Raises InfraFailure if the generator is unavailable, MissingFile without weights, BadInput for weights
+        that the engine rejects.
         """
         await self.ready()
         return await self._judge(version, [(question, {}) for question in self.questions])
@@ -81,28 +96,39 @@ class Canary:
         stored = dict(self.traffic)  # a copy: `keep` may replace pictures meanwhile
         for item in items:
             if item.question.id not in stored:
-                pictures = [(id, await asyncio.to_thread(self.pictures.add, array)) for id, array in item.pictures.items()]
+                pictures = [
+                    (id, await asyncio.to_thread(self.pictures.add, array))
+                    for id, array in item.pictures.items()
+                ]
                 self.traffic[item.question.id] = stored[item.question.id] = dict(pictures)
         shown = [{id: picture.ref for id, picture in stored[item.question.id].items()} for item in items]
-        return await self._judge(version, [(item.question, pictures) for item, pictures in zip(items, shown, strict=True)])
+        return await self._judge(
+            version, [(item.question, pictures) for item, pictures in zip(items, shown, strict=True)]
+        )
 
     def keep(self, question: str, pictures: Mapping[str, Picture]) -> None:
         """Keep the stored pictures of a new traffic question, by media id, until it is judged."""
         self.traffic[question] = dict(pictures)
 
-    async def _judge(self, version: int, questions: Sequence[tuple[Question, Pictures]]) -> dict[str, float | None]:
+    async def _judge(
+        self, version: int, questions: Sequence[tuple[Question, Pictures]]
+    ) -> dict[str, float | None]:
         async with self.lock:  # one version at a time
             rollouts = list[asyncio.Future[Group | None]]()
             try:
                 await self.router.load(version)
-                rollouts += [asyncio.ensure_future(self._rollout(q, version, pictures)) for q, pictures in questions]
+                rollouts += [
+                    asyncio.ensure_future(self._rollout(q, version, pictures)) for q, pictures in questions
+                ]
                 groups = [group for group in await asyncio.gather(*rollouts) if group is not None]
             except RayError as error:
                 raise unwrap_ray_error(error) or error from error
             finally:  # end the others after a failure, so that the next version is not loaded while they run
                 for rollout in rollouts:
                     rollout.cancel()
-            scores = await asyncio.to_thread(lambda: correctness([score_group(group, self.rewards) for group in groups]))
+            scores = await asyncio.to_thread(
+                lambda: correctness([score_group(group, self.rewards) for group in groups])
+            )
         return {question.id: scores.get(question.id) for question, _ in questions}
 
     async def _rollout(self, question: Question, version: int, pictures: Pictures) -> Group | None:
@@ -111,7 +137,9 @@ class Canary:
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
         has_operations = self.config.toolbox.has_tools
         name = f"canary-{version}-{question.id}"
-        request = RolloutRequest(unlabelled, name, 1, greedy, has_operations, d.max_turns, pictures, views=False)
+        request = RolloutRequest(
+            unlabelled, name, 1, greedy, has_operations, d.max_turns, pictures, views=False
+        )
         try:
             group = (await self.router.rollout(request)).group
         except (DataFailure, BadInput):

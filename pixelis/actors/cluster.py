@@ -31,7 +31,18 @@ from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
 """Variables of the driver's environment that workers get, beside those of FORWARDED."""
-FORWARDED = ("NCCL_", "TORCH_NCCL_", "GLOO_", "WANDB_", "MLFLOW_", "COMET_", "SWANLAB_", "TRACKIO_", "HF_", "RAY_SERVE_")
+FORWARDED = (
+    "NCCL_",
+    "TORCH_NCCL_",
+    "GLOO_",
+    "WANDB_",
+    "MLFLOW_",
+    "COMET_",
+    "SWANLAB_",
+    "TRACKIO_",
+    "HF_",
+    "RAY_SERVE_",
+)
 """Prefixes of the variables that workers get: communication, trackers, Hugging Face, Ray Serve."""
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 """Marks the names of variables whose values Ray must not write to its logs."""
@@ -46,9 +57,11 @@ LOCAL_ENV = {
     # A local machine is never preempted, and the end of a training run should be noticed within two seconds.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # The head keeps 100,000 ended calls for the dashboard, 3 MB a thousand; a service makes hundreds a second.
+    # The head keeps 100,000 ended calls for the dashboard, 3 MB a thousand; a service makes hundreds a
+    # second.
     "RAY_task_events_max_num_task_in_gcs": "1000",
-    # Logs are not shown, but Ray would look for new ones ten times a second, a fiftieth of a core after hundreds of processes.
+    # Logs are not shown, but Ray would look for new ones ten times a second, a fiftieth of a core after
+    # hundreds of processes.
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "LOG_NAME_UPDATE_INTERVAL_S": "5",
 }
@@ -56,33 +69,47 @@ LOCAL_ENV = {
 
 
 def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> None:
-    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Does nothing if connected.
+    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one.
 
-    Warns if a joined cluster has less than ``store_bytes`` in all object stores. Raises InfraFailure if no node can hold
-    ``largest_object`` bytes, and with the cause if a cluster cannot start.
+    Does nothing if connected.
+
+    Warns if a joined cluster has less than ``store_bytes`` in all object stores. Raises InfraFailure if no
+    node can hold ``largest_object`` bytes, and with the cause if a cluster cannot start.
     """
     if ray.is_initialized():
         return
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     address = None if address == "local" else address
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
-    # Hides the GPUs from processes that reserve none, before any library looks for them; see `use_reserved_gpus`.
+    # Hides the GPUs from processes that reserve none, before any library looks for them; see
+    # `use_reserved_gpus`.
     env["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"
     forwarded, secrets = worker_variables(config, os.environ)
     env |= forwarded
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING, "namespace": "pixelis"}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.WARNING,
+        "namespace": "pixelis",
+    }
     inherited: dict[str, str] = {}
     if address:
         # Ray refuses variables that the job was submitted with; its workers have them already.
-        submitted = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env", {}).get("env_vars", {})
+        submitted = (
+            json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+            .get("runtime_env", {})
+            .get("env_vars", {})
+        )
         secrets = {name: value for name, value in secrets.items() if name not in submitted}
-        options["runtime_env"] = {"env_vars": {name: value for name, value in env.items() if name not in submitted}}
+        options["runtime_env"] = {
+            "env_vars": {name: value for name, value in env.items() if name not in submitted}
+        }
         if secrets:
             options["runtime_env"]["worker_process_setup_hook"] = _set_secrets(secrets)
     else:
         check_session_folder()
         check_token_folder()
-        # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that Ray has prestarted.
+        # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that
+        # Ray has prestarted.
         inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env
         options |= {
             "num_cpus": local_cpus(config),
@@ -91,7 +118,10 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         }
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        stage(f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster", config.telemetry.progress)
+        stage(
+            f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster",
+            config.telemetry.progress,
+        )
         with _environment(inherited):
             ray.init(address=address or "local", **options)
     except ConnectionError as error:
@@ -111,20 +141,30 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
 def worker_variables(config: Config, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """The variables of a driver's environment that its workers get: those that may be logged, and secrets.
 
-    Secrets are passwords, keys and tokens by name, addresses with a password, and what the configuration names (`*_env`).
+    Secrets are passwords, keys and tokens by name, addresses with a password, and what the configuration
+    names (`*_env`).
     """
     keys = {
-        str(value) for path, *_ in leaf_keys(Config) if path.endswith("_env") and (value := operator.attrgetter(path)(config))
+        str(value)
+        for path, *_ in leaf_keys(Config)
+        if path.endswith("_env") and (value := operator.attrgetter(path)(config))
     }
     passed = {
-        name: value for name, value in environment.items() if name in keys or name in WORKER_ENV or name.startswith(FORWARDED)
+        name: value
+        for name, value in environment.items()
+        if name in keys or name in WORKER_ENV or name.startswith(FORWARDED)
     }
-    secret = {n: v for n, v in passed.items() if n in keys or SECRET.search(n) or re.search(r"://[^/\s]*@", v)}
+    secret = {
+        n: v for n, v in passed.items() if n in keys or SECRET.search(n) or re.search(r"://[^/\s]*@", v)
+    }
     return {name: value for name, value in passed.items() if name not in secret}, secret
 
 
 def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
-    """A function that sets variables in a worker. Ray logs and shows the variables of a runtime_env, but not this function."""
+    """A function that sets variables in a worker.
+
+    Ray logs and shows the variables of a runtime_env, but not this function.
+    """
 
     def set_secrets() -> None:
         os.environ.update(secrets)
@@ -133,7 +173,9 @@ def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
 
 
 def local_cpus(config: Config) -> float:
-    """CPU slots of a local cluster: at least 4 even on fewer cores, because most actors wait most of the time."""
+    """CPU slots of a local cluster: at least 4 even on fewer cores, because most actors wait most of the
+    time.
+    """
     return config.cluster.cpus or max(4, os.cpu_count() or 4)
 
 
@@ -144,7 +186,8 @@ def _local_store_bytes(needed: int) -> int:
 
 
 def check_object_stores(nodes: Sequence[Mapping[str, Any]], needed: int, largest: int) -> str:
-    """Warn if the object stores of the nodes, as `ray.nodes()` returns them, are smaller than needed; returns the warning.
+    """Warn if the object stores of the nodes, as `ray.nodes()` returns them, are smaller than needed; returns
+    the warning.
 
     Raises InfraFailure if none can hold the largest object.
     """
@@ -159,7 +202,8 @@ def check_object_stores(nodes: Sequence[Mapping[str, Any]], needed: int, largest
     if needed <= sum(sizes):
         return ""
     warning = (
-        f"the object stores of the cluster have {sum(sizes) / 1e9:.3g} GB, the job may need {needed / 1e9:.3g} GB: Ray would "
+        f"the object stores of the cluster have {sum(sizes) / 1e9:.3g} GB, the job may need "
+        f"{needed / 1e9:.3g} GB: Ray would "
         f"spill the rest to disk, which is slow; {advice}"
     )
     log.warning(warning)
@@ -184,7 +228,9 @@ def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
 
 
 def use_reserved_gpus() -> list[str]:
-    """Restrict this process to the GPUs that it has reserved, if any; returns their ids. Call it before CUDA is used.
+    """Restrict this process to the GPUs that it has reserved, if any; returns their ids.
+
+    Call it before CUDA is used.
 
     Ray shows a process that reserved no GPU all GPUs of its node.
     """
@@ -194,7 +240,9 @@ def use_reserved_gpus() -> list[str]:
 
 
 def lower_priority(config: Config) -> None:
-    """Without a GPU, raise the niceness of this busy process: short requests to other processes come first."""
+    """Without a GPU, raise the niceness of this busy process: short requests to other processes come
+    first.
+    """
     if not config.engine.gpus:
         os.nice(4)
 
@@ -202,13 +250,16 @@ def lower_priority(config: Config) -> None:
 def yield_to_serving() -> None:
     """Raise the niceness of this thread, and of those it starts, to that of the generators.
 
-    For a learner beside a service on one machine: it must neither delay replies nor starve while requests keep it busy.
+    For a learner beside a service on one machine: it must neither delay replies nor starve while requests
+    keep it busy.
     """
     os.nice(4)
 
 
 def freeze_gc() -> None:
-    """Exclude all existing objects from garbage collection. Call it when a process has loaded its model and libraries.
+    """Exclude all existing objects from garbage collection.
+
+    Call it when a process has loaded its model and libraries.
 
     A full collection stops all requests, in a gateway for 0.13 s.
     """
@@ -227,7 +278,10 @@ def first_answer(method: Any) -> ray.ObjectRef:
 
 
 def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
-    """Wait for the first answers of the actors of each role. Raises InfraFailure with the role that exceeds the timeout."""
+    """Wait for the first answers of the actors of each role.
+
+    Raises InfraFailure with the role that exceeds the timeout.
+    """
     deadline = time.monotonic() + timeout_s
     for role, refs in roles.items():
         if not refs:
@@ -248,7 +302,9 @@ _TYPED = re.compile(r"pixelis\.errors\.(\w+): (.*?)(?:\n *fix: (.*?))?\s*\Z", re
 
 
 def unwrap_ray_error(error: BaseException) -> PixelisError | None:
-    """The PixelisError in errors of Ray, or a failure of Ray itself or of a disk as an InfraFailure; None for any other error."""
+    """The PixelisError in errors of Ray, or a failure of Ray itself or of a disk as an InfraFailure; None for
+    any other error.
+    """
     pending, failure = [error], None
     while pending:
         inner = pending.pop()
@@ -264,6 +320,10 @@ def unwrap_ray_error(error: BaseException) -> PixelisError | None:
                 return getattr(errors, match[1])(match[2], fix=match[3])
             last = str(inner).strip().splitlines()[-1]
             failure = InfraFailure(last, fix="look at `ray status` and at the worker logs of the Ray session")
-        causes = [inner.__cause__, getattr(inner, "cause", None), *getattr(inner, "worker_failures", {}).values()]
+        causes = [
+            inner.__cause__,
+            getattr(inner, "cause", None),
+            *getattr(inner, "worker_failures", {}).values(),
+        ]
         pending += [cause for cause in causes if isinstance(cause, BaseException) and cause is not inner]
     return failure

@@ -1,8 +1,9 @@
-"""The Coordinator actor: admits questions, buffers scored groups, serves batches to the learner, runs evaluations.
+"""The Coordinator actor: admits questions, buffers scored groups, serves batches to the learner, runs
+evaluations.
 
 Admission bounds staleness: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) *
-prompts_per_step``, where ``step`` counts the batches whose weights the generators have loaded. With 0, a batch is rolled
-out only after the weights of the previous one are loaded: exactly on-policy.
+prompts_per_step``, where ``step`` counts the batches whose weights the generators have loaded. With 0, a
+batch is rolled out only after the weights of the previous one are loaded: exactly on-policy.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 class Coordinator:
     """Handles records and references only, never pixels or tensors.
 
-    Generators, scorers and the embedder are actors or their names; those named in ``elastic`` join when they have started.
-    ``store``: name of the PolicyStore if the learner broadcasts its versions. A restarted Coordinator has no state: the
-    learner notices the new ``incarnation`` and starts it at its current batch, and groups in flight are rolled out again.
+    Generators, scorers and the embedder are actors or their names; those named in ``elastic`` join when they
+    have started. ``store``: name of the PolicyStore if the learner broadcasts its versions. A restarted
+    Coordinator has no state: the learner notices the new ``incarnation`` and starts it at its current batch,
+    and groups in flight are rolled out again.
     """
 
     def __init__(
@@ -63,13 +65,16 @@ class Coordinator:
         self.elastic, self.joining = list(elastic), list[asyncio.Task]()
         self.config, self.scorers = config, [actor_handle(scorer) for scorer in scorers]
         self.router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.of(config))
-        self.rollouts = Rollouts(config, self.router, self.scorers, actor_handle(embedder) if embedder is not None else None)
+        self.rollouts = Rollouts(
+            config, self.router, self.scorers, actor_handle(embedder) if embedder is not None else None
+        )
         self.incarnation = 0
         self.step = 0
         self.consumed = Consumed()
         self.buffer = RolloutBuffer(config.rft, 0)
         self.step_of_version: dict[int, int] = {}  # version -> number of steps before it was published
-        self.current: tuple[int, RolloutBatch] | None = None  # kept until the next batch, because calls may be retried
+        # Kept until the next batch, because calls may be retried
+        self.current: tuple[int, RolloutBatch] | None = None
         self.first_started: float | None = None
         self.last_ready = 0.0
         self.stopped = False
@@ -83,20 +88,27 @@ class Coordinator:
         self.log = EventLog(config.run.dir)
         self.evaluations = Evaluations(config, self.router, self.rollouts, self.log)
 
-    # -- training ---------------------------------------------------------------------------------------------------
+    # -- training
+    # ---------------------------------------------------------------------------------------------------
 
-    async def begin(self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True) -> int:
-        """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation, which later calls must pass.
+    async def begin(
+        self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True
+    ) -> int:
+        """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation, which later
+        calls must pass.
 
-        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted. In the latter case the
-        scorers keep their state (``resumes_rewards`` is false). Raises InfraFailure ``restarted`` if another call overtakes it.
+        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted. In
+        the latter case the scorers keep their state (``resumes_rewards`` is false). Raises InfraFailure
+        ``restarted`` if another call overtakes it.
         """
-        incarnation = self.incarnation = random.getrandbits(48)  # calls of the learner before, also waiting ones, change nothing
+        # Calls of the learner before, also waiting ones, change nothing
+        incarnation = self.incarnation = random.getrandbits(48)
         async with self.changed:
             self.changed.notify_all()
         if self.producer is not None:
             self.producer.cancel()
-            await asyncio.wait([self.producer])  # otherwise a group that just finished would enter the new buffer
+            # Otherwise a group that just finished would enter the new buffer
+            await asyncio.wait([self.producer])
         self._check(incarnation)
         self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
@@ -111,7 +123,9 @@ class Coordinator:
             await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
         elif step:  # the previous incarnation may have ended before it advanced the scorers
             advances = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
-            self.evaluations.metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
+            self.evaluations.metrics |= {
+                name: value for advance in advances for name, value in advance.metrics.items()
+            }
         self._check(incarnation)
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
@@ -145,7 +159,10 @@ class Coordinator:
         self.log.write(events.JOINED, generator=name, generators=len(self.router.members))
 
     async def _produce(self, prompts: Prompts) -> None:
-        """Admit questions whenever the staleness bound allows it. The learner gets the error that ends production."""
+        """Admit questions whenever the staleness bound allows it.
+
+        The learner gets the error that ends production.
+        """
         try:
             async with asyncio.TaskGroup() as groups:
                 while True:
@@ -194,8 +211,11 @@ class Coordinator:
             observe("rollouts/group_seconds", time.monotonic() - started)
             self.changed.notify_all()
 
-    async def next_batch(self, rank: int, world: int, step: int, incarnation: int | None = None) -> RolloutBatch | None:
-        """Share of ``rank`` in batch ``step``: whole groups of about equally many tokens; None at the end of the run.
+    async def next_batch(
+        self, rank: int, world: int, step: int, incarnation: int | None = None
+    ) -> RolloutBatch | None:
+        """Share of ``rank`` in batch ``step``: whole groups of about equally many tokens; None at the end of
+        the run.
 
         Raises the error that stopped production, and InfraFailure ``restarted`` for another ``incarnation``.
         """
@@ -205,7 +225,9 @@ class Coordinator:
         async with self.changed:
             # A dead learner's call must not assemble a batch: the groups are the next one's.
             await self.changed.wait_for(
-                lambda: self._outdated(incarnation) or self._ready(step) or self.stopped or self.error is not None
+                lambda: (
+                    self._outdated(incarnation) or self._ready(step) or self.stopped or self.error is not None
+                )
             )
             self._check(incarnation)
             # If one rank has received its share, all must: the optimizer step is collective.
@@ -238,7 +260,9 @@ class Coordinator:
         if self.error is not None or self.stopped:
             return False
         admitted = self.buffer.admitted
-        selection = self.buffer.take(lambda scored: step - self.step_of_version.get(scored.group.policy_version, step))
+        selection = self.buffer.take(
+            lambda scored: step - self.step_of_version.get(scored.group.policy_version, step)
+        )
         if self.buffer.admitted != admitted:
             self.changed.notify_all()  # dropped stale groups have made room
         if selection is None:
@@ -256,20 +280,25 @@ class Coordinator:
         ages = [step - self.step_of_version.get(g.policy_version, step) for g in batch.groups]
         batch.metrics |= {
             "rollout/seconds": seconds,
-            "rollout/tokens_per_s": sum(t.tokens for g in groups for t in g.trajectories) / max(seconds, 1e-9),
+            "rollout/tokens_per_s": sum(t.tokens for g in groups for t in g.trajectories)
+            / max(seconds, 1e-9),
             "rollout/staleness": float(max(ages)),
             "rollout/staleness_mean": sum(ages) / len(ages),
             "rollout/generators": self.router.stats()["generators/able"],
         }
         for scored in selection.stale:
             age = step - self.step_of_version.get(scored.group.policy_version, step)
-            self.log.write("stale_group", step=step, id=scored.group.question.id, group=scored.group.id, age=age)
+            self.log.write(
+                "stale_group", step=step, id=scored.group.question.id, group=scored.group.id, age=age
+            )
         self._account(batch)
         self.current = (step, batch)
         return True
 
     def _account(self, batch: RolloutBatch) -> None:
-        """Record the batch: question numbers for checkpoints, ids in ``consumed.jsonl``, sample groups in ``rollouts.jsonl``."""
+        """Record the batch: question numbers for checkpoints, ids in ``consumed.jsonl``, sample groups in
+        ``rollouts.jsonl``.
+        """
         if self.bad_rows:
             batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
         batch.metrics |= self.evaluations.take_metrics()
@@ -278,15 +307,20 @@ class Coordinator:
         folder, samples = Path(self.config.run.dir), batch.groups[: self.config.telemetry.rollouts]
         with (folder / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
             lines.writelines(group.model_dump_json() + "\n" for group in samples)
-        row = {"step": batch.step, "numbers": batch.numbers, "ids": [group.question.id for group in batch.groups]}
+        row = {
+            "step": batch.step,
+            "numbers": batch.numbers,
+            "ids": [group.question.id for group in batch.groups],
+        }
         with (folder / "consumed.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 
     async def step_done(self, step: int, version: int, incarnation: int | None = None) -> StepResult:
-        """Load ``version``, which the learner published after batch ``step``; admit questions; start an evaluation if due.
+        """Load ``version``, which the learner published after batch ``step``; admit questions; start an
+        evaluation if due.
 
-        Returns reward metrics after the generators have loaded the version. Ignores calls of another ``incarnation``, and does
-        nothing more once another learner has begun.
+        Returns reward metrics after the generators have loaded the version. Ignores calls of another
+        ``incarnation``, and does nothing more once another learner has begun.
         """
         if self._outdated(incarnation):
             return StepResult()
@@ -301,7 +335,9 @@ class Coordinator:
                 metrics["rollout/asleep_s"] = time.monotonic() - self.asleep_since
                 await self.router.wake()
         if not self._outdated(incarnation):
-            await self.router.load(version, functools.partial(arrange_stream, self.store, version) if self.store else None)
+            await self.router.load(
+                version, functools.partial(arrange_stream, self.store, version) if self.store else None
+            )
         if self._outdated(incarnation):  # the scorers have the next learner's state
             return StepResult()
         is_last = step + 1 == self.config.rft.steps
@@ -330,7 +366,10 @@ class Coordinator:
         return self.evaluations.take_metrics()
 
     async def stop(self, evaluations: bool = True) -> None:
-        """Stop production and, unless ``evaluations`` is false, evaluations. The learner then writes its last checkpoint."""
+        """Stop production and, unless ``evaluations`` is false, evaluations.
+
+        The learner then writes its last checkpoint.
+        """
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -343,21 +382,28 @@ class Coordinator:
         counts = {"evaluated": dict(self.evaluations.finished), "bad_rows": dict(self.bad_rows)}
         return {"step": self.step, **counts, **self.router.stats()}
 
-    # -- evaluation -------------------------------------------------------------------------------------------------
+    # -- evaluation
+    # -------------------------------------------------------------------------------------------------
 
     async def evaluate(
         self, source: str, count: int, version: int, operations: bool, **options: Any
     ) -> tuple[list[Group], list[GroupViews]]:
-        """Episodes of the first ``count`` questions (0: all) of ``source`` with ``version``, as scored groups and their views.
+        """Episodes of the first ``count`` questions (0: all) of ``source`` with ``version``, as scored groups
+        and their views.
 
-        Options: ``name`` of the evaluation; ``seed`` that shuffles the questions; ``samples`` per question; ``seeds`` that
-        replace ``run.seed``, with ``samples`` episodes of each; ``share`` of the generators that are reserved. Raises
-        InfraFailure if that fails, and an error for an unusable question: a held-out set must be complete.
+        Options: ``name`` of the evaluation; ``seed`` that shuffles the questions; ``samples`` per question;
+        ``seeds`` that replace ``run.seed``, with ``samples`` episodes of each; ``share`` of the generators
+        that are reserved. Raises InfraFailure if that fails, and an error for an unusable question: a
+        held-out set must be complete.
         """
         return await self.evaluations.evaluate(source, count, version, operations, **options)
 
-    async def evaluate_held_out(self, step: int, version: int, count: int, levels: Sequence[str]) -> dict[str, float]:
-        """Metrics of ``count`` questions of each held-out set after ``step``; see ``Evaluations.held_out``."""
+    async def evaluate_held_out(
+        self, step: int, version: int, count: int, levels: Sequence[str]
+    ) -> dict[str, float]:
+        """Metrics of ``count`` questions of each held-out set after ``step``; see
+        ``Evaluations.held_out``.
+        """
         return (await self.evaluations.held_out(step, version, count, levels=levels))[1]
 
 

@@ -1,7 +1,8 @@
-"""SFT's batch source: demonstrations by Ray Data, evaluation during training, and the mixture of the curriculum.
+"""SFT's batch source: demonstrations by Ray Data, evaluation during training, and the mixture of the
+curriculum.
 
-After each evaluation the Schedule chooses the mixture of the following batches. A batch depends only on the seed, its step
-and the mixture, so a resumed run gets the same batches.
+After each evaluation the Schedule chooses the mixture of the following batches. A batch depends only on the
+seed, its step and the mixture, so a resumed run gets the same batches.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Schedule:
         self.changed = asyncio.Condition()
 
     async def begin(self, step: int, state: dict[str, Any]) -> dict[str, float]:
-        """Start or restart at `step` from the state of a checkpoint (empty for a new run). Returns metrics."""
+        """Start or restart at `step` from the state of a checkpoint (empty for a new run).
+
+        Returns metrics.
+        """
         self.curriculum = Curriculum(self.settings)
         self.curriculum.load_state_dict(state)
         async with self.changed:
@@ -64,7 +68,9 @@ class Schedule:
             await self.changed.wait_for(lambda: number in self.mixtures)
             return self.mixtures[number]
 
-    async def evaluated(self, step: int, loss: float, accuracy: float | None) -> tuple[Event | None, dict[str, float]]:
+    async def evaluated(
+        self, step: int, loss: float, accuracy: float | None
+    ) -> tuple[Event | None, dict[str, float]]:
         """Record an evaluation after `step` steps. Returns the resulting event, if any, and metrics."""
         event = self.curriculum.evaluated(step, loss, accuracy)
         async with self.changed:
@@ -80,12 +86,20 @@ class Schedule:
 class DemonstrationSource(BatchSource):
     """Batches of demonstrations by Ray Data.
 
-    start: step of the dataset's first batch; schedule: Schedule actor of a curriculum; actors: for episodes during evaluation.
+    start: step of the dataset's first batch; schedule: Schedule actor of a curriculum; actors: for episodes
+    during evaluation.
     """
 
     kind: Literal["sft", "policy"] = "sft"
 
-    def __init__(self, config: Config, start: int, steps: int, schedule: ActorHandle | None = None, actors: Actors | None = None):
+    def __init__(
+        self,
+        config: Config,
+        start: int,
+        steps: int,
+        schedule: ActorHandle | None = None,
+        actors: Actors | None = None,
+    ):
         self.config, self.start, self.steps, self.schedule = config, start, steps, schedule
         store = actors.store if actors is not None else None
         self.weights = WeightPublisher(store, "sft", every=config.sft.evaluate_every or 1)
@@ -94,14 +108,18 @@ class DemonstrationSource(BatchSource):
         self.unusable, self.log = 0, events.EventLog(config.run.dir)
 
     def prepare(self, step: int) -> None:
-        """Start preparing this worker's first batch. A worker restarted within a run skips the batches before `step`."""
+        """Start preparing this worker's first batch.
+
+        A worker restarted within a run skips the batches before `step`.
+        """
         import ray.train
 
         context = ray.train.get_context()
         batches = ray.train.get_dataset_shard(f"train-{context.get_world_rank()}").iter_batches(
             batch_size=self.config.sft.batch // self.config.learner.shares(context.get_world_size()),
             batch_format="numpy",
-            # With a schedule, prefetching would wait for a batch whose mixture depends on an evaluation after the current batch.
+            # With a schedule, prefetching would wait for a batch whose mixture depends on an evaluation after
+            # the current batch.
             prefetch_batches=0 if self.schedule is not None else 1,
         )
         self.batches = itertools.islice(batches, step - self.start, None)
@@ -113,7 +131,9 @@ class DemonstrationSource(BatchSource):
         if self.rank == 0:
             events.drop_steps(Path(self.config.run.dir) / "consumed.jsonl", self.trainer.batches)
         if self.schedule is not None and self.rank == 0:
-            self.curriculum = ray.get(self.schedule.begin.remote(self.trainer.batches, state.get("curriculum", {})))
+            self.curriculum = ray.get(
+                self.schedule.begin.remote(self.trainer.batches, state.get("curriculum", {}))
+            )
         version = self.weights.publish(self.trainer, {}, restart=True)
         if version is not None:
             ray.get(version)
@@ -121,7 +141,10 @@ class DemonstrationSource(BatchSource):
             self.evaluation.load(self.share, self.shares)
 
     def next(self) -> LearnerBatch | None:
-        """The next batch, None at the end. Raises DataFailure if more than `data.max_bad_rows` demonstrations are unusable."""
+        """The next batch, None at the end.
+
+        Raises DataFailure if more than `data.max_bad_rows` demonstrations are unusable.
+        """
         from pixelis.datasets.demonstration_stream import samples_of
 
         if (step := self.trainer.batches) >= self.steps:
@@ -131,7 +154,9 @@ class DemonstrationSource(BatchSource):
             return None
         levels = Counter(rows["level"].tolist())
         errors = [BadRow(*json.loads(text)) for text in rows["error"] if text]
-        *counts, failed = self.trainer.model.sequence.sum([*(float(levels[level]) for level in LEVELS), float(len(errors))])
+        *counts, failed = self.trainer.model.sequence.sum(
+            [*(float(levels[level]) for level in LEVELS), float(len(errors))]
+        )
         self.unusable += int(failed)
         for error in errors:
             self.log.write(BAD_ROW, **error._asdict())
@@ -139,18 +164,28 @@ class DemonstrationSource(BatchSource):
         if self.unusable > (limit if limit >= 1 else limit * self.steps * self.config.sft.batch):
             examples = "; ".join(map(str, errors[:EXAMPLES])) or "on another learner"
             raise DataFailure(
-                f"{self.unusable} demonstrations cannot be played, more than data.max_bad_rows={limit:g}: {examples}",
+                (
+                    f"{self.unusable} demonstrations cannot be played, more than "
+                    f"data.max_bad_rows={limit:g}: "
+                    f"{examples}"
+                ),
                 code=errors[0].code if errors else "unusable",
                 fix="correct or remove them, or raise data.max_bad_rows",
             )
-        metrics = {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)} if any(counts) else {}
+        metrics = (
+            {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)}
+            if any(counts)
+            else {}
+        )
         metrics |= {**self.curriculum, "data/unusable": float(self.unusable)}
         if self.rank == 0:
             with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"step": step, "ids": rows["id"].tolist()}) + "\n")
         return LearnerBatch(step, samples_of(rows), "sft", metrics, {"unusable": self.unusable})
 
-    def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
+    def done(
+        self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
+    ) -> StepResult:
         """Evaluate if it is due, and report the result to the schedule."""
         steps, every = batch.step + 1, self.config.sft.evaluate_every
         if not every or steps % every:
@@ -173,7 +208,9 @@ class DemonstrationSource(BatchSource):
 
 
 class HeldOut:
-    """Evaluation during SFT: loss on held-out demonstrations and, with a Coordinator, accuracy of episodes."""
+    """Evaluation during SFT: loss on held-out demonstrations and, with a Coordinator, accuracy of
+    episodes.
+    """
 
     def __init__(self, config: Config, coordinator: ActorHandle | None):
         self.config, self.coordinator = config, coordinator
@@ -184,25 +221,42 @@ class HeldOut:
         from pixelis.datasets.demonstration_stream import demonstrations, train_sample
         from pixelis.datasets.demonstrations import Player
 
-        player, count = Player(self.config, str(resolve(self.config.policy.model))), self.config.sft.validation_size
+        player = Player(self.config, str(resolve(self.config.policy.model)))
+        count = self.config.sft.validation_size
         source = demonstrations(self.config, self.config.sft.validation, count)
         rows = itertools.islice((row for row in source if row.kind in self.config.sft.kinds), count)
-        self.samples = [(row.level or "", train_sample(player, row)) for row in itertools.islice(rows, share, None, shares)]
+        self.samples = [
+            (row.level or "", train_sample(player, row))
+            for row in itertools.islice(rows, share, None, shares)
+        ]
 
     def loss(self, trainer: Trainer) -> dict[str, float]:
-        """Mean negative log-likelihood of the held-out tokens, over all and by level. All workers must call it together."""
+        """Mean negative log-likelihood of the held-out tokens, over all and by level.
+
+        All workers must call it together.
+        """
         sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
-        for (level, _), values in zip(self.samples, trainer.model.log_probs([sample for _, sample in self.samples]), strict=True):
+        for (level, _), values in zip(
+            self.samples, trainer.model.log_probs([sample for _, sample in self.samples]), strict=True
+        ):
             for name in {"", level}:
                 sums[name] = (sums[name][0] - float(values.sum(dtype="float64")), sums[name][1] + len(values))
         flat = sum_over_workers([float(value) for pair in sums.values() for value in pair])
-        means = {name: nll / tokens for name, nll, tokens in zip(sums, flat[::2], flat[1::2], strict=True) if tokens}
+        means = {
+            name: nll / tokens
+            for name, nll, tokens in zip(sums, flat[::2], flat[1::2], strict=True)
+            if tokens
+        }
         if "" not in means:
-            raise DataFailure(f"{self.config.sft.validation} gave no demonstration to evaluate on", fix="set sft.validation")
+            raise DataFailure(
+                f"{self.config.sft.validation} gave no demonstration to evaluate on", fix="set sft.validation"
+            )
         return {f"evaluate/loss{'_' + name if name else ''}": mean for name, mean in means.items()}
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
-        """Accuracy of `version` on the held-out sets, answered in episodes: their mean, by set and by level."""
+        """Accuracy of `version` on the held-out sets, answered in episodes: their mean, by set and by
+        level.
+        """
         if self.coordinator is None:
             return {}
         request = (step, version, self.config.sft.evaluate_episodes, LEVELS)

@@ -1,4 +1,6 @@
-"""The Embedder actor: vectors of the frozen base model, of episodes for rewards and of questions for memory."""
+"""The Embedder actor: vectors of the frozen base model, of episodes for rewards and of questions for
+memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Parts = list[tuple[np.ndarray | None, np.ndarray | None]]
 
 @ray.remote(max_restarts=-1, max_task_retries=2)
 class Embedder:
-    """The policy's base model without an adapter, so that its vectors stay the same while the policy learns."""
+    """The policy's base model without an adapter, so that its vectors stay the same while the policy
+    learns.
+    """
 
     def __init__(self, config: Config):
         use_reserved_gpus()
@@ -41,17 +45,27 @@ class Embedder:
         return "ok"
 
     def states(self, group: Group, views: GroupViews | Views) -> dict[str, list[list[float]]]:
-        """Vectors by trajectory id, one more than policy turns; trajectories that the model cannot process are left out."""
+        """Vectors by trajectory id, one more than policy turns; trajectories that the model cannot process
+        are left out.
+        """
         from pixelis.policy.embed import turn_states
 
         if isinstance(views, GroupViews):
             (views,) = fetch_groups([views])
         images = [views[t.id] for t in group.trajectories]
-        vectors = turn_states(self.model, self.spec, group.trajectories, images, self.config.learner.row_tokens)
-        return {t.id: states.tolist() for t, states in zip(group.trajectories, vectors, strict=True) if states is not None}
+        vectors = turn_states(
+            self.model, self.spec, group.trajectories, images, self.config.learner.row_tokens
+        )
+        return {
+            t.id: states.tolist()
+            for t, states in zip(group.trajectories, vectors, strict=True)
+            if states is not None
+        }
 
     def first_features(self, groups: Sequence[Group], views: Sequence[GroupViews]) -> Parts:
-        """Mean features of the pictures that the episodes of each group began with, and of its question's text."""
+        """Mean features of the pictures that the episodes of each group began with, and of its question's
+        text.
+        """
         from pixelis.policy.embed import mean_feature
 
         shown = []
@@ -64,10 +78,14 @@ class Embedder:
         return self._parts([group.question for group in groups], shown, mean_feature)
 
     def question_vector(self, question: Question, views: list[np.ndarray]) -> np.ndarray:
-        """Vector of a question for memory, float32 [hidden size]; views uint8 [h, w, 3] are fitted to the pixel budget."""
+        """Vector of a question for memory, float32 [hidden size]; views uint8 [h, w, 3] are fitted to the
+        pixel budget.
+        """
         return self.question_vectors([question], [views])[0]
 
-    def question_vectors(self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
+    def question_vectors(
+        self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]
+    ) -> list[np.ndarray]:
         """Vectors of several questions and their views."""
         from pixelis.policy.embed import image_vector
         from pixelis.records.vectors import combine
@@ -75,7 +93,9 @@ class Embedder:
         weights = self.config.memory.visual, self.config.memory.text
         return [combine(*parts, weights) for parts in self._parts(questions, views, image_vector)]
 
-    def _parts(self, questions: Sequence[Question], views: Sequence[list[np.ndarray]], pool: Callable[..., Any]) -> Parts:
+    def _parts(
+        self, questions: Sequence[Question], views: Sequence[list[np.ndarray]], pool: Callable[..., Any]
+    ) -> Parts:
         from pixelis.operations.pixel_budget import PixelBudget, fit
         from pixelis.policy.embed import question_vectors
 

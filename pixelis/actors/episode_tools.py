@@ -1,6 +1,7 @@
 """The tools of an episode on a toolbox pool, as `dialogue.agent` calls them.
 
-Pure operations run on whatever worker is free, and equal calls once. An environment belongs to one episode and one process.
+Pure operations run on whatever worker is free, and equal calls once. An environment belongs to one episode
+and one process.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class EnvironmentTools:
     async def reset(self) -> Outcome:
         """Start the environment."""
         self.worker.environments.add(self.episode)
-        return await self._call(Call(Action(op="reset", target=""), [], {}, episode=self.episode, question=self.question))
+        return await self._call(
+            Call(Action(op="reset", target=""), [], {}, episode=self.episode, question=self.question)
+        )
 
     async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
         """Carry out an action."""

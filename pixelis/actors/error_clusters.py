@@ -1,4 +1,6 @@
-"""Clusters the questions of an evaluation by features of the Embedder; drivers see neither pictures nor vectors."""
+"""Clusters the questions of an evaluation by features of the Embedder; drivers see neither pictures nor
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,13 @@ BATCH = 8
 """Questions that are embedded at once."""
 
 
-def find(config: Config, embedder: ActorHandle, groups: Sequence[Group], views: Sequence[GroupViews]) -> list[dict[str, Any]]:
-    """The `evaluate.clusters` clusters of the scored questions, see `error_clusters`. Raises BadInput for too few of them."""
+def find(
+    config: Config, embedder: ActorHandle, groups: Sequence[Group], views: Sequence[GroupViews]
+) -> list[dict[str, Any]]:
+    """The `evaluate.clusters` clusters of the scored questions, see `error_clusters`.
+
+    Raises BadInput for too few of them.
+    """
     scored = [pair for pair in zip(groups, views, strict=True) if correctness(pair[0].trajectories)]
     require_questions(len(scored), config.evaluate.clusters, "the evaluation")
     batches = [zip(*scored[start : start + BATCH], strict=True) for start in range(0, len(scored), BATCH)]
@@ -30,5 +37,7 @@ def find(config: Config, embedder: ActorHandle, groups: Sequence[Group], views: 
 
 @ray.remote(num_cpus=0)
 def _cluster(config: Config, groups: list[Group], *parts: Parts) -> list[dict[str, Any]]:
-    vectors = balanced_vectors([part for batch in parts for part in batch], (config.memory.visual, config.memory.text))
+    vectors = balanced_vectors(
+        [part for batch in parts for part in batch], (config.memory.visual, config.memory.text)
+    )
     return error_clusters(groups, vectors, config.evaluate.clusters, config.run.seed)

@@ -33,7 +33,9 @@ SEED_STRIDE = 1_000_003
 
 
 class Evaluations:
-    """Runs evaluations; ``finished`` counts their episodes, ``metrics`` are those of evaluations during training."""
+    """Runs evaluations; ``finished`` counts their episodes, ``metrics`` are those of evaluations during
+    training.
+    """
 
     def __init__(self, config: Config, router: GeneratorRouter, rollouts: Rollouts, log: EventLog):
         self.config, self.router, self.rollouts, self.log = config, router, rollouts, log
@@ -62,14 +64,18 @@ class Evaluations:
         """Evaluate on all held-out sets. A failure is logged and does not end the run."""
         async with self.turn:
             try:
-                summaries, metrics = await self.held_out(step, version, self.config.evaluate.questions, TRAINING_SHARE)
+                summaries, metrics = await self.held_out(
+                    step, version, self.config.evaluate.questions, TRAINING_SHARE
+                )
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
                 self.log.write(events.ALARM, step=step, text=f"the evaluation failed: {cause}")
                 return
         for name, summary in summaries.items():
             if (problem := diagnosis.of_evaluation(summary)) is not None:
-                self.log.write(events.ALARM, step=step, text=f"the evaluation{f' of {name}' if name else ''}: {problem}")
+                self.log.write(
+                    events.ALARM, step=step, text=f"the evaluation{f' of {name}' if name else ''}: {problem}"
+                )
         self.log.write("evaluation", step=step, version=version, **metrics)
         self.metrics |= {**metrics, "evaluate/step": float(step)}
 
@@ -87,7 +93,12 @@ class Evaluations:
         summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
         metrics = evaluation_metrics(summaries)
         for level in levels:
-            of_level = [group for groups, _ in results.values() for group in groups if group.question.meta.get("level") == level]
+            of_level = [
+                group
+                for groups, _ in results.values()
+                for group in groups
+                if group.question.meta.get("level") == level
+            ]
             if (accuracy := summarise(of_level)["accuracy"]) is not None:
                 metrics[f"evaluate/accuracy_{level}"] = accuracy
         name, (groups, views) = next(iter(results.items()))
@@ -115,30 +126,42 @@ class Evaluations:
             raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
         self.finished[name] = 0
         e, d = self.config.evaluate, self.config.dialogue
-        streams = {f"{name}-seed{seed}": seed * SEED_STRIDE & 0x7FFFFFFF for seed in seeds} or {name: self.config.run.seed}
+        streams = {f"{name}-seed{seed}": seed * SEED_STRIDE & 0x7FFFFFFF for seed in seeds} or {
+            name: self.config.run.seed
+        }
         async with self.router.reserve(version, share) as reserved:
             gate = asyncio.Semaphore(self.config.engine.max_num_seqs * len(self.router.members))
 
             async def answer(question: Question, label: str, seed: int) -> ScoredGroup:
                 sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, seed)
-                request = RolloutRequest(question, f"{label}-{question.id}", samples, sampling, operations, d.max_turns_test)
+                request = RolloutRequest(
+                    question, f"{label}-{question.id}", samples, sampling, operations, d.max_turns_test
+                )
                 async with gate:
                     scored = await self.rollouts.episodes(request, reserved=reserved)
                 self.finished[name] += 1
                 return scored
 
-            answers = [asyncio.ensure_future(answer(q, *stream)) for q in questions for stream in streams.items()]
+            answers = [
+                asyncio.ensure_future(answer(q, *stream)) for q in questions for stream in streams.items()
+            ]
             try:
                 results = await asyncio.gather(*answers)
             finally:
-                for task in answers:  # after a failure the others would wait for a reservation that is released
+                # After a failure the others would wait for a reservation that is released
+                for task in answers:
                     task.cancel()
         if len(streams) > 1:
-            results = [_merged(name, results[i : i + len(streams)]) for i in range(0, len(results), len(streams))]
+            results = [
+                _merged(name, results[i : i + len(streams)]) for i in range(0, len(results), len(streams))
+            ]
         return [scored.group for scored in results], [scored.views for scored in results]
 
     def _questions(self, source: str, seed: int | None, count: int) -> list[Question]:
-        """The first questions of ``source``, all with a ``count`` of 0. Where rewards use no truth, rows may lack one."""
+        """The first questions of ``source``, all with a ``count`` of 0.
+
+        Where rewards use no truth, rows may lack one.
+        """
         cut: dict[str, Labels] = {}
         on_labels = None if self.config.rewards.labelled else cut.__setitem__
         rows = read_questions(source, seed=seed, epochs=1, on_labels=on_labels)
@@ -149,6 +172,8 @@ class Evaluations:
 def _merged(name: str, same: Sequence[ScoredGroup]) -> ScoredGroup:
     """The episodes of several groups of a question as one group."""
     id = f"{name}-{same[0].group.question.id}"
-    trajectories = [t.model_copy(update={"group_id": id}) for scored in same for t in scored.group.trajectories]
+    trajectories = [
+        t.model_copy(update={"group_id": id}) for scored in same for t in scored.group.trajectories
+    ]
     group = same[0].group.model_copy(update={"id": id, "trajectories": trajectories})
     return replace(same[0], group=group, views=report.merge_views([scored.views for scored in same]))

@@ -1,4 +1,5 @@
-"""The Evolution actor: takes update tasks from traffic, gives the learner batches, judges and promotes its versions.
+"""The Evolution actor: takes update tasks from traffic, gives the learner batches, judges and promotes its
+versions.
 
 The path of a task: ``submit`` -> ``update_intake`` -> ``update_queue`` -> ``next_batch`` -> the learner ->
 ``step_done`` -> ``promotion``. The learner calls the same methods as on the Coordinator.
@@ -40,18 +41,20 @@ from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdi
 from pixelis.telemetry import logs, tracing
 
 SAVE_S, EXPIRE_S = 10.0, 3600.0
-"""Seconds between writes of the users in the share window, and between deletions by ``memory.retention_days``."""
+"""Seconds between writes of the users in the share window, and between deletions by
+``memory.retention_days``.
+"""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Evolution:
     """Queues at most ``evolution.queue`` tasks and gives the learner ``evolution.batch`` of them per step.
 
-    ``generators`` serve; ``canary`` is a Generator that does not serve, required with ``evolution.canary.enabled``.
-    Actors are handles or names; with names, a restart does not depend on the process that placed them. ``memory``:
-    names of the shards; ``scoring``: those for ``UpdateScoring``. A restarted actor keeps what is on disk (reviews,
-    approved tasks, audit log, alerts, the promoted version, traffic questions, the shares of users) and loses other
-    tasks and counts.
+    ``generators`` serve; ``canary`` is a Generator that does not serve, required with
+    ``evolution.canary.enabled``. Actors are handles or names; with names, a restart does not depend on the
+    process that placed them. ``memory``: names of the shards; ``scoring``: those for ``UpdateScoring``. A
+    restarted actor keeps what is on disk (reviews, approved tasks, audit log, alerts, the promoted version,
+    traffic questions, the shares of users) and loses other tasks and counts.
     """
 
     def __init__(
@@ -71,16 +74,24 @@ class Evolution:
         self.review_queue = ReviewQueue(Path(config.run.dir) / "review.db", config.rewards)
         self.deciding = asyncio.Lock()
         if e.canary.enabled and canary is None:
-            raise BadConfig("the canary has no generator", fix="place one, or set evolution.canary.enabled=false")
+            raise BadConfig(
+                "the canary has no generator", fix="place one, or set evolution.canary.enabled=false"
+            )
         pictures = UpdatePictures()
-        judge = Canary(config, actor_handle(canary), pictures) if e.canary.enabled and canary is not None else None
+        judge = (
+            Canary(config, actor_handle(canary), pictures)
+            if e.canary.enabled and canary is not None
+            else None
+        )
         router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.serving(config))
         traffic = TrafficQuestions(e.canary, Path(config.run.dir) / "versions" / "traffic")
         self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, traffic)
         self.counts: Counter[str] = Counter()
         self.queue = UpdateQueue(config, self.counts)
         self.scoring = UpdateScoring(config, scoring)
-        self.intake = UpdateIntake(config, self.queue, self.promotion, traffic, self.review_queue, self.scoring, pictures)
+        self.intake = UpdateIntake(
+            config, self.queue, self.promotion, traffic, self.review_queue, self.scoring, pictures
+        )
         self.rehearsal = Rehearsal(e, self.memory, pictures)
         self.rate, self.beta = RateLimit(e.per_minute), AdaptiveKLController(e.guard)
         self.updates_at: deque[float] = deque(maxlen=1000)
@@ -130,7 +141,8 @@ class Evolution:
         await self._open()
         return "ok"
 
-    # -- from the gateways ------------------------------------------------------------------------------------------
+    # -- from the gateways
+    # ------------------------------------------------------------------------------------------
 
     async def submit(
         self,
@@ -141,12 +153,13 @@ class Evolution:
         originals: dict[str, ray.ObjectRef] | None = None,
         unclear: int = 0,
     ) -> bool:
-        """Queue a task for the learner or for review; False when the task is dropped, which ``stats`` counts by cause.
+        """Queue a task for the learner or for review; False when the task is dropped, which ``stats`` counts
+        by cause.
 
-        ``originals``: the question's pictures by media id, with which the task may become a question of the canary;
-        ``unclear``: the user's verdicts below the gate since its last task. A review needs ``verdict`` and ``question``,
-        which holds no pictures. The pictures of ``views`` are copied into objects of this process, because an object
-        dies with its owner, here a gateway's replica.
+        ``originals``: the question's pictures by media id, with which the task may become a question of the
+        canary; ``unclear``: the user's verdicts below the gate since its last task. A review needs
+        ``verdict`` and ``question``, which holds no pictures. The pictures of ``views`` are copied into
+        objects of this process, because an object dies with its owner, here a gateway's replica.
         """
         with tracing.span("submit", task.trace):
             await self._open()
@@ -157,11 +170,17 @@ class Evolution:
         """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
         await self.intake.disown(experience_id, feedback)
         self.rehearsal.forget([experience_id])
-        details = {"experience": experience_id, "correct": feedback.correct, "answered": feedback.answer is not None}
+        details = {
+            "experience": experience_id,
+            "correct": feedback.correct,
+            "answered": feedback.answer is not None,
+        }
         await self.monitor.note("feedback", by, "feedback", "success", details)
 
     async def forget(self, experience_ids: list[str]) -> int:
-        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
+        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number
+        dropped now.
+        """
         self.rehearsal.forget(experience_ids)
         return await self.intake.forget(experience_ids)
 
@@ -169,13 +188,15 @@ class Evolution:
         """Set the health metrics of the gateway ``source``, such as p99_latency."""
         self.monitor.report(metrics, source)
 
-    # -- from the learner -------------------------------------------------------------------------------------------
+    # -- from the learner
+    # -------------------------------------------------------------------------------------------
 
     @ray.method(max_task_retries=-1)
     async def begin(self, step: int, state: dict[str, Any], version: int) -> int:
         """The learner (re)starts at ``step``; an unfinished batch is handed out again.
 
-        ``state`` is the ``StepResult.state`` of its last step. Returns the incarnation, which later calls must pass.
+        ``state`` is the ``StepResult.state`` of its last step. Returns the incarnation, which later calls
+        must pass.
         """
         await self._open()
         if "beta" in state and not self.beta.measured:
@@ -192,11 +213,14 @@ class Evolution:
         return self.incarnation
 
     @ray.method(max_task_retries=-1)
-    async def next_batch(self, rank: int, world: int, step: int, incarnation: int | None = None) -> RolloutBatch | None:
-        """Rank ``rank``'s share of update ``step``: whole groups of about equally many tokens; None when drained or stopped.
+    async def next_batch(
+        self, rank: int, world: int, step: int, incarnation: int | None = None
+    ) -> RolloutBatch | None:
+        """Rank ``rank``'s share of update ``step``: whole groups of about equally many tokens; None when
+        drained or stopped.
 
-        Waits for ``evolution.batch`` tasks (while draining: at least one a rank) and for the rate limit. Raises InfraFailure
-        ``restarted`` for another ``incarnation``.
+        Waits for ``evolution.batch`` tasks (while draining: at least one a rank) and for the rate limit.
+        Raises InfraFailure ``restarted`` for another ``incarnation``.
         """
         await self._open()
         if not self.learning or (incarnation is not None and incarnation != self.incarnation):
@@ -204,7 +228,8 @@ class Evolution:
             raise InfraFailure("the Evolution actor was restarted", code="restarted", fix="call begin again")
         async with self.changed:
             while not (self.intake.stopped or (step == self.step and self._ready(world))):
-                with contextlib.suppress(TimeoutError):  # until a change, or until the rate limit allows an update
+                # Until a change, or until the rate limit allows an update
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.changed.wait(), self.rate.wait_s(time.monotonic()) or None)
             # Once one rank has its share all must get theirs, or the optimizer step would never end.
             if self.current is None or (self.intake.stopped and not self.ranks_served):
@@ -219,7 +244,9 @@ class Evolution:
         may_form = self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0
         if may_form and (chosen := self.queue.ready(world if draining else self.settings.batch)):
             rehearsed = self.rehearsal.take(self.promotion.withdrawn, self.intake.forgotten)
-            self.current, self.tasks = self.queue.batch(chosen, self.promotion.served, self.beta.beta, rehearsed)
+            self.current, self.tasks = self.queue.batch(
+                chosen, self.promotion.served, self.beta.beta, rehearsed
+            )
             self.rehearsal.prepare(self.queue.shares.user_cap(now))
             self.current.step, self.current.restore = self.step, self.promotion.restore
             self.formed_at = time.time()
@@ -238,11 +265,17 @@ class Evolution:
 
     @ray.method(max_task_retries=-1)
     async def step_done(
-        self, step: int, version: int | None, incarnation: int | None = None, metrics: dict[str, float] | None = None
+        self,
+        step: int,
+        version: int | None,
+        incarnation: int | None = None,
+        metrics: dict[str, float] | None = None,
     ) -> StepResult:
-        """The learner applied (or skipped) update ``step``; ``version`` is the candidate that it published, if any.
+        """The learner applied (or skipped) update ``step``; ``version`` is the candidate that it published,
+        if any.
 
-        Returns when the candidate is promoted or refused. Ignored for another ``incarnation``; ``next_batch`` raises then.
+        Returns when the candidate is promoted or refused. Ignored for another ``incarnation``; ``next_batch``
+        raises then.
         """
         await self._open()
         if not self.learning or (incarnation is not None and incarnation != self.incarnation):
@@ -274,14 +307,19 @@ class Evolution:
                 self.step, self.current, self.tasks = step + 1, None, []
                 self.ranks_served.clear()
                 self.changed.notify_all()
-            elif promoted and self.promotion.served == version:  # the new learner started from the version before
+            elif (
+                promoted and self.promotion.served == version
+            ):  # the new learner started from the version before
                 self.promotion.restore = version
         # The version that the weights descend from (None: a refused one), and the KL controller.
         base = self.promotion.base if self.promotion.restore is None else None
         return StepResult(state={"base": base, "beta": self.beta.state()})
 
     async def candidate(self, version: int) -> bool:
-        """Judge a published candidate and promote or refuse it; True when it serves now. Does nothing once stopped."""
+        """Judge a published candidate and promote or refuse it; True when it serves now.
+
+        Does nothing once stopped.
+        """
         if self.intake.stopped:
             return False
         shares = self.queue.shares.published()
@@ -292,7 +330,8 @@ class Evolution:
         self.traces.clear()
         return promoted
 
-    # -- from the job -----------------------------------------------------------------------------------------------
+    # -- from the job
+    # -----------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """Accept no more tasks; the learner gets the queued ones, then None."""
@@ -309,7 +348,8 @@ class Evolution:
             task.cancel()
         await self.monitor.note("stop", "evolution", "stop", "success", {"version": self.promotion.served})
 
-    # -- from operators and reviewers -------------------------------------------------------------------------------
+    # -- from operators and reviewers
+    # -------------------------------------------------------------------------------
 
     async def pause(self, by: str) -> None:
         """Accept no task and make no update until ``resume``, also after a restart."""
@@ -341,7 +381,9 @@ class Evolution:
         return result
 
     async def roll_back(self, version: int | None, by: str) -> dict[str, Any]:
-        """Serve an earlier promoted version again (None: the previous one); later versions and their tasks are withdrawn."""
+        """Serve an earlier promoted version again (None: the previous one); later versions and their tasks
+        are withdrawn.
+        """
         await self._open()
         served = await self.promotion.roll_back(version, by, "ordered")
         await self._rolled_back()
@@ -381,20 +423,34 @@ class Evolution:
         return {**_shown(review), "pictures": await asyncio.to_thread(self.review_queue.pictures, id)}
 
     async def decide(
-        self, id: str, approve: bool, by: str, comment: str = "", answer: str | None = None, reviewer: str = ""
+        self,
+        id: str,
+        approve: bool,
+        by: str,
+        comment: str = "",
+        answer: str | None = None,
+        reviewer: str = "",
     ) -> dict[str, Any]:
-        """Approve an update, with ``answer`` as its corrected label, or reject it. Repeating a decision changes nothing.
+        """Approve an update, with ``answer`` as its corrected label, or reject it.
 
-        ``by`` sent the order; ``reviewer`` is the name that they gave. ``queued`` is False when nothing will be learnt.
-        Raises BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending`` while draining.
+        Repeating a decision changes nothing.
+
+        ``by`` sent the order; ``reviewer`` is the name that they gave. ``queued`` is False when nothing will
+        be learnt. Raises BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending``
+        while draining.
         """
         await self._open()
-        if approve and (self.intake.draining or self.intake.stopped):  # the decision would be stored but never learnt from
-            raise InfraFailure("the service is ending", code="ending", fix="approve it when the service runs again")
+        # The decision would be stored but never learnt from
+        if approve and (self.intake.draining or self.intake.stopped):
+            raise InfraFailure(
+                "the service is ending", code="ending", fix="approve it when the service runs again"
+            )
         state: Literal["approved", "rejected"] = "approved" if approve else "rejected"
         async with self.deciding:
             review = await asyncio.to_thread(self.review_queue.get, id)
-            task = await asyncio.to_thread(self.review_queue.decide, id, state, reviewer or by, comment, answer)
+            task = await asyncio.to_thread(
+                self.review_queue.decide, id, state, reviewer or by, comment, answer
+            )
         queued = task is not None and await self.intake.approve(id)
         if task is not None and answer and self.memory is not None:
             self.memory.correct(task.experience_id, redact(answer))
@@ -404,7 +460,9 @@ class Evolution:
             await self.monitor.note("review", by, state, "success", details)
         return {"state": state, "queued": queued}
 
-    async def audit(self, event: str, actor: str, action: str, result: str = "success", details: dict | None = None) -> None:
+    async def audit(
+        self, event: str, actor: str, action: str, result: str = "success", details: dict | None = None
+    ) -> None:
         """Write another component's event, such as a deletion, into the audit log."""
         await self.monitor.note(event, actor, action, result, details or {})
 
@@ -452,7 +510,9 @@ class Evolution:
         return await self.promotion.store.list.remote()
 
     async def canary_curve(self) -> list[dict[str, Any]]:
-        """Judgements, oldest first: version, time, accuracy, reference_accuracy, mean, se, decision, reason."""
+        """Judgements, oldest first: version, time, accuracy, reference_accuracy, mean, se, decision,
+        reason.
+        """
         return self.promotion.curve
 
     async def recent_audit(self, n: int = 50) -> list[dict[str, Any]]:
@@ -463,7 +523,8 @@ class Evolution:
         """The last ``n`` alerts, newest first."""
         return [{**asdict(alert), "message": alert.message} for alert in self.monitor.alerter.recent(n)]
 
-    # -- periodically --------------------------------------------------------------------------------------------------
+    # -- periodically
+    # --------------------------------------------------------------------------------------------------
 
     def _health(self) -> dict[str, float]:
         """Metrics for the alert thresholds; the updates of the last minute only while updates are due."""

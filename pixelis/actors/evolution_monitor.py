@@ -42,7 +42,9 @@ STALE_S = 60.0
 
 @contextmanager
 def log_failures(message: str) -> Iterator[None]:
-    """Log an exception of the block with ``message`` and continue, so that a periodic action is tried again."""
+    """Log an exception of the block with ``message`` and continue, so that a periodic action is tried
+    again.
+    """
     try:
         yield
     except Exception:
@@ -50,7 +52,9 @@ def log_failures(message: str) -> Iterator[None]:
 
 
 async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: str) -> None:
-    """Await ``action`` every ``every_s`` seconds until cancelled; exceptions are logged with the message ``failure``."""
+    """Await ``action`` every ``every_s`` seconds until cancelled; exceptions are logged with the message
+    ``failure``.
+    """
     while True:
         await asyncio.sleep(every_s)
         with log_failures(failure):
@@ -64,18 +68,29 @@ class EvolutionMonitor:
         e = config.evolution
         self.every_s, self.health = e.alerts.every_s, health
         self.log = AuditLog(Path(config.run.dir) / FOLDER, e.audit)
-        self.alerter = Alerter(e.alerts.model_copy(update={"extra": [*THRESHOLDS, *e.alerts.extra]}), config.run.dir)
+        self.alerter = Alerter(
+            e.alerts.model_copy(update={"extra": [*THRESHOLDS, *e.alerts.extra]}), config.run.dir
+        )
         self.reported: dict[str, tuple[float, dict[str, float]]] = {}
 
-    async def note(self, event: str, actor: str, action: str, result: str, details: Mapping[str, Any]) -> None:
+    async def note(
+        self, event: str, actor: str, action: str, result: str, details: Mapping[str, Any]
+    ) -> None:
         """Write an audit event, on disk on return. Raises InfraFailure when the disk refuses."""
         count("evolution/events", tags={"event": event, "result": result})
         await asyncio.to_thread(self.log.write, event, actor, action, result, details)
 
     async def note_update(
-        self, step: int, tasks: Sequence[UpdateTask], sources: Sequence[Source], metrics: Mapping[str, float], skipped: bool
+        self,
+        step: int,
+        tasks: Sequence[UpdateTask],
+        sources: Sequence[Source],
+        metrics: Mapping[str, float],
+        skipped: bool,
     ) -> None:
-        """Write the audit event of an update: what it learnt from, the largest shares of it, and the numbers of the step."""
+        """Write the audit event of an update: what it learnt from, the largest shares of it, and the numbers
+        of the step.
+        """
         numbers = {name.partition("/")[2]: metrics[name] for name in AUDITED if name in metrics}
         details = {
             "step": step,
@@ -90,7 +105,9 @@ class EvolutionMonitor:
         self.reported[source] = (time.monotonic(), dict(metrics))
 
     def metrics(self) -> dict[str, float]:
-        """The owner's metrics, this machine's memory usage (0..1), and the largest recent value of any gateway."""
+        """The owner's metrics, this machine's memory usage (0..1), and the largest recent value of any
+        gateway.
+        """
         result = {**self.health(), "memory_usage": psutil.virtual_memory().percent / 100}
         for reported_at, metrics in self.reported.values():
             if time.monotonic() - reported_at < STALE_S:

@@ -44,10 +44,14 @@ FirstViews = list[np.ndarray] | None
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024, concurrency_groups={"health": 2})
 class Generator:
-    """Runs episodes of the current policy. Its own toolboxes decode images and run operations; they end with it."""
+    """Runs episodes of the current policy.
+
+    Its own toolboxes decode images and run operations; they end with it.
+    """
 
     def __init__(self, config: Config, store: str, index: int = 0):
-        # A name, because a handle argument is kept in the object store, where its loss can make a restart impossible.
+        # A name, because a handle argument is kept in the object store, where its loss can make a restart
+        # impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
         use_reserved_gpus()
         lower_priority(config)
@@ -58,7 +62,9 @@ class Generator:
         self.engine = start_engine(config, resolve(config.policy.model), config.run.seed + index)
         operations = select(config.toolbox.operations)
         environments = select_environments(config.toolbox.environments)
-        self.renderer = Renderer(self.engine.tokenizer, self.engine.spec, config.dialogue, operations, environments)
+        self.renderer = Renderer(
+            self.engine.tokenizer, self.engine.spec, config.dialogue, operations, environments
+        )
         self.tools = ToolboxPool(config, self.engine.spec.multiple, self.renderer.coordinates)
         self.started, self.loading, self.running = False, asyncio.Lock(), 0
         freeze_gc()
@@ -138,7 +144,8 @@ class Generator:
     async def stream(
         self, request: RolloutRequest
     ) -> AsyncIterator[list[TurnEvent | TextEvent] | Group | AddedViews | FirstViews]:
-        """`rollout` as a stream: lists of new turns and text as they are generated, then the results of `rollout`.
+        """`rollout` as a stream: lists of new turns and text as they are generated, then the results of
+        `rollout`.
 
         Cancelling the call or closing the stream ends the episodes and frees their rows in the engine.
         """
@@ -146,7 +153,9 @@ class Generator:
         changed = asyncio.Event()
 
         def watch(sample: int, turn: Turn, views: list[np.ndarray]) -> None:
-            events.append((sample, turn.model_copy(update={"tokens": [], "log_probs": [], "top_log_probs": []}), views))
+            events.append(
+                (sample, turn.model_copy(update={"tokens": [], "log_probs": [], "top_log_probs": []}), views)
+            )
             changed.set()
 
         def read(text: str) -> None:
@@ -176,7 +185,9 @@ class Generator:
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
         read: Callable[[str], None] | None = None,
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
-        """The results of `rollout`. watch: called with each new turn; read: with new text of the first sample."""
+        """The results of `rollout`. watch: called with each new turn; read: with new text of the first
+        sample.
+        """
         if not self.started:  # a new or restarted process must not serve the bare model
             async with self.loading:
                 if not self.started:
@@ -245,7 +256,9 @@ class Generator:
         trajectories = [e.trajectory for e in episodes]
         for trajectory, name in zip(trajectories, augmentations, strict=True):
             trajectory.augmentation = name
-        group = Group(id=request.group_id, question=question, trajectories=trajectories, policy_version=version)
+        group = Group(
+            id=request.group_id, question=question, trajectories=trajectories, policy_version=version
+        )
         if not request.views:
             return group, {}, []
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
@@ -255,7 +268,9 @@ class Generator:
 async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:
     """`run_episode` as a span."""
     with tracing.span("episode") as span:
-        episode = await run_episode(TracedSession(session) if span.is_recording() else session, *arguments, **details)
+        episode = await run_episode(
+            TracedSession(session) if span.is_recording() else session, *arguments, **details
+        )
         t = episode.trajectory
         values = {"trajectory": t.id, "stop_reason": t.stop_reason.value, "version": t.policy_version}
         span.set_attributes({f"pixelis.{name}": value for name, value in values.items()})

@@ -1,4 +1,6 @@
-"""A generator as a router knows it: its actor, its work, the version that it holds, whether its process hangs."""
+"""A generator as a router knows it: its actor, its work, the version that it holds, whether its process
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ class GeneratorHung(InfraFailure):
 class Member:
     """A generator: its actor or the actor's name, episodes in flight, and the version that it last reported.
 
-    recovery: task that ends its quarantine; watch: task that ends when the process hangs, while episodes are in flight;
-    answered: actor that has answered. One that has not may be loading its model.
+    recovery: task that ends its quarantine; watch: task that ends when the process hangs, while episodes are
+    in flight; answered: actor that has answered. One that has not may be loading its model.
     """
 
     actor: ActorHandle | str
@@ -48,11 +50,16 @@ class Member:
         return self.recovery is not None and not self.recovery.done()
 
     async def answer(self, call: Awaitable[Any], deadline: float) -> Any:
-        """The answer to a call. Raises TimeoutError at the monotonic time `deadline`, GeneratorHung when the watch ends."""
+        """The answer to a call.
+
+        Raises TimeoutError at the monotonic time `deadline`, GeneratorHung when the watch ends.
+        """
         answer, watch = asyncio.ensure_future(call), self.watch
         tasks = {answer} if watch is None else {answer, watch}
         try:
-            await asyncio.wait(tasks, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                tasks, timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
+            )
             if answer.done():
                 return answer.result()
             if watch is None or not watch.done():

@@ -1,6 +1,7 @@
 """Routes rollout requests to generators by version and load; retries on another generator when one fails.
 
-Routers of training, evaluation and the canary load versions and use only generators that hold the current one. A gateway's router
+Routers of training, evaluation and the canary load versions and use only generators that hold the current
+one. A gateway's router
 *follows*: it loads nothing and infers the promoted version from the versions that generators report.
 """
 
@@ -37,8 +38,8 @@ class RouterTimeouts:
     """Limits in seconds.
 
     rollout_s: for a group including retries; load_s: for loading a version; retry_pause_s: between retries;
-    suspect_s: during which a follower avoids a generator that failed; health_s: for the answer to a health check. A process
-    that answers none for HUNG_CHECKS times as long hangs.
+    suspect_s: during which a follower avoids a generator that failed; health_s: for the answer to a health
+    check. A process that answers none for HUNG_CHECKS times as long hangs.
     """
 
     rollout_s: float = 600.0
@@ -54,15 +55,17 @@ class RouterTimeouts:
 
     @classmethod
     def serving(cls, config: Config) -> RouterTimeouts:
-        """Timeouts of a service: a rollback waits for a hanging generator no longer than a request may take."""
+        """Timeouts of a service: a rollback waits for a hanging generator no longer than a request may
+        take.
+        """
         return cls(config.serve.timeout_s, config.serve.timeout_s + 60.0)
 
 
 class GeneratorRouter:
     """Router over a caller's generators, which may join and leave at any time.
 
-    generators: actors, or names in `namespace`, which are looked up again after a failure; follows: infer the version instead of
-    loading it; attempts: limit of attempts per group (None: limited by the timeout only).
+    generators: actors, or names in `namespace`, which are looked up again after a failure; follows: infer the
+    version instead of loading it; attempts: limit of attempts per group (None: limited by the timeout only).
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class GeneratorRouter:
         self.awake = asyncio.Event()
         self.awake.set()
 
-    # -- membership -------------------------------------------------------------------------------------------------
+    # -- membership
+    # -------------------------------------------------------------------------------------------------
 
     def join(self, generator: ActorHandle | str) -> None:
         """Add a generator. It gets work once it holds the current version."""
@@ -112,10 +116,14 @@ class GeneratorRouter:
             if generator not in known:
                 self.join(generator)
 
-    # -- episodes ---------------------------------------------------------------------------------------------------
+    # -- episodes
+    # ---------------------------------------------------------------------------------------------------
 
     async def rollout(self, request: RolloutRequest, reservation: Reservation | None = None) -> RolloutResult:
-        """The group of a request, from the generators of a reservation if there is one. Raises the errors of `episodes`."""
+        """The group of a request, from the generators of a reservation if there is one.
+
+        Raises the errors of `episodes`.
+        """
         async with aclosing(self.episodes(request, reservation=reservation)) as items:
             async for item in items:
                 if isinstance(item, RolloutResult):
@@ -127,8 +135,8 @@ class GeneratorRouter:
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
         """Yield the group of a request; with `stream` also its turns and text as they are generated.
 
-        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the iterator ends the
-        episodes. Raises InfraFailure if no generator answered, and the errors of the question.
+        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the iterator
+        ends the episodes. Raises InfraFailure if no generator answered, and the errors of the question.
         """
         deadline = time.monotonic() + self.timeouts.rollout_s
         tried: set[Member] = set()
@@ -139,10 +147,13 @@ class GeneratorRouter:
                 async with aclosing(self._attempt(member, request, attempt, stream, deadline)) as items:
                     async for item in items:
                         if isinstance(item, RolloutResult) and not self.follows:
-                            # Another version than expected is accepted if it is current by now, but not in a reservation.
-                            version, current = item.group.policy_version, None if reservation else self.version
+                            # Another version than expected is accepted if it is current by now, but not in a
+                            # reservation.
+                            version = item.group.policy_version
+                            current = None if reservation else self.version
                             if version not in (expected, current):
-                                raise _WrongVersion  # the generator restarted, or another router loaded another version
+                                # The generator restarted, or another router loaded another version
+                                raise _WrongVersion
                         yield item
                 return
             except (InfraFailure, TimeoutError, _WrongVersion) as error:
@@ -154,17 +165,27 @@ class GeneratorRouter:
                     await asyncio.sleep(self.timeouts.retry_pause_s)  # the only generator may be restarting
                 tried.add(member)
 
-    async def _pick(self, deadline: float, tried: set[Member], reservation: Reservation | None) -> tuple[Member, int | None]:
-        """The least loaded generator of the expected version, and that version. Waits for one until `deadline`."""
+    async def _pick(
+        self, deadline: float, tried: set[Member], reservation: Reservation | None
+    ) -> tuple[Member, int | None]:
+        """The least loaded generator of the expected version, and that version.
+
+        Waits for one until `deadline`.
+        """
         while True:
             if self.follows:
                 return self._pick_follower(tried), None
             expected = reservation.version if reservation is not None else self.version
             available = [
-                m for m in self.members if m.version == expected and (reservation is None or m.reservation is reservation)
+                m
+                for m in self.members
+                if m.version == expected and (reservation is None or m.reservation is reservation)
             ]
             if time.monotonic() >= deadline:
-                causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items()) or "no generator holds the current version"
+                causes = (
+                    ", ".join(f"{k} x{v}" for k, v in self.failures.items())
+                    or "no generator holds the current version"
+                )
                 raise InfraFailure(
                     f"no generator was available for {self.timeouts.rollout_s:g} s ({causes})",
                     fix="look at `ray status` and at the worker logs of the Ray session",
@@ -176,7 +197,10 @@ class GeneratorRouter:
     async def _attempt(
         self, member: Member, request: RolloutRequest, attempt: int, stream: bool, deadline: float
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
-        """The items of one attempt. Cancels the rollout if it ends early, which frees the engine's rows at once."""
+        """The items of one attempt.
+
+        Cancels the rollout if it ends early, which frees the engine's rows at once.
+        """
         actor, started = await self._handle(member), time.monotonic()
         member.running += request.samples
         if member.watch is None or member.watch.done():
@@ -201,7 +225,11 @@ class GeneratorRouter:
                         group = item
                     else:
                         for event in item:
-                            yield TextUpdate(attempt, *event) if len(event) == 2 else TurnUpdate(attempt, *event)
+                            yield (
+                                TextUpdate(attempt, *event)
+                                if len(event) == 2
+                                else TurnUpdate(attempt, *event)
+                            )
             else:
                 call, *refs = actor.rollout.options(num_returns=2 + len(media)).remote(request)
                 group = await member.answer(call, deadline)
@@ -212,10 +240,13 @@ class GeneratorRouter:
                 self.observe_version(member, group.policy_version, started)
             if len(refs) <= len(media):
                 raise InfraFailure(f"generator {member.name} died")  # at the end of a stream
-            yield RolloutResult(group, await self.shared_views.collect(group, refs[0], refs[1:], known, request.pictures))
+            yield RolloutResult(
+                group, await self.shared_views.collect(group, refs[0], refs[1:], known, request.pictures)
+            )
         except RayTaskError as error:
             cause = root_cause(error)
-            if isinstance(cause, InfraFailure | RayError | TimeoutError):  # an actor that the generator called failed
+            # An actor that the generator called failed
+            if isinstance(cause, InfraFailure | RayError | TimeoutError):
                 raise InfraFailure(f"generator {member.name} could not answer") from cause
             raise (cause if isinstance(cause, BadInput) else error) from None
         except RayError as error:
@@ -229,14 +260,18 @@ class GeneratorRouter:
                 member.watch = None
 
     async def _watch(self, member: Member) -> None:
-        """Return when the process of a generator hangs. A thread of its own answers health checks, so work delays none."""
+        """Return when the process of a generator hangs.
+
+        A thread of its own answers health checks, so work delays none.
+        """
         while True:
             await asyncio.sleep(self.timeouts.health_s)
             with suppress(RayError, InfraFailure):  # of a process that has died, which ends its calls
                 actor = await self._handle(member)
                 check = asyncio.ensure_future(actor.health.remote())
                 try:
-                    for _ in range(HUNG_CHECKS):  # one check, but not one wait: if this event loop was late, the answer is there
+                    # One check, but not one wait: if this event loop was late, the answer is there
+                    for _ in range(HUNG_CHECKS):
                         if not check.done():
                             await asyncio.wait({check}, timeout=self.timeouts.health_s)
                     if not check.done() and member.answered == actor:
@@ -263,19 +298,26 @@ class GeneratorRouter:
             return member.actor
         if member.actor not in self.handles:
             try:
-                self.handles[member.actor] = await asyncio.to_thread(ray.get_actor, member.actor, self.namespace)
+                self.handles[member.actor] = await asyncio.to_thread(
+                    ray.get_actor, member.actor, self.namespace
+                )
             except ValueError:
                 raise InfraFailure(f"no generator named {member.actor} is running") from None
         return self.handles[member.actor]
 
-    # -- loading versions ----------------------------------------------------------------------------------------------
+    # -- loading versions
+    # ----------------------------------------------------------------------------------------------
 
-    async def load(self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None) -> None:
-        """Make `version` current on all generators; returns when each has loaded it or is quarantined because it is late.
+    async def load(
+        self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None
+    ) -> None:
+        """Make `version` current on all generators; returns when each has loaded it or is quarantined because
+        it is late.
 
-        arrange: returns the places in a broadcast of the version, by name of the generators that receive it. Reserved
-        generators load it after their release; if all are reserved, the call waits for the first release, and is skipped if
-        a newer load overtakes it. Raises BadInput for weights that the engine rejects.
+        arrange: returns the places in a broadcast of the version, by name of the generators that receive it.
+        Reserved generators load it after their release; if all are reserved, the call waits for the first
+        release, and is skipped if a newer load overtakes it. Raises BadInput for weights that the engine
+        rejects.
         """
         self.load_count += 1
         number = self.load_count
@@ -292,7 +334,11 @@ class GeneratorRouter:
             places = {}
         await asyncio.gather(*(self._load(m, version, places.get(m.name)) for m in able))
         for member in free:
-            if member.version != version == self.version and member.reservation is None and not member.quarantined:
+            if (
+                member.version != version == self.version
+                and member.reservation is None
+                and not member.quarantined
+            ):
                 self._quarantine(member, "late load")
 
     async def sleep(self) -> None:
@@ -322,7 +368,10 @@ class GeneratorRouter:
         """
         reservation = Reservation(version)
         await self._wait_for_unreserved()
-        free = sorted((m for m in self.members if m.reservation is None), key=lambda m: (m.version != version, m.running))
+        free = sorted(
+            (m for m in self.members if m.reservation is None),
+            key=lambda m: (m.version != version, m.running),
+        )
         reserved = free[: max(1, round(share * len(self.members)))]
         for member in reserved:
             member.reservation = reservation
@@ -350,14 +399,17 @@ class GeneratorRouter:
         return member.reservation.version if member.reservation is not None else self.version
 
     async def _load(self, member: Member, broadcast: int | None = None, place: Any = None) -> None:
-        """Load the version that a member has to hold. place: in the broadcast of the version `broadcast`, if it has one."""
+        """Load the version that a member has to hold. place: in the broadcast of the version `broadcast`, if
+        it has one.
+        """
         await self.awake.wait()
         try:
             # One at a time: a reservation may begin while another version is being loaded.
             async with asyncio.timeout(self.timeouts.load_s), member.loading:
                 version = self._version_of(member)
                 actor = await self._handle(member)
-                # Of another version than the one that is broadcast, if a newer load or a reservation came meanwhile.
+                # Of another version than the one that is broadcast, if a newer load or a reservation came
+                # meanwhile.
                 arguments = (version,) if place is None or version != broadcast else (version, place)
                 member.version = await actor.load.remote(*arguments)
                 member.answered = actor
@@ -367,25 +419,35 @@ class GeneratorRouter:
             self.failures[f"load {type(root_cause(error)).__name__}"] += 1
 
     def _quarantine(self, member: Member, failure: str | None = None) -> None:
-        """Give a generator no work until it has loaded the version that it has to hold. failure: counted, None for no failure."""
+        """Give a generator no work until it has loaded the version that it has to hold. failure: counted,
+        None for no failure.
+        """
         if failure:
             self.failures[failure] += 1
         member.version = None
         if not member.quarantined:
-            member.recovery = asyncio.get_running_loop().create_task(self._recover(member, pause=bool(failure)))
+            member.recovery = asyncio.get_running_loop().create_task(
+                self._recover(member, pause=bool(failure))
+            )
 
     async def _recover(self, member: Member, pause: bool) -> None:
-        """Load the version until it succeeds. Ray restarts dead processes. pause: before the first attempt too."""
+        """Load the version until it succeeds.
+
+        Ray restarts dead processes. pause: before the first attempt too.
+        """
         while member.version is None or member.version != self._version_of(member):
             if pause:
                 await asyncio.sleep(self.timeouts.retry_pause_s)
             pause = True
             await self._load(member)
 
-    # -- following: observing versions ---------------------------------------------------------------------------------
+    # -- following: observing versions
+    # ---------------------------------------------------------------------------------
 
     def _pick_follower(self, tried: set[Member]) -> Member:
-        """The generator with the fewest samples in flight; tried, recently failed and outdated ones come last."""
+        """The generator with the fewest samples in flight; tried, recently failed and outdated ones come
+        last.
+        """
         now = time.monotonic()
         outdated = [m for m in self.members if m.version is not None and m.version != self.version]
         if outdated and self.polling is None:
@@ -405,7 +467,10 @@ class GeneratorRouter:
             self.polling = None
 
     def observe_version(self, member: Member, version: int, since: float) -> None:
-        """Record that a generator held `version` at the monotonic time `since`. Ignores reports older than the last change."""
+        """Record that a generator held `version` at the monotonic time `since`.
+
+        Ignores reports older than the last change.
+        """
         if since < self.changed_at or version == member.version:
             return
         previous, member.version = member.version, version
@@ -424,14 +489,18 @@ class GeneratorRouter:
             except (TimeoutError, RayError, InfraFailure):
                 self.handles.pop(member.name, None)
                 return None
-            if self.follows and health.get("started", True):  # before its start it holds the bare model and serves nobody
+            # Before its start it holds the bare model and serves nobody
+            if self.follows and health.get("started", True):
                 self.observe_version(member, int(health["version"]), since)
             return {"name": member.name, **health}
 
         return [h for h in await asyncio.gather(*map(health_of, self.members)) if h is not None]
 
     async def pieces(self, turns: Sequence[Sequence[int]]) -> list[list[bytes]]:
-        """The UTF-8 bytes of each token of some turns, from any generator: all have one tokenizer. Raises InfraFailure."""
+        """The UTF-8 bytes of each token of some turns, from any generator: all have one tokenizer.
+
+        Raises InfraFailure.
+        """
         for member in sorted(self.members, key=lambda m: m.running):
             try:
                 async with asyncio.timeout(self.timeouts.health_s):

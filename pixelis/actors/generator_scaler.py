@@ -1,4 +1,6 @@
-"""The GeneratorScaler actor: starts generators of a service while it is busy, and retires them when it is not."""
+"""The GeneratorScaler actor: starts generators of a service while it is busy, and retires them when it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ POLL_S = 1.0
 """Seconds between two measurements of the load, and between two questions of a gateway for the generators."""
 HEALTH_S = RouterTimeouts().health_s
 BUSY, IDLE = 0.8, 0.5
-"""One more generator starts if the load of each exceeds BUSY; one ends if the load of the others would stay below IDLE."""
+"""One more generator starts if the load of each exceeds BUSY; one ends if the load of the others would stay
+below IDLE.
+"""
 
 
 class Scaling:
-    """Number of generators between `least` and `most`, with delays in seconds against short peaks and lulls."""
+    """Number of generators between `least` and `most`, with delays in seconds against short peaks and
+    lulls.
+    """
 
     def __init__(self, least: int, most: int, up_s: float, down_s: float):
         self.least, self.most, self.up_s, self.down_s = least, most, up_s, down_s
@@ -36,7 +42,8 @@ class Scaling:
     def wanted(self, count: int, load: float, now: float) -> int:
         """`count`, or one more or less if the load has called for it throughout the delay.
 
-        count: generators that work or start; load: episodes in flight / episodes that a generator decodes at once.
+        count: generators that work or start; load: episodes in flight / episodes that a generator decodes at
+        once.
         """
         change = int(load >= BUSY * count) - int(load <= IDLE * (count - 1) and load < BUSY * (count - 1))
         change = max(self.least - count, min(self.most - count, change))
@@ -53,8 +60,9 @@ class Scaling:
 class GeneratorScaler:
     """Keeps the list of a service's generators, which gateways and Evolution follow.
 
-    names: generators that always run; prefix: of the names of further ones, which end with this actor; store, evolution:
-    names of the PolicyStore and of Evolution, if there is one; start: as `placement.start_generator`.
+    names: generators that always run; prefix: of the names of further ones, which end with this actor; store,
+    evolution: names of the PolicyStore and of Evolution, if there is one; start: as
+    `placement.start_generator`.
     """
 
     def __init__(
@@ -100,11 +108,16 @@ class GeneratorScaler:
         count = len(self.names) + (self.starting is not None)
         wanted = self.scaling.wanted(count, sessions / full, time.monotonic())
         if self.evolution is not None:
-            with contextlib.suppress(RayError, ValueError):  # it may be restarting: it gets the list next time
+            # It may be restarting: it gets the list next time
+            with contextlib.suppress(RayError, ValueError):
                 await ray.get_actor(self.evolution).use_generators.remote(self.names)
         if wanted > count and self.starting is None:
             taken = {*self.names, *self.groups}
-            index = next(i for i in range(self.fixed, self.config.engine.most_workers * 2) if self._name(i) not in taken)
+            index = next(
+                i
+                for i in range(self.fixed, self.config.engine.most_workers * 2)
+                if self._name(i) not in taken
+            )
             self.starting = asyncio.get_running_loop().create_task(self._start(index))
         elif wanted < count and self.starting is not None:
             self.starting.cancel()  # it still waits for room
@@ -130,7 +143,9 @@ class GeneratorScaler:
             return None
 
     async def _start(self, index: int) -> None:
-        """Start a generator, which waits for room and lets an autoscaling cluster add a node, and give it work."""
+        """Start a generator, which waits for room and lets an autoscaling cluster add a node, and give it
+        work.
+        """
         from pixelis.actors.placement import start_generator
 
         name = self._name(index)

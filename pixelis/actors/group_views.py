@@ -1,4 +1,6 @@
-"""Views and pictures in the object store, each content once: those of rollout groups, and those of update tasks."""
+"""Views and pictures in the object store, each content once: those of rollout groups, and those of update
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Refs = dict[str, list[ray.ObjectRef]]
 
 
 class MediumViews:
-    """The views of a medium that a question starts with. They are freed with the last reference to this object.
+    """The views of a medium that a question starts with.
+
+    They are freed with the last reference to this object.
 
     ref: to a list of uint8 [h, w, 3], to a picture that is its own view, or to None for no views.
     """
@@ -79,7 +83,10 @@ class SharedViews:
         self._known: WeakValueDictionary[str, MediumViews] = WeakValueDictionary()
 
     def of(self, media: Sequence[Media]) -> dict[str, MediumViews]:
-        """Known views by medium id. Another group of `media` need not store them again if they are still right."""
+        """Known views by medium id.
+
+        Another group of `media` need not store them again if they are still right.
+        """
         return {item.id: views for item in media if (views := self._known.get(item.uri)) is not None}
 
     async def collect(
@@ -90,7 +97,8 @@ class SharedViews:
         known: Mapping[str, MediumViews],
         pictures: Mapping[str, ray.ObjectRef],
     ) -> GroupViews:
-        """The views of a group whose request named the `known` ones; `added` and `first` are the generator's results.
+        """The views of a group whose request named the `known` ones; `added` and `first` are the generator's
+        results.
 
         The generator does not store a picture of the caller that is its own view.
         """
@@ -129,17 +137,24 @@ async def first_views(
             stored = _as_list(await ref)
         except RayError:  # lost
             return False
-        return len(stored) == len(own) and await asyncio.to_thread(lambda: all(map(np.array_equal, stored, own)))
+        return len(stored) == len(own) and await asyncio.to_thread(
+            lambda: all(map(np.array_equal, stored, own))
+        )
 
     result = list[list[np.ndarray] | None]()
     for item in media:
         own = [view for image, view in zip(images, views, strict=True) if item.id in (image.id, image.parent)]
-        caller_has = await is_same(known[item.id], own) if item.id in known else item.id in pictures and is_whole(item.id, images)
+        caller_has = (
+            await is_same(known[item.id], own)
+            if item.id in known
+            else item.id in pictures and is_whole(item.id, images)
+        )
         result.append(None if caller_has else own)
     return result
 
 
-# -- pictures of update tasks and of the canary ------------------------------------------------------------------
+# -- pictures of update tasks and of the canary
+# ------------------------------------------------------------------
 
 
 class Picture:
@@ -156,7 +171,9 @@ PictureViews = dict[str, list[Picture]]
 
 
 class UpdatePictures:
-    """Stores pictures by the hash of their content. Its process owns them: they outlive the process that sent them.
+    """Stores pictures by the hash of their content.
+
+    Its process owns them: they outlive the process that sent them.
 
     A picture lives as long as a task, a batch or the canary holds its ``Picture``.
     """
@@ -166,7 +183,10 @@ class UpdatePictures:
         self._lock = threading.Lock()
 
     def hold(self, views: Mapping[str, Sequence[np.ndarray]]) -> PictureViews:
-        """Store the pictures whose content is new; ``views`` by trajectory id. Blocks while it hashes and copies."""
+        """Store the pictures whose content is new; ``views`` by trajectory id.
+
+        Blocks while it hashes and copies.
+        """
         # The trajectories of a task share the arrays of the question's pictures: hash each once.
         distinct = {id(view): view for arrays in views.values() for view in arrays}
         stored = {key: self.add(view) for key, view in distinct.items()}
@@ -189,7 +209,10 @@ def references(views: PictureViews) -> Refs:
 
 
 def fetch(views: Sequence[Refs]) -> list[Views]:
-    """The pixels of several tasks; each picture is fetched once. Raises RayError for pictures that are lost."""
+    """The pixels of several tasks; each picture is fetched once.
+
+    Raises RayError for pictures that are lost.
+    """
     refs = list(dict.fromkeys(ref for task in views for part in task.values() for ref in part))
     pixels = dict(zip(refs, ray.get(refs), strict=True))
     return [{id: [pixels[ref] for ref in part] for id, part in task.items()} for task in views]

@@ -1,4 +1,6 @@
-"""Starts a learner: Ray Train runs the training loop on its workers and restarts them from the last checkpoint."""
+"""Starts a learner: Ray Train runs the training loop on its workers and restarts them from the last
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from ray.exceptions import ActorUnavailableError
 from pixelis import errors
 from pixelis.actors.cluster import unwrap_ray_error, use_reserved_gpus, yield_to_serving
 from pixelis.actors.node_watch import NodeWatch
-from pixelis.actors.reservations import Room, describe, describe_cluster, fitting_learners, learner_bundle, reserved_learners
+from pixelis.actors.reservations import (
+    Room,
+    describe,
+    describe_cluster,
+    fitting_learners,
+    learner_bundle,
+    reserved_learners,
+)
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.train_loop import train_loop
 from pixelis.config import Config
@@ -34,20 +43,34 @@ ROOM_POLL_S = 5.0
 """Seconds to wait for room for a number of learners, until the groups of the failed ones are gone."""
 REPEAT_S = 15.0
 """Seconds after which the notice about what the learners wait for is repeated."""
-PERMANENT = (LookupError, TypeError, ValueError, AttributeError, NameError, AssertionError, ImportError, NotImplementedError)
+PERMANENT = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    NameError,
+    AssertionError,
+    ImportError,
+    NotImplementedError,
+)
 """Errors of code or data, which would occur again after a restart from the last checkpoint."""
 
 
 def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -> Path | None:
     """Train until the source ends; returns the last checkpoint of the run, or None if it took no step.
 
-    A failing worker writes a `learner/failure` event. Failures of machines are retried `learner.max_failures` times from the
-    last checkpoint, when there is room for the learners or for `learner.min_workers` of them; errors of code or data are not
-    retried. Raises the error that stopped the run. name: prefix of the names of the job's placement groups.
+    A failing worker writes a `learner/failure` event. Failures of machines are retried `learner.max_failures`
+    times from the last checkpoint, when there is room for the learners or for `learner.min_workers` of them;
+    errors of code or data are not retried. Raises the error that stopped the run. name: prefix of the names
+    of the job's placement groups.
     """
     config = job.config
     latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
-    if latest is not None and checkpoint.step_of(latest) >= job.source.steps and checkpoint.is_complete(latest):
+    if (
+        latest is not None
+        and checkpoint.step_of(latest) >= job.source.steps
+        and checkpoint.is_complete(latest)
+    ):
         return latest
     import ray.train
 
@@ -60,7 +83,11 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
         return dict(enumerate(event["nodes"])) if event is not None and event["attempt"] == attempt else {}
 
     def lost(node: str, address: str, names: list[str]) -> None:
-        effect = f"the learners resume from {_resume_point(config)}" if any(n.startswith("learner") for n in names) else ""
+        effect = (
+            f"the learners resume from {_resume_point(config)}"
+            if any(n.startswith("learner") for n in names)
+            else ""
+        )
         effect = effect or "its groups are rolled out again"
         _notice(config, f"node {address} ({node[:6]}) was lost with {', '.join(names)}: {effect}")
 
@@ -70,10 +97,16 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
                 _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, room)
                 break
             except (ray.train.v2.api.exceptions.TrainingFailedError, ActorUnavailableError) as error:
-                if (permanent := _permanent_failure(config.run.dir, attempt)) or failures > config.learner.max_failures:
+                if (
+                    permanent := _permanent_failure(config.run.dir, attempt)
+                ) or failures > config.learner.max_failures:
                     last = str(error).strip().splitlines()[-1]
                     fix = "see the worker logs of the Ray session"
-                    raise permanent or unwrap_ray_error(error) or InfraFailure(f"training failed: {last}", fix=fix) from error
+                    raise (
+                        permanent
+                        or unwrap_ray_error(error)
+                        or InfraFailure(f"training failed: {last}", fix=fix)
+                    ) from error
             if (found := _wait_for_room(config, name, elastic=not datasets)) is None:
                 break
             room = found
@@ -104,17 +137,21 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
             # `fit` retries, because it can change the number of workers and tell what is missing.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
-        torch_config=TorchConfig(backend="nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)),
+        torch_config=TorchConfig(
+            backend="nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)
+        ),
         datasets=datasets,
-        # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and resuming at a step needs
-        # the order preserved.
+        # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and
+        # resuming at a step needs the order preserved.
         dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
     )
     trainer.fit()
 
 
 def collective_timeout_s(config: Config) -> int:
-    """Seconds that ranks may wait for the first one, which alone waits for loading generators and evaluations."""
+    """Seconds that ranks may wait for the first one, which alone waits for loading generators and
+    evaluations.
+    """
     return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 
@@ -126,7 +163,9 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
     learner, waiting_since = config.learner, 0.0
     fewest = (learner.min_workers or learner.workers) if elastic else learner.workers
     shares = {n: learner.shares(n) for n in range(learner.workers, fewest - 1, -learner.sequence_parallel)}
-    counts = [n for n, share in shares.items() if config.rft.prompts_per_step % share == 0 or n == learner.workers]
+    counts = [
+        n for n, share in shares.items() if config.rft.prompts_per_step % share == 0 or n == learner.workers
+    ]
     while not (Path(config.run.dir) / "STOP").exists():
         if (fitting := fitting_learners(config, counts, ROOM_POLL_S, name)) is not None:
             some = f"{fitting.workers} of {learner.workers}" if fitting.workers < learner.workers else "the"
@@ -134,14 +173,20 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
             return fitting
         if time.monotonic() - waiting_since > REPEAT_S:
             waiting_since = time.monotonic()
-            missing = f"waiting for room for {fewest} x {describe([learner_bundle(config)])} ({describe_cluster()})"
+            missing = (
+                f"waiting for room for {fewest} x {describe([learner_bundle(config)])} ({describe_cluster()})"
+            )
             _notice(config, f"{missing}: the run then resumes from {_resume_point(config)}", waiting=True)
     return None
 
 
 def _resume_point(config: Config) -> str:
     latest = checkpoint.latest(config.run.dir, verify=False)
-    return f"step {checkpoint.step_of(latest)} ({latest.name})" if latest is not None else "step 0, as there is no checkpoint"
+    return (
+        f"step {checkpoint.step_of(latest)} ({latest.name})"
+        if latest is not None
+        else "step 0, as there is no checkpoint"
+    )
 
 
 def _notice(config: Config, text: str, waiting: bool = False) -> None:
@@ -152,7 +197,10 @@ def _notice(config: Config, text: str, waiting: bool = False) -> None:
 
 
 def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> None:
-    """Run the loop, unless it is a restart after a permanent failure in this attempt. Write failures as events."""
+    """Run the loop, unless it is a restart after a permanent failure in this attempt.
+
+    Write failures as events.
+    """
     run_dir = job.config.run.dir
     if not job.config.learner.gpus:  # Ray Train chooses the GPU of a learner that reserves one
         use_reserved_gpus()
@@ -164,7 +212,8 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
         _log_nodes(run_dir, attempt)
         loop(job)
     except Exception as error:
-        typed = unwrap_ray_error(error) if isinstance(error, PixelisError | OSError) else None  # of this process or another actor
+        # Of this process or another actor
+        typed = unwrap_ray_error(error) if isinstance(error, PixelisError | OSError) else None
         permanent = isinstance(error, PERMANENT) if typed is None else not isinstance(typed, InfraFailure)
         frame = traceback.extract_tb(error.__traceback__)[-1]
         with suppress(OSError), EventLog(run_dir) as log:  # the disk may be full
@@ -203,5 +252,7 @@ def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
         return kind(event["message"], fix=event["fix"])
     message = f"a learner failed with {event['error']}: {event['message']} ({event['at']})"
     return PixelisError(
-        message, code="learner_failed", fix="the last `learner/failure` event in run.dir/events.jsonl has the traceback"
+        message,
+        code="learner_failed",
+        fix="the last `learner/failure` event in run.dir/events.jsonl has the traceback",
     )

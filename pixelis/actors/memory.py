@@ -38,7 +38,9 @@ Experiences = list[Experience]
 
 @dataclass(slots=True)
 class SearchResult:
-    """Neighbours, best first; ``retrieval_id`` is for ``Memory.succeeded``; ``partial``: a shard did not answer in time."""
+    """Neighbours, best first; ``retrieval_id`` is for ``Memory.succeeded``; ``partial``: a shard did not
+    answer in time.
+    """
 
     neighbours: list[Neighbour] = field(default_factory=list)
     retrieval_id: str = ""
@@ -56,10 +58,14 @@ class Memory:
         self._unavailable: dict[int, asyncio.Future] = {}
         self._withdrawn: list[int] = []
 
-    # --- calls --------------------------------------------------------------------------------------------------------------
+    # --- calls
+    # --------------------------------------------------------------------------------------------------------------
 
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
-        """Call a shard once. After the actor's death its name is looked up again, because a successor may have it."""
+        """Call a shard once.
+
+        After the actor's death its name is looked up again, because a successor may have it.
+        """
         if number not in self._handles:
             try:
                 self._handles[number] = ray.get_actor(self.names[number], self.namespace)
@@ -81,25 +87,37 @@ class Memory:
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
-                async with asyncio.timeout(deadline - time.monotonic()):  # wait_for may swallow a cancellation
+                # Wait_for may swallow a cancellation
+                async with asyncio.timeout(deadline - time.monotonic()):
                     return await self._call(number, method, *arguments)
             except (RayActorError, TimeoutError) as error:
                 if time.monotonic() + RETRY_PAUSE_S > deadline:
                     raise InfraFailure(
-                        f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s ({type(error).__name__})",
+                        (
+                            f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s "
+                            f"({type(error).__name__})"
+                        ),
                         fix="see `ray status` and the worker logs of the Ray session",
                     ) from error
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _call_all(self, method: str, *arguments: Any) -> list[Any]:
-        return list(await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names)))))
+        return list(
+            await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
+        )
 
     async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Results by shard of calls (method, arguments) that end before ``deadline``, without dead and late shards.
+        """Results by shard of calls (method, arguments) that end before ``deadline``, without dead and late
+        shards.
 
-        Such a shard is not called again until it answers ``health``, so that a restart does not slow every search.
+        Such a shard is not called again until it answers ``health``, so that a restart does not slow every
+        search.
         """
-        waiting = {asyncio.ensure_future(self._call(n, *call)): n for n, call in calls.items() if n not in self._unavailable}
+        waiting = {
+            asyncio.ensure_future(self._call(n, *call)): n
+            for n, call in calls.items()
+            if n not in self._unavailable
+        }
         if not waiting:
             return {}
         done, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
@@ -132,7 +150,8 @@ class Memory:
             groups.setdefault(shard_of(id, len(self.names)), []).append(id)
         return groups
 
-    # --- adding and searching -------------------------------------------------------------------------------------------------
+    # --- adding and searching
+    # -------------------------------------------------------------------------------------------------
 
     async def add(self, entries: Sequence[Entry]) -> list[bool]:
         """Store entries durably; True for each that is new. Idempotent.
@@ -142,7 +161,9 @@ class Memory:
         groups: dict[int, list[int]] = {}
         for i, entry in enumerate(entries):
             groups.setdefault(shard_of(entry.experience.id, len(self.names)), []).append(i)
-        answers = await asyncio.gather(*(self._retry(n, "add", [entries[i] for i in group]) for n, group in groups.items()))
+        answers = await asyncio.gather(
+            *(self._retry(n, "add", [entries[i] for i in group]) for n, group in groups.items())
+        )
         new = [False] * len(entries)
         for group, answer in zip(groups.values(), answers, strict=True):
             for i, added in zip(group, answer, strict=True):
@@ -150,14 +171,18 @@ class Memory:
         return new
 
     async def nearest(self, vectors: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], bool]:
-        """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d] over all shards; True when partial."""
+        """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d] over all shards; True when
+        partial.
+        """
         deadline = time.monotonic() + self.config.timeout_s
         vectors = np.ascontiguousarray(vectors, np.float32)
         numbers = range(len(self.names))
         shared = ray.put(vectors) if vectors.nbytes > 50_000 and len(self.names) > 1 else vectors
         answers = await self._call_within(dict.fromkeys(numbers, ("search", shared, k)), deadline)
         lists = [answers[n] for n in numbers if n in answers]
-        return [merge([results[i] for results in lists], k) for i in range(len(vectors))], len(lists) < len(self.names)
+        return [merge([results[i] for results in lists], k) for i in range(len(vectors))], len(lists) < len(
+            self.names
+        )
 
     async def search(
         self,
@@ -168,10 +193,12 @@ class Memory:
         text: str = "",
         timeout_s: float | None = None,
     ) -> SearchResult:
-        """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s``, by default ``memory.timeout_s``.
+        """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s``, by default
+        ``memory.timeout_s``.
 
-        ``user`` and ``text`` restrict the search as in ``Shard.search``. The result is ``partial`` when a shard is dead
-        or late. ``track``: count the retrieval. Similarities are cosines; for ``manhattan`` lower bounds of them.
+        ``user`` and ``text`` restrict the search as in ``Shard.search``. The result is ``partial`` when a
+        shard is dead or late. ``track``: count the retrieval. Similarities are cosines; for ``manhattan``
+        lower bounds of them.
         """
         numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
         call = ("find", np.asarray(vector, np.float32), k, user, text)
@@ -185,7 +212,9 @@ class Memory:
         return result
 
     def _cosine(self, similarity: float) -> float:
-        """Cosine of unit vectors at the negative distance d: 1 - d^2/2, exact for euclidean, a lower bound for manhattan."""
+        """Cosine of unit vectors at the negative distance d: 1 - d^2/2, exact for euclidean, a lower bound
+        for manhattan.
+        """
         return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -203,12 +232,17 @@ class Memory:
         """Wait for the background calls."""
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # --- experiences -----------------------------------------------------------------------------------------------------------
+    # --- experiences
+    # -----------------------------------------------------------------------------------------------------------
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
         """Count these neighbours of a retrieval as successes, once; returns the number newly counted."""
         parts = self._group_by_shard(ids)
-        return sum(await asyncio.gather(*(self._retry(n, "succeeded", retrieval_id, part) for n, part in parts.items())))
+        return sum(
+            await asyncio.gather(
+                *(self._retry(n, "succeeded", retrieval_id, part) for n, part in parts.items())
+            )
+        )
 
     async def get(self, id: str) -> Experience | None:
         """The experience of this id; None when there is none. DataFailure ``damaged``."""
@@ -220,7 +254,9 @@ class Memory:
         return await self._retry(shard_of(id, len(self.names)), "pictures", id)
 
     async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user`` (pseudonym), if given."""
+        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user``
+        (pseudonym), if given.
+        """
         rows = [pair for part in await self._call_all("list_rows", limit, after, user) for pair in part]
         rows.sort(key=lambda pair: (-pair[0], pair[1][0]))
         return [experience(row) for _, row in rows[:limit]]
@@ -234,7 +270,9 @@ class Memory:
         return updated
 
     def withdraw(self, versions: Sequence[int]) -> None:
-        """Set the withdrawn policy versions, whose experiences do not vote, in the background on each shard once it answers."""
+        """Set the withdrawn policy versions, whose experiences do not vote, in the background on each shard
+        once it answers.
+        """
 
         async def send(number: int) -> None:
             while self._withdrawn is current:  # until a later call replaces the list
@@ -247,32 +285,50 @@ class Memory:
             self._run_in_background(send(number))
 
     def correct(self, id: str, answer: str) -> None:
-        """Store a reviewer's answer as feedback, in the background: an experience with another one neither votes nor teaches."""
+        """Store a reviewer's answer as feedback, in the background: an experience with another one neither
+        votes nor teaches.
+        """
         self._run_in_background(self.feedback(id, Feedback(answer=answer, created_at=time.time())))
 
     def learnt(self, ids: Sequence[str]) -> None:
-        """Mark the experiences of which an update was made, in the background; a shard that does not answer misses it."""
+        """Mark the experiences of which an update was made, in the background; a shard that does not answer
+        misses it.
+        """
         for number, part in self._group_by_shard(ids).items():
             self._run_in_background(self._retry(number, "learnt", part))
 
     async def delete(self, ids: Sequence[str]) -> int:
         """Delete by id; returns the number deleted."""
         self._size = (float("-inf"), self._size[1])
-        return sum(await asyncio.gather(*(self._retry(n, "delete", part) for n, part in self._group_by_shard(ids).items())))
+        return sum(
+            await asyncio.gather(
+                *(self._retry(n, "delete", part) for n, part in self._group_by_shard(ids).items())
+            )
+        )
 
     async def delete_user(self, user: str) -> Ids:
-        """Delete all experiences of a user (pseudonym) and return their ids; InfraFailure when a shard does not answer."""
+        """Delete all experiences of a user (pseudonym) and return their ids; InfraFailure when a shard does
+        not answer.
+        """
         self._size = (float("-inf"), self._size[1])
         return [id for part in await self._call_all("delete_user", user) for id in part]
 
     async def prune(self, now: float) -> Ids:
-        """Delete experiences older than ``memory.retention_days`` and return their ids; shards also do so periodically."""
+        """Delete experiences older than ``memory.retention_days`` and return their ids; shards also do so
+        periodically.
+        """
         return [id for part in await self._call_all("prune", now) for id in part]
 
     async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
-        """Sample at most ``n`` experiences of a status, without replacement, by priority and success, independent of sharding."""
-        generators = map(np.random.default_rng, np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64))
-        parts = await asyncio.gather(*(self._retry(i, "draw", n, rng, status) for i, rng in enumerate(generators)))
+        """Sample at most ``n`` experiences of a status, without replacement, by priority and success,
+        independent of sharding.
+        """
+        generators = map(
+            np.random.default_rng, np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
+        )
+        parts = await asyncio.gather(
+            *(self._retry(i, "draw", n, rng, status) for i, rng in enumerate(generators))
+        )
         ids = [id for _, id in sorted(pair for part in parts for pair in part)[:n]]
         experiences = await asyncio.gather(*(self.get(id) for id in ids), return_exceptions=True)
         return [e for e in experiences if isinstance(e, Experience)]
@@ -302,7 +358,11 @@ class Memory:
             "memory/shards": len(self.names),
             "memory/shards_away": len(self.names) - len(parts),
             "memory/mean_priority": sum(p["mean_priority"] * p["size"] for p in parts) / max(size, 1),
-            **({"memory/newest": max(t[0] for t in times), "memory/oldest": min(t[1] for t in times)} if times else {}),
+            **(
+                {"memory/newest": max(t[0] for t in times), "memory/oldest": min(t[1] for t in times)}
+                if times
+                else {}
+            ),
         }
 
     async def size(self) -> int:
@@ -321,12 +381,16 @@ class Memory:
         self._size = (time.monotonic(), sizes)
 
     async def condition(self) -> tuple[str, int]:
-        """Why a shard stores nothing at present (a code of ``files``, or ``unavailable``; empty if all store).
+        """Why a shard stores nothing at present (a code of ``files``, or ``unavailable``; empty if all
+        store).
 
         And the number of experiences that the last starts of the shards found damaged.
         """
         answers = await self._answers("pulse")
-        refusals = [*(answer[1] for answer in answers.values()), UNAVAILABLE if len(answers) < len(self.names) else ""]
+        refusals = [
+            *(answer[1] for answer in answers.values()),
+            UNAVAILABLE if len(answers) < len(self.names) else "",
+        ]
         return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
 
     async def _answers(self, method: str) -> dict[int, Any]:

@@ -48,11 +48,16 @@ class MemoryShard(Shard):
     def __init__(self, config: Config, number: int = 0):
         use_reserved_gpus()
         memory, folder = config.memory, folder_of(config)
-        others = [path.name for path in folder.glob("shard-*-of-*") if not path.name.endswith(f"-of-{memory.shards}")]
+        others = [
+            path.name
+            for path in folder.glob("shard-*-of-*")
+            if not path.name.endswith(f"-of-{memory.shards}")
+        ]
         if others:
             raise BadConfig(
                 f"the memory in {folder} has another number of shards ({', '.join(sorted(others))})",
-                fix="restore memory.shards, or export each old shard (pixelis.memory.Shard(FOLDER, MemoryConfig()).export), "
+                fix="restore memory.shards, or export each old shard (pixelis.memory.Shard(FOLDER, "
+                "MemoryConfig()).export), "
                 "move the folder away and pass the files to Memory.load",
             )
         while True:
@@ -61,7 +66,8 @@ class MemoryShard(Shard):
                 super().__init__(folder / f"shard-{number}-of-{memory.shards}", memory, share)
                 break
             except InfraFailure as error:
-                # The first start reports it; Ray would not repeat a restart, which therefore waits for the disk.
+                # The first start reports it; Ray would not repeat a restart, which therefore waits for the
+                # disk.
                 if not ray.get_runtime_context().was_current_actor_reconstructed:
                     raise
                 log.critical("the memory shard cannot restart yet: %s", error)
@@ -76,7 +82,9 @@ class MemoryShard(Shard):
         return {"pid": os.getpid(), "recovery_s": self.recovery_s}
 
     def pulse(self) -> tuple[int, str, int]:
-        """Number of experiences, why the disk refuses to store (empty if it does not), and number of damaged ones."""
+        """Number of experiences, why the disk refuses to store (empty if it does not), and number of damaged
+        ones.
+        """
         return len(self), self.refusal, self.damaged
 
     def add(self, entries: Sequence[Entry]) -> list[bool]:
@@ -87,7 +95,10 @@ class MemoryShard(Shard):
         return added
 
     def _keep_up(self) -> None:
-        """Delete old experiences and publish the size where due. A failure is logged: no start and no add may fail."""
+        """Delete old experiences and publish the size where due.
+
+        A failure is logged: no start and no add may fail.
+        """
         now = time.monotonic()
         try:
             if now - self.pruned_at > PRUNE_S:
@@ -100,7 +111,9 @@ class MemoryShard(Shard):
         except Exception:
             log.exception("the upkeep of a memory shard failed; it is tried again")
 
-    def search(self, vectors: np.ndarray, k: int, user: str | None = None, text: str = "") -> list[list[tuple[str, float]]]:
+    def search(
+        self, vectors: np.ndarray, k: int, user: str | None = None, text: str = ""
+    ) -> list[list[tuple[str, float]]]:
         """See `Shard.search`."""
         started = time.monotonic()
         near = super().search(vectors, k, user, text)
@@ -108,7 +121,9 @@ class MemoryShard(Shard):
         count("memory/search_seconds", time.monotonic() - started, self.tags)
         return near
 
-    def find(self, vector: np.ndarray, k: int, user: str | None = None, text: str = "") -> list[tuple[float, Row]]:
+    def find(
+        self, vector: np.ndarray, k: int, user: str | None = None, text: str = ""
+    ) -> list[tuple[float, Row]]:
         """The ``k`` nearest with their records, so that one call suffices."""
         (near,) = self.search(vector[None], k, user, text)
         rows = self.rows([id for id, _ in near])
@@ -121,7 +136,12 @@ class MemoryShard(Shard):
 
 
 def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHandle]]:
-    """Start all shards with the names ``PREFIX-memory-I``; returns names and handles. They are ready when ``health`` answers."""
+    """Start all shards with the names ``PREFIX-memory-I``; returns names and handles.
+
+    They are ready when ``health`` answers.
+    """
     names = [f"{prefix}-memory-{number}" for number in range(config.memory.shards)]
     resources = {"num_cpus": config.memory.cpus, "num_gpus": config.memory.gpus}
-    return names, [spawn(MemoryShard, config, number, name=name, **resources) for number, name in enumerate(names)]
+    return names, [
+        spawn(MemoryShard, config, number, name=name, **resources) for number, name in enumerate(names)
+    ]

@@ -1,7 +1,7 @@
 """Reports the loss of a node with actors of a job within seconds.
 
-Ray needs 15 to 30 s to notice a dead node. This watch connects to the port of every node's raylet, which a dead process
-refuses and an unreachable machine does not answer.
+Ray needs 15 to 30 s to notice a dead node. This watch connects to the port of every node's raylet, which a
+dead process refuses and an unreachable machine does not answer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ MISSED = 2
 class NodeWatch:
     """Calls `lost(node id, address, names of the actors there)` once for each lost node with actors of a job.
 
-    A thread of the driver during a `with` block. job: prefix of the job's placement groups; learners: node id by rank.
+    A thread of the driver during a `with` block. job: prefix of the job's placement groups; learners: node id
+    by rank.
     """
 
-    def __init__(self, job: str, learners: Callable[[], dict[int, str]], lost: Callable[[str, str, list[str]], None]):
+    def __init__(
+        self, job: str, learners: Callable[[], dict[int, str]], lost: Callable[[str, str, list[str]], None]
+    ):
         self.job, self.learners, self.lost = job, learners, lost
         self.missed: dict[str, int] = {}
         self.groups: dict[str, str] = {}  # placement group and bundle -> node id, before a loss
@@ -63,7 +66,9 @@ class NodeWatch:
         doubtful = any(0 < missed < MISSED for missed in self.missed.values())
         if self.job and not doubtful:  # Ray may move what a lost node had before the loss is certain
             self.groups = {
-                name if len(group["bundles_to_node_id"]) == 1 or "generator" in name else f"{name}-{index}": node
+                name
+                if len(group["bundles_to_node_id"]) == 1 or "generator" in name
+                else f"{name}-{index}": node
                 for group in placement_group_table().values()
                 if (name := group["name"]).startswith(self.job)
                 for index, node in group["bundles_to_node_id"].items()
@@ -71,11 +76,16 @@ class NodeWatch:
 
     def _actors_on(self, id: str) -> list[str]:
         learners = [f"learner {rank}" for rank, node in sorted(self.learners().items()) if node == id]
-        return learners + sorted(name.removeprefix(self.job).strip("-") for name, node in self.groups.items() if node == id)
+        return learners + sorted(
+            name.removeprefix(self.job).strip("-") for name, node in self.groups.items() if node == id
+        )
 
 
 class HeadWatch:
-    """Tells whether the head of the connected cluster accepts connections. Ray itself waits a minute, then ends the process."""
+    """Tells whether the head of the connected cluster accepts connections.
+
+    Ray itself waits a minute, then ends the process.
+    """
 
     def __init__(self) -> None:
         self.address = ray.get_runtime_context().gcs_address

@@ -1,4 +1,6 @@
-"""Places the actors of a job in placement groups within a timeout, or reports the part that does not fit the cluster."""
+"""Places the actors of a job in placement groups within a timeout, or reports the part that does not fit the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ from pixelis.telemetry.progress import stage
 class Actors:
     """Actors of a job by role.
 
-    name: prefix of their names; names: of the generators; groups: placement groups by the name or role of their actors; elastic:
-    generators that may not have started.
+    name: prefix of their names; names: of the generators; groups: placement groups by the name or role of
+    their actors; elastic: generators that may not have started.
     """
 
     store: Any = None
@@ -74,15 +76,19 @@ def start_generator(
 ) -> tuple[ActorHandle, PlacementGroup]:
     """Start a generator in its own placement group with its toolboxes, without waiting for either.
 
-    Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node. store: name
-    of the policy store; group: placement group, if there is one. Release it after killing the actor.
+    Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node.
+    store: name of the policy store; group: placement group, if there is one. Release it after killing the
+    actor.
     """
     group = group or reserve(generator_bundles(config), name=name)
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
 def object_store_bytes(config: Config) -> tuple[int, int]:
-    """Bytes that the job needs of the object store, and of its largest object. The job reports a missing model itself."""
+    """Bytes that the job needs of the object store, and of its largest object.
+
+    The job reports a missing model itself.
+    """
     try:
         return storage.needed_bytes(config)
     except MissingFile:
@@ -90,7 +96,10 @@ def object_store_bytes(config: Config) -> tuple[int, int]:
 
 
 def _start(config: Config, actors: Actors, initial: str | None, more: int) -> list[str]:
-    """Start the actors of a job; waits until they have room. Returns the names of ``more`` elastic generators to start later."""
+    """Start the actors of a job; waits until they have room.
+
+    Returns the names of ``more`` elastic generators to start later.
+    """
 
     def names(role: str, count: int) -> list[str]:
         return [f"{actors.name}-{role}-{index}" for index in range(count)]
@@ -98,7 +107,9 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
     workers, (store,) = config.engine.workers, names("store", 1)
     actors.store_name = store
     actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
-    newest, promoted = (kept(config.policy.full) for kept in (config.policy_store.newest, config.policy_store.promoted))
+    newest, promoted = (
+        kept(config.policy.full) for kept in (config.policy_store.newest, config.policy_store.promoted)
+    )
     actors.store = spawn(PolicyStore, config.run.dir, initial, newest, promoted, name=store)
     for index, name in enumerate(actors.names):
         generator, actors.groups[name] = start_generator(config, store, index, name)
@@ -112,10 +123,13 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
         actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(group, index)))
     if config.needs_embedder:
         actors.embedder = spawn(Embedder, config, name=embedder, **inside(group, len(scorers)))
-    # Names, because handle arguments are kept in the object store, where their loss can make a restart impossible.
+    # Names, because handle arguments are kept in the object store, where their loss can make a restart
+    # impossible.
     states = embedder if config.rewards.needs_states else None
     streamed = store if config.policy_store.streams else None
-    actors.coordinator = spawn(Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0)
+    actors.coordinator = spawn(
+        Coordinator, config, actors.names, scorers, states, elastic, streamed, num_cpus=0
+    )
     wait_reserved(actors.groups, config.cluster.placement_timeout_s)
     return elastic
 
@@ -123,7 +137,8 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
 def _start_elastic(config: Config, actors: Actors, names: list[str], ended: threading.Event) -> None:
     """Start the elastic generators as there is room, once a learner runs: earlier they could take its place.
 
-    Only an autoscaling cluster gets requests that do not fit. Elsewhere they would get the room of a learner that fails.
+    Only an autoscaling cluster gets requests that do not fit. Elsewhere they would get the room of a learner
+    that fails.
     """
     bundles = generator_bundles(config)
     with suppress(RayError):  # the job ends
@@ -135,7 +150,9 @@ def _start_elastic(config: Config, actors: Actors, names: list[str], ended: thre
                     group = reserve(bundles, name=name)
                     if config.cluster.autoscaling or group.wait(ELASTIC_WAIT_S):
                         actors.elastic_groups.append(group)
-                        actors.elastic.append(start_generator(config, actors.store_name, index, name, group)[0])
+                        actors.elastic.append(
+                            start_generator(config, actors.store_name, index, name, group)[0]
+                        )
                         break
                     release(group)
                 ended.wait(ELASTIC_PAUSE_S)
@@ -143,13 +160,18 @@ def _start_elastic(config: Config, actors: Actors, names: list[str], ended: thre
 
 @contextmanager
 def placed(
-    config: Config, *, learner: bool = True, initial: str | None = None, job: str | None = None, online: bool = False
+    config: Config,
+    *,
+    learner: bool = True,
+    initial: str | None = None,
+    job: str | None = None,
+    online: bool = False,
 ) -> Iterator[Actors]:
     """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
 
-    initial: checkpoint folder with the adapter of the first version; job: part of the actors' names. Generators beyond
-    `engine.workers` join a training run at any time; a service (online) starts them by its load. Raises InfraFailure if an
-    actor is not ready within `cluster.placement_timeout_s`.
+    initial: checkpoint folder with the adapter of the first version; job: part of the actors' names.
+    Generators beyond `engine.workers` join a training run at any time; a service (online) starts them by its
+    load. Raises InfraFailure if an actor is not ready within `cluster.placement_timeout_s`.
     """
     connect(config, *object_store_bytes(config))
     preflight(config, learner=learner, rollouts=True)
@@ -158,13 +180,14 @@ def placed(
     numbers = f"{workers} to {workers + more}" if more else f"{workers}"
     generators = f"{numbers} generator{'s' if workers + more > 1 else ''} ({config.engine.name})"
     stage(f"placing {generators}, toolboxes, scorers and the coordinator", config.telemetry.progress)
-    actors, timeout_s = Actors(name=f"{config.run.name}-{job or uuid.uuid4().hex[:6]}"), config.cluster.placement_timeout_s
+    actors = Actors(name=f"{config.run.name}-{job or uuid.uuid4().hex[:6]}")
+    timeout_s = config.cluster.placement_timeout_s
     ended, joining = threading.Event(), None
     try:
         with ExitStack() as held:
             if learner and not config.engine.colocate:
-                # Before the generators, which could otherwise split the learners over nodes. Learners that share the generators'
-                # GPUs come after them.
+                # Before the generators, which could otherwise split the learners over nodes. Learners that
+                # share the generators' GPUs come after them.
                 held.enter_context(reserved_learners(config))
             elastic = _start(config, actors, initial, more)
         if learner:  # this process only waits now: import meanwhile what takes seconds
@@ -177,7 +200,9 @@ def placed(
         }
         wait_ready(ready, timeout_s)
         if elastic:
-            joining = threading.Thread(target=_start_elastic, args=(config, actors, elastic, ended), name="elastic", daemon=True)
+            joining = threading.Thread(
+                target=_start_elastic, args=(config, actors, elastic, ended), name="elastic", daemon=True
+            )
             joining.start()
         yield actors
     finally:

@@ -18,10 +18,11 @@ from pixelis.records import PolicyVersion, VersionStatus
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class PolicyStore:
-    """Monotone versions of the policy's weights; version 0 is the adapter of the checkpoint ``initial``, or the bare model.
+    """Monotone versions of the policy's weights; version 0 is the adapter of the checkpoint ``initial``, or
+    the bare model.
 
-    Keeps the weights of version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions, and all
-    records. A candidate (``promote=False``) is not served until ``promote`` is called.
+    Keeps the weights of version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions,
+    and all records. A candidate (``promote=False``) is not served until ``promote`` is called.
     """
 
     def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8, rollback: int = 3):
@@ -32,7 +33,11 @@ class PolicyStore:
         self.streams: dict[int, Any] = {}
         index = self.folder / "versions.json"
         first = load_adapter(initial) if initial else None
-        records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())] if index.is_file() else []
+        records = (
+            [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())]
+            if index.is_file()
+            else []
+        )
         digest = first.sha256() if first is not None else ""
         if records and records[0].sha256 == digest:
             self.versions = {record.version: record for record in records}
@@ -48,7 +53,8 @@ class PolicyStore:
         promote: bool = True,
         restart: bool = False,
     ) -> int:
-        """Store ``adapter`` and return its version: the next number, or that of equal weights, so that calls may be retried.
+        """Store ``adapter`` and return its version: the next number, or that of equal weights, so that calls
+        may be retried.
 
         With ``restart``, the learner restarts from these weights: later versions are rolled back.
         """
@@ -71,7 +77,9 @@ class PolicyStore:
         promote: bool = True,
         address: Any = None,
     ) -> int:
-        """Version of weights that the learner broadcasts from `address` before `keep` stores them. content: (hash, bytes)."""
+        """Version of weights that the learner broadcasts from `address` before `keep` stores them. content:
+        (hash, bytes).
+        """
         record = self._equal(content[0])
         if record is None or not self._has_weights(record):
             record = record or self._new(stage, step, metrics, promote)
@@ -95,13 +103,19 @@ class PolicyStore:
 
     def _equal(self, digest: str) -> PolicyVersion | None:
         """The newest version of these weights that is not rolled back."""
-        equal = (r for r in reversed(self.list()) if r.sha256 == digest and r.status is not VersionStatus.ROLLED_BACK)
+        equal = (
+            r
+            for r in reversed(self.list())
+            if r.sha256 == digest and r.status is not VersionStatus.ROLLED_BACK
+        )
         return next(equal, None)
 
     def _new(self, stage: str, step: int, metrics: dict[str, float] | None, promote: bool) -> PolicyVersion:
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
         number, parent = max(self.versions) + 1, self.promoted()
-        return PolicyVersion(version=number, parent=parent, status=status, stage=stage, step=step, metrics=metrics or {})
+        return PolicyVersion(
+            version=number, parent=parent, status=status, stage=stage, step=step, metrics=metrics or {}
+        )
 
     def _add(self, adapter: Adapter | None, digest: str, record: PolicyVersion) -> None:
         """Store weights, whose hash is ``digest``, and record unless they exist."""
@@ -133,23 +147,31 @@ class PolicyStore:
 
     def promoted(self) -> int:
         """The newest promoted version whose weights are kept."""
-        promoted = (v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v))
+        promoted = (
+            v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v)
+        )
         return max((v.version for v in promoted), default=0)
 
     def get(self, version: int) -> list[Any]:
-        """``[ref]`` of the version's Adapter, None for the bare model; in a list, so that Ray passes the reference.
+        """``[ref]`` of the version's Adapter, None for the bare model; in a list, so that Ray passes the
+        reference.
 
         Raises MissingFile for a version without weights, InfraFailure for one that is not stored yet.
         """
         if version == max(self.versions) and not self._has_weights(self.versions[version]):
-            raise InfraFailure(f"the weights of version {version} are not stored yet", code="not_stored", fix="try again")
+            raise InfraFailure(
+                f"the weights of version {version} are not stored yet", code="not_stored", fix="try again"
+            )
         if version not in self.refs:
             record = self._record(version)
             self.refs[version] = ray.put(load_adapter(self._path(version)) if record.sha256 else None)
         return [self.refs[version]]
 
     def promote(self, version: int) -> None:
-        """Promote ``version`` and roll back all later promoted versions. MissingFile when its weights are gone."""
+        """Promote ``version`` and roll back all later promoted versions.
+
+        MissingFile when its weights are gone.
+        """
         record = self._record(version)
         for later in self.versions.values():
             if later.version > version and later.status is VersionStatus.PROMOTED:
@@ -171,7 +193,10 @@ class PolicyStore:
             raise MissingFile(
                 f"no weights of policy version {version}",
                 code="unknown_version",
-                fix=f"versions with weights: {sorted(v.version for v in self.versions.values() if self._has_weights(v))}",
+                fix=(
+                    "versions with weights: "
+                    f"{sorted(v.version for v in self.versions.values() if self._has_weights(v))}"
+                ),
             )
         return record
 

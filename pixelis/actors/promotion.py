@@ -1,4 +1,7 @@
-"""Promotes policy versions: candidate, canary, promotion, rollback. Serves only what passed the canary or a person forced."""
+"""Promotes policy versions: candidate, canary, promotion, rollback.
+
+Serves only what passed the canary or a person forced.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ AuditWriter = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
 class Promotion:
     """Decides which version serves. Transitions are serialised; judging takes long and blocks none.
 
-    ``base``: version that the learner's weights descend from; ``restore``: version that the learner must reset to before
-    its next step, None when ``base`` is promoted. Without a canary every candidate is promoted.
+    ``base``: version that the learner's weights descend from; ``restore``: version that the learner must
+    reset to before its next step, None when ``base`` is promoted. Without a canary every candidate is
+    promoted.
     """
 
     def __init__(
@@ -65,7 +69,10 @@ class Promotion:
         self.file = Path(config.run.dir) / "versions" / "canary.json"
 
     async def open(self) -> None:
-        """Serve the promoted version and load the state of an earlier incarnation. Raises as ``Canary.ready``."""
+        """Serve the promoted version and load the state of an earlier incarnation.
+
+        Raises as ``Canary.ready``.
+        """
         if self.canary is not None:
             await self.canary.ready()
         async with self.transition:
@@ -73,7 +80,9 @@ class Promotion:
             self._load()
 
     async def begin(self, base: int | None) -> None:
-        """The learner starts with weights that descend from ``base``; it must reset them unless ``base`` is promoted."""
+        """The learner starts with weights that descend from ``base``; it must reset them unless ``base`` is
+        promoted.
+        """
         async with self.transition:
             promoted = await self.store.promoted.remote()
             if promoted != self.served:
@@ -87,17 +96,26 @@ class Promotion:
             if self.restore == version:
                 self.restore = None
 
-    # -- candidates -------------------------------------------------------------------------------------------------
+    # -- candidates
+    # -------------------------------------------------------------------------------------------------
 
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
-        """Judge a candidate and promote or refuse it; True when it serves now. ``shares`` of its tasks: for the audit log.
+        """Judge a candidate and promote or refuse it; True when it serves now.
 
-        If the canary fails or is inconclusive, the version stays a candidate and the learner continues from it.
+        ``shares`` of its tasks: for the audit log.
+
+        If the canary fails or is inconclusive, the version stays a candidate and the learner continues from
+        it.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
             return version == self.served
-        details: dict[str, Any] = {"version": version, "parent": record.parent, "sha256": record.sha256, "step": record.step}
+        details: dict[str, Any] = {
+            "version": version,
+            "parent": record.parent,
+            "sha256": record.sha256,
+            "step": record.step,
+        }
         details |= {"shares": shares} if shares else {}
         await self.note("candidate", "learner", "publish", "success", details)
         self.candidate = version
@@ -109,13 +127,17 @@ class Promotion:
                 except BadInput as error:  # the engine cannot load these weights
                     refused = error.code
                 except (PixelisError, RayError) as error:
-                    await self.note("canary", "canary", "judge", "failure", {"version": version, "cause": str(error)})
+                    await self.note(
+                        "canary", "canary", "judge", "failure", {"version": version, "cause": str(error)}
+                    )
                     return False
             async with self.transition:
                 if self.restore is not None or self.served != before:
                     refused = "made from withdrawn weights"
                 elif decision is not None and decision.reason == "inconclusive":
-                    await self.note("promotion", "canary", "wait", "skipped", {"version": version, "served": self.served})
+                    await self.note(
+                        "promotion", "canary", "wait", "skipped", {"version": version, "served": self.served}
+                    )
                     return False
                 elif decision is not None and not decision.promote:
                     refused = decision.reason
@@ -133,35 +155,53 @@ class Promotion:
             self.candidate = None
 
     async def _judge(self, version: int) -> tuple[Decision, Scores]:
-        """Compare a version with the promotion history on the canary, then with the served one on questions of the traffic."""
+        """Compare a version with the promotion history on the canary, then with the served one on questions
+        of the traffic.
+        """
         canary, served, settings = self.canary, self.served, self.config.evolution.canary
         assert canary is not None
         if self.history is None:
             self.history = PromotionHistory(settings, served, await canary.judge(served))
         scores = await canary.judge(version)
         decision, on_traffic = self.history.judge_candidate(scores), None
-        if decision.promote and self.traffic is not None and len(items := self.traffic.items) >= MIN_QUESTIONS:
+        if (
+            decision.promote
+            and self.traffic is not None
+            and len(items := self.traffic.items) >= MIN_QUESTIONS
+        ):
             served = self.served
-            of_version, of_served = await canary.judge_traffic(version, items), await canary.judge_traffic(served, items)
+            of_version = await canary.judge_traffic(version, items)
+            of_served = await canary.judge_traffic(served, items)
             on_traffic = judge_traffic(of_version, of_served, settings, served)
             result = "refused" if on_traffic.fell else "success"
-            await self.note("canary", "canary", "judge_traffic", result, {"version": version, **asdict(on_traffic)})
+            await self.note(
+                "canary", "canary", "judge_traffic", result, {"version": version, **asdict(on_traffic)}
+            )
             if on_traffic.fell:
                 decision = replace(decision, promote=False, reason="traffic_fell_significantly")
         outcome = "promote" if decision.promote else "wait" if decision.reason == "inconclusive" else "refuse"
         await self._record_judgement(version, decision, outcome, on_traffic)
         return decision, scores
 
-    async def _record_judgement(self, version: int, decision: Decision, outcome: str, on_traffic: Decision | None = None) -> None:
+    async def _record_judgement(
+        self, version: int, decision: Decision, outcome: str, on_traffic: Decision | None = None
+    ) -> None:
         details: dict[str, Any] = {"version": version, "decision": outcome, **asdict(decision)}
-        entry = {"time": time.time(), **details, "traffic": None if on_traffic is None else asdict(on_traffic)}
+        entry = {
+            "time": time.time(),
+            **details,
+            "traffic": None if on_traffic is None else asdict(on_traffic),
+        }
         self.curve = [*self.curve[1 - MAX_CURVE :], entry]
         self._save()
         action = "watch" if outcome in ("keep", "roll_back") else "judge"
-        result = "refused" if outcome in ("refuse", "roll_back") else "skipped" if outcome == "wait" else "success"
+        result = (
+            "refused" if outcome in ("refuse", "roll_back") else "skipped" if outcome == "wait" else "success"
+        )
         await self.note("canary", "canary", action, result, details)
 
-    # -- orders -----------------------------------------------------------------------------------------------------
+    # -- orders
+    # -----------------------------------------------------------------------------------------------------
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
         """Serve ``version`` on a person's order unless the canary refuses it; ``force``: without the canary.
@@ -196,7 +236,9 @@ class Promotion:
             raise
         self._record_promotion(before, version, scores)
         self._save()
-        await self.note("promotion", by, "promote", "success", {"version": version, "before": before, "forced": forced})
+        await self.note(
+            "promotion", by, "promote", "success", {"version": version, "before": before, "forced": forced}
+        )
 
     def _record_promotion(self, before: int, version: int, scores: Scores | None) -> None:
         if self.history is not None:
@@ -207,9 +249,11 @@ class Promotion:
         self.unjudged = scores is None
 
     async def roll_back(self, version: int | None, by: str, reason: str) -> int:
-        """Serve ``version`` again (None: the version promoted before the served one) and withdraw later versions.
+        """Serve ``version`` again (None: the version promoted before the served one) and withdraw later
+        versions.
 
-        Returns the version that serves now. Raises BadInput when there is no earlier version, MissingFile without its weights.
+        Returns the version that serves now. Raises BadInput when there is no earlier version, MissingFile
+        without its weights.
         """
         async with self.transition:
             return await self._roll_back(version, by, reason)
@@ -236,7 +280,9 @@ class Promotion:
             self.history.roll_back(target)
         self.unjudged = False
         self._save()
-        await self.note("rollback", by, "roll_back", "success", {"version": target, "before": before, "reason": reason})
+        await self.note(
+            "rollback", by, "roll_back", "success", {"version": target, "before": before, "reason": reason}
+        )
         return target
 
     async def check_served(self, by: str = "watch") -> bool:
@@ -247,13 +293,16 @@ class Promotion:
         try:
             if self.history is None and self.unjudged:  # forced before there was a version to compare with
                 parent = (await self._record(version)).parent or 0
-                self.history = PromotionHistory(self.config.evolution.canary, parent, await self.canary.judge(parent))
+                self.history = PromotionHistory(
+                    self.config.evolution.canary, parent, await self.canary.judge(parent)
+                )
                 self.history.promote(version)
             scores = await self.canary.judge(version)
         except (PixelisError, RayError) as error:
             await self.note("canary", "canary", "watch", "failure", {"version": version, "cause": str(error)})
             return False
-        async with self.transition:  # a promotion under way ends first: what it serves then was not judged here
+        # A promotion under way ends first: what it serves then was not judged here
+        async with self.transition:
             if version != self.served:
                 return False
             if self.history is None:
@@ -269,7 +318,8 @@ class Promotion:
                 self._save()
             return fell
 
-    # -- state ------------------------------------------------------------------------------------------------
+    # -- state
+    # ------------------------------------------------------------------------------------------------
 
     async def use_generators(self, names: Sequence[str]) -> None:
         """Load versions on the generators of these names from now on."""
@@ -290,17 +340,31 @@ class Promotion:
     async def _record(self, version: int) -> PolicyVersion:
         record = next((v for v in await self.store.list.remote() if v.version == version), None)
         if record is None:
-            raise MissingFile(f"no policy version {version}", code="unknown_version", fix="take one from the list of versions")
+            raise MissingFile(
+                f"no policy version {version}",
+                code="unknown_version",
+                fix="take one from the list of versions",
+            )
         return record
 
     def _save(self, pending: dict[str, Any] | None = None) -> None:
-        """Write the state; with ``pending``, the promotion under way, so that a restart in between completes it."""
+        """Write the state; with ``pending``, the promotion under way, so that a restart in between completes
+        it.
+        """
         history = self.history.state() if self.history is not None else None
-        state = {"key": self.key, "watch": history, "unjudged": self.unjudged, "curve": self.curve, "pending": pending}
+        state = {
+            "key": self.key,
+            "watch": history,
+            "unjudged": self.unjudged,
+            "curve": self.curve,
+            "pending": pending,
+        }
         write_json(self.file, state)
 
     def _load(self) -> None:
-        """Load the saved state unless questions or starting policy differ or it does not know the served version."""
+        """Load the saved state unless questions or starting policy differ or it does not know the served
+        version.
+        """
         if not self.file.is_file():
             return
         state = json.loads(self.file.read_text(encoding="utf-8"))
@@ -311,7 +375,11 @@ class Promotion:
             history = PromotionHistory.restore(self.config.evolution.canary, state["watch"])
         current, pending = state["key"] == self.key, state.get("pending") or {}
         completed = pending.get("version") == self.served
-        if current or completed or (history is not None and self.served in (version for version, _ in history.entries)):
+        if (
+            current
+            or completed
+            or (history is not None and self.served in (version for version, _ in history.entries))
+        ):
             self.history, self.curve, self.unjudged = history, state["curve"], state["unjudged"]
             if not current and completed:
                 self._record_promotion(state["key"][3], self.served, pending["scores"])

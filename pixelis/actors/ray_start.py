@@ -21,12 +21,21 @@ FIXES = (
         "start new thread|Resource temporarily unavailable",
         "raise the limit of processes: ulimit -u, or a container's --pids-limit",
     ),
-    ("No space left|quota exceeded", "free the disk of Ray's sessions, or set RAY_TMPDIR to a folder on another disk"),
+    (
+        "No space left|quota exceeded",
+        "free the disk of Ray's sessions, or set RAY_TMPDIR to a folder on another disk",
+    ),
     ("Version mismatch", "use the versions of Ray and Python that the cluster has"),
-    (r"\b[Tt]oken", "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token, or unset it for a local cluster"),
+    (
+        r"\b[Tt]oken",
+        "set RAY_AUTH_TOKEN_PATH to the file with the cluster's token, or unset it for a local cluster",
+    ),
     ("object_store_memory", "lower cluster.object_store_bytes"),
     ("Invalid.* address", "set RAY_ADDRESS or cluster.address to HOST:PORT of the cluster's head"),
-    ("[Tt]imed out|overloaded|Failed to connect", "the machine may have been too busy: run the command again"),
+    (
+        "[Tt]imed out|overloaded|Failed to connect",
+        "the machine may have been too busy: run the command again",
+    ),
 )
 """Causes of a failed start, as a pattern of Ray's message or of its logs, and their fixes."""
 _LOGGED = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\] \(\w+\) \S+: (.{1,200})", re.MULTILINE)
@@ -47,11 +56,17 @@ def check_session_folder() -> None:
     characters = len(os.fsencode(os.path.join(folder, "ray", session, "sockets", "plasma_store")))
     if (excess := characters - SOCKET_CHARACTERS) > 0:
         raise InfraFailure(
-            f"{variable}={folder} is too long: the path of Ray's socket in it would have {characters} characters, the limit is "
+            f"{variable}={folder} is too long: the path of Ray's socket in it would have {characters} "
+            "characters, the limit is "
             f"{SOCKET_CHARACTERS}",
-            fix=f"set {variable}=/tmp, or another folder whose path has at most {len(os.fsencode(folder)) - excess} characters",
+            fix=(
+                f"set {variable}=/tmp, or another folder whose path has at most "
+                f"{len(os.fsencode(folder)) - excess} characters"
+            ),
         )
-    check_writable(Path(folder, "ray"), "Ray's sessions", f"set {variable}=/tmp, or another folder that you can write to")
+    check_writable(
+        Path(folder, "ray"), "Ray's sessions", f"set {variable}=/tmp, or another folder that you can write to"
+    )
 
 
 def check_token_folder() -> None:
@@ -63,7 +78,10 @@ def check_token_folder() -> None:
 
 
 def check_writable(folder: Path, content: str, fix: str) -> None:
-    """Write a file in ``folder``, or where that will be created. Raises InfraFailure with ``content`` and ``fix``."""
+    """Write a file in ``folder``, or where that will be created.
+
+    Raises InfraFailure with ``content`` and ``fix``.
+    """
     if not folder.is_absolute():  # also without a home folder
         raise InfraFailure(f"{content} cannot be written to {folder}, which is no absolute path", fix=fix)
     existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
@@ -71,18 +89,32 @@ def check_writable(folder: Path, content: str, fix: str) -> None:
         with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
             file.write(bytes(4096))
     except OSError as error:
-        raise InfraFailure(f"{content} cannot be written to {folder}: {existing}: {error.strerror}", fix=fix) from None
+        raise InfraFailure(
+            f"{content} cannot be written to {folder}: {existing}: {error.strerror}", fix=fix
+        ) from None
 
 
 def start_failure(error: Exception, address: str | None) -> InfraFailure:
-    """The failure to start a local cluster, or to join the one at ``address``, with its cause from Ray's message or logs."""
+    """The failure to start a local cluster, or to join the one at ``address``, with its cause from Ray's
+    message or logs.
+    """
     message = " ".join(str(error).split())[:400] or type(error).__name__
     folder = os.path.join(session_folder()[1], "ray")
     if not address:
-        logs = [path for name in ("gcs_server", "raylet") for path in Path(folder).glob(f"session_*_{os.getpid()}/logs/{name}.*")]
-        logged = [match[1].strip() for path in logs if (match := _LOGGED.search(path.read_text(errors="replace")))]
+        logs = [
+            path
+            for name in ("gcs_server", "raylet")
+            for path in Path(folder).glob(f"session_*_{os.getpid()}/logs/{name}.*")
+        ]
+        logged = [
+            match[1].strip() for path in logs if (match := _LOGGED.search(path.read_text(errors="replace")))
+        ]
         message += f": {logged[0]}" if logged else ""
-    fix = next((fix for pattern, fix in FIXES if re.search(pattern, message)), "`pixelis doctor` checks this machine")
+    fix = next(
+        (fix for pattern, fix in FIXES if re.search(pattern, message)), "`pixelis doctor` checks this machine"
+    )
     if address:
         return InfraFailure(f"the Ray cluster at {address} could not be joined: {message}", fix=fix)
-    return InfraFailure(f"Ray did not start: {message}", fix=f"{fix}; Ray's logs are in {folder}/session_latest/logs")
+    return InfraFailure(
+        f"Ray did not start: {message}", fix=f"{fix}; Ray's logs are in {folder}/session_latest/logs"
+    )

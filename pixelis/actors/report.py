@@ -40,9 +40,11 @@ def choose(
     count: int,
     causes: Sequence[str | None] | None = None,
 ) -> list[Chosen]:
-    """Up to ``count`` episodes as (title, group, views): the first right and the first wrong ones, half of each if possible.
+    """Up to ``count`` episodes as (title, group, views): the first right and the first wrong ones, half of
+    each if possible.
 
-    ``causes``: why the first episode of each group is wrong, where that is known. They alternate, and the title names them.
+    ``causes``: why the first episode of each group is wrong, where that is known. They alternate, and the
+    title names them.
     """
     rows = list(zip(causes or [None] * len(groups), groups, views, strict=True))
     accuracies = [group.trajectories[0].rewards.get("accuracy") or 0 for group in groups]
@@ -54,7 +56,9 @@ def choose(
         seen[cause] += 1
     half = min(len(wrong), max(count // 2, count - len(right)))
     chosen = right[: count - half] + [wrong[position] for _, position in sorted(turns)[:half]]
-    return [(arm if cause is None else f"{arm}: {cause}", group, refs) for cause, group, refs in chosen[:count]]
+    return [
+        (arm if cause is None else f"{arm}: {cause}", group, refs) for cause, group, refs in chosen[:count]
+    ]
 
 
 @ray.remote(num_cpus=0)
@@ -67,20 +71,26 @@ def write(
     examples: Mapping[str, Sequence[list[Chosen]]] | None = None,
 ) -> str:
     """Write report.html with the chosen episodes, and examples of each cluster by arm; returns its path."""
-    pages = {arm: [_pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists] for arm, lists in (examples or {}).items()}
+    pages = {
+        arm: [_pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists]
+        for arm, lists in (examples or {}).items()
+    }
     return str(write_report(Path(folder), summary, curves, _pages(config, chosen), examples=pages))
 
 
 def sample(
     config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[GroupViews]
 ) -> ray.ObjectRef | None:
-    """Start a task that writes `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories` episodes of an evaluation.
+    """Start a task that writes `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories`
+    episodes of an evaluation.
 
     Returns None if that number is 0. The task logs a warning if the page cannot be written, and never raises.
     """
     name = f"step {step}"
     chosen = choose(name, groups, views, config.telemetry.trajectories)
-    return _write_sample.remote(config, step, {"arms": [{**summary, "name": name}]}, chosen) if chosen else None
+    return (
+        _write_sample.remote(config, step, {"arms": [{**summary, "name": name}]}, chosen) if chosen else None
+    )
 
 
 @ray.remote(num_cpus=0)
@@ -108,12 +118,16 @@ def _pages(config: Config, chosen: Sequence[Any], longest: int | None = None) ->
     episodes = []
     for title, group, refs in chosen:
         trajectory, (views,) = group.trajectories[0], fetch_groups([refs])
-        pictures = {image.id: view for image, view in zip(trajectory.images, views[trajectory.id], strict=True)}
+        pictures = {
+            image.id: view for image, view in zip(trajectory.images, views[trajectory.id], strict=True)
+        }
         for media in group.question.media:
             pictures |= load_pictures(media, trajectory, config.toolbox)
         if longest is not None:
             pictures = {id: shrink(picture, longest) for id, picture in pictures.items()}
-        episodes.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
+        episodes.append(
+            EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title)
+        )
     return episodes
 
 

@@ -1,7 +1,7 @@
 """Reserves the resources of a job's actors as Ray placement groups, or reports the part that does not fit.
 
-A generator and its toolboxes are one group on one node, so that generators can come and go one at a time. Learners are on
-one node if it has room for all of them.
+A generator and its toolboxes are one group on one node, so that generators can come and go one at a time.
+Learners are on one node if it has room for all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ SMALLEST_CPU = 0.001
 RAY_NODE_ID_KEY = "ray.io/node-id"
 """Label of each node that Ray sets to the node's id."""
 LEARNER_SHARE = 0.4
-"""Share of a GPU that a learner reserves beside a generator's. Two generators fit no GPU, so each gets one learner."""
+"""Share of a GPU that a learner reserves beside a generator's.
+
+Two generators fit no GPU, so each gets one learner.
+"""
 ONE_NODE_WAIT_S = 2.0
 """Seconds to wait for a node with room for all learners, before they are split over nodes."""
 
@@ -60,8 +63,12 @@ def learner_bundle(config: Config) -> Bundle:
     return bundle(config.learner.cpus, config.learner.gpus * (LEARNER_SHARE if config.engine.colocate else 1))
 
 
-def generator_bundles(config: Config, cpus: float | None = None, gpus: float | None = None) -> tuple[Bundle, ...]:
-    """Bundles of a generator and of each of its toolboxes. cpus, gpus: of the generator, instead of the engine's."""
+def generator_bundles(
+    config: Config, cpus: float | None = None, gpus: float | None = None
+) -> tuple[Bundle, ...]:
+    """Bundles of a generator and of each of its toolboxes. cpus, gpus: of the generator, instead of the
+    engine's.
+    """
     engine, toolbox = config.engine, config.toolbox
     share = 1 - LEARNER_SHARE if engine.colocate else 1
     generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus * share if gpus is None else gpus)
@@ -79,10 +86,16 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
     Raises BadConfig for a service with a broadcast of versions or, if it learns, with `engine.colocate`.
     """
     if online and config.policy_store.streams:
-        message = f"policy_store.transfer={config.policy_store.transfer} is for rft and ttrl: a service promotes what is stored"
+        message = (
+            f"policy_store.transfer={config.policy_store.transfer} is for rft and ttrl: a service "
+            "promotes what is stored"
+        )
         raise BadConfig(message, fix="set policy_store.transfer=object")
     if online and learner and config.engine.colocate:
-        message = "engine.colocate lets generators sleep while the learner steps, but a service must answer meanwhile"
+        message = (
+            "engine.colocate lets generators sleep while the learner steps, but a service must "
+            "answer meanwhile"
+        )
         raise BadConfig(message, fix="set engine.colocate=false, or evolution.enabled=false")
     canary, embedder = config.evolution.canary, (embedder_bundle(config),)
     out: list[Need] = []
@@ -106,7 +119,8 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
 
 
 def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
-    """Raise InfraFailure with the parts of a job that exceed the cluster, or with one that exceeds each of its nodes.
+    """Raise InfraFailure with the parts of a job that exceed the cluster, or with one that exceeds each of
+    its nodes.
 
     online: include serving. Does nothing for a cluster that can add nodes.
     """
@@ -114,40 +128,62 @@ def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = F
         return
     parts, nodes = needs(config, learner=learner, rollouts=rollouts, online=online), node_resources()
     for resource in ("CPU", "GPU"):
-        total, available = sum(p.count * p.total(resource) for p in parts), sum(n.get(resource, 0.0) for n in nodes.values())
+        total = sum(p.count * p.total(resource) for p in parts)
+        available = sum(n.get(resource, 0.0) for n in nodes.values())
         # The bundles of processes that reserve nothing may exceed the cluster.
         if total > available + SMALLEST_CPU * sum(p.count * len(p.bundles) for p in parts):
-            shares = ", ".join(f"{p.role} {p.count} x {p.total(resource):g}" for p in parts if p.total(resource) > SMALLEST_CPU)
+            shares = ", ".join(
+                f"{p.role} {p.count} x {p.total(resource):g}"
+                for p in parts
+                if p.total(resource) > SMALLEST_CPU
+            )
             raise InfraFailure(
                 f"the job needs {total:g} {resource} ({shares}) but the cluster has {available:g}",
-                fix="lower the workers or their cpus/gpus in the configuration, add nodes, or set cluster.autoscaling=true",
+                fix=(
+                    "lower the workers or their cpus/gpus in the configuration, add nodes, or set "
+                    "cluster.autoscaling=true"
+                ),
             )
     for part in parts:
         if not any(_fits(part.bundles, node) for node in nodes.values()):
             raise InfraFailure(
-                f"a {part.role} needs {describe(part.bundles)} on one node, but the nodes have {_describe_nodes(nodes)}",
+                (
+                    f"a {part.role} needs {describe(part.bundles)} on one node, but the nodes have "
+                    f"{_describe_nodes(nodes)}"
+                ),
                 fix="lower the cpus/gpus of that part in the configuration, or add a larger node",
             )
 
 
 def node_resources() -> dict[str, dict[str, float]]:
     """Resources of each live node, by its address and id, whether or not they are in use."""
-    return {f"{n['NodeManagerAddress']} ({n['NodeID'][:6]})": n["Resources"] for n in ray.nodes() if n["Alive"]}
+    return {
+        f"{n['NodeManagerAddress']} ({n['NodeID'][:6]})": n["Resources"] for n in ray.nodes() if n["Alive"]
+    }
 
 
 def _fits(bundles: Sequence[Bundle], node: Mapping[str, float]) -> bool:
     slack = SMALLEST_CPU * len(bundles)
-    return all(sum(b.get(name, 0.0) for b in bundles) <= node.get(name, 0.0) + slack for name in ("CPU", "GPU"))
+    return all(
+        sum(b.get(name, 0.0) for b in bundles) <= node.get(name, 0.0) + slack for name in ("CPU", "GPU")
+    )
 
 
 def describe(bundles: Sequence[Bundle]) -> str:
     """Sum of bundles, for messages: `CPU 2, GPU 1`."""
     totals = {name: sum(b.get(name, 0.0) for b in bundles) for name in ("CPU", "GPU")}
-    return ", ".join(f"{name} {total:g}" for name, total in totals.items() if total > SMALLEST_CPU * len(bundles)) or "a process"
+    return (
+        ", ".join(
+            f"{name} {total:g}" for name, total in totals.items() if total > SMALLEST_CPU * len(bundles)
+        )
+        or "a process"
+    )
 
 
 def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
-    return "; ".join(f"{name}: CPU {node.get('CPU', 0):g}, GPU {node.get('GPU', 0):g}" for name, node in nodes.items())
+    return "; ".join(
+        f"{name}: CPU {node.get('CPU', 0):g}, GPU {node.get('GPU', 0):g}" for name, node in nodes.items()
+    )
 
 
 def describe_cluster() -> str:
@@ -157,7 +193,8 @@ def describe_cluster() -> str:
     return f"nodes: {nodes}; free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}"
 
 
-# -- groups ----------------------------------------------------------------------------------------------------------------------
+# -- groups
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str = "") -> PlacementGroup:
@@ -177,24 +214,35 @@ def may_fit(bundles: Sequence[Bundle]) -> bool:
 
 
 def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> None:
-    """Wait for groups by role. Raises InfraFailure with the first role that does not fit within the timeout, and why."""
+    """Wait for groups by role.
+
+    Raises InfraFailure with the first role that does not fit within the timeout, and why.
+    """
     deadline = time.monotonic() + timeout_s
     for role, group in groups.items():
         if not group.wait(max(0.0, deadline - time.monotonic())):
             bundles = group.bundle_specs
             raise InfraFailure(
-                f"{role} does not fit: it needs {describe(bundles)}{' on one node' if len(bundles) > 1 else ''} and did not get "
+                f"{role} does not fit: it needs "
+                f"{describe(bundles)}{' on one node' if len(bundles) > 1 else ''} and did not get "
                 f"it in {timeout_s:g} s; {describe_cluster()}",
-                fix="look at `ray status` for what uses them, lower cpus/gpus in the configuration, add nodes, "
+                fix="look at `ray status` for what uses them, lower cpus/gpus in the configuration, add "
+                "nodes, "
                 "or raise cluster.placement_timeout_s",
             )
 
 
 def inside(group: PlacementGroup, index: int = 0, *, children: bool = False) -> dict[str, Any]:
-    """Options of an actor that uses a bundle of a group completely. children: actors that it starts join the group."""
+    """Options of an actor that uses a bundle of a group completely. children: actors that it starts join the
+    group.
+    """
     resources = group.bundle_specs[index]
     strategy = PlacementGroupSchedulingStrategy(group, index, placement_group_capture_child_tasks=children)
-    return {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "scheduling_strategy": strategy}
+    return {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        "scheduling_strategy": strategy,
+    }
 
 
 def release(group: PlacementGroup) -> None:
@@ -212,9 +260,11 @@ class Room(NamedTuple):
 
 @contextmanager
 def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
-    """Reserve the learners' resources during the block: on one node if possible, colocated ones beside the generators of `job`.
+    """Reserve the learners' resources during the block: on one node if possible, colocated ones beside the
+    generators of `job`.
 
-    Leave the block before Ray Train makes its own reservation. Raises InfraFailure after `cluster.placement_timeout_s`.
+    Leave the block before Ray Train makes its own reservation. Raises InfraFailure after
+    `cluster.placement_timeout_s`.
     """
     group, room = _reserve_learners(config, config.learner.workers, job)
     try:
@@ -226,7 +276,10 @@ def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
 
 
 def fitting_learners(config: Config, counts: Sequence[int], wait_s: float, job: str = "") -> Room | None:
-    """Room for the first of these numbers of learners that fits; None if none does. Waits up to `wait_s` seconds for each."""
+    """Room for the first of these numbers of learners that fits; None if none does.
+
+    Waits up to `wait_s` seconds for each.
+    """
     for count in counts:
         group, room = _reserve_learners(config, count, job)
         fits = group.wait(wait_s)
@@ -246,7 +299,9 @@ def _reserve_learners(config: Config, count: int, job: str) -> tuple[PlacementGr
         ]
         labels = [{RAY_NODE_ID_KEY: node} for node in nodes[:count]]
         if len(labels) == count:
-            return placement_group(bundles, strategy="PACK", bundle_label_selector=labels), Room(count, "PACK", labels)
+            return placement_group(bundles, strategy="PACK", bundle_label_selector=labels), Room(
+                count, "PACK", labels
+            )
     elif any(_fits(bundles, node) for node in node_resources().values()):
         group = reserve(bundles, "STRICT_PACK")
         if group.wait(ONE_NODE_WAIT_S):

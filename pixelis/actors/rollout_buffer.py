@@ -1,7 +1,8 @@
 """Buffer of finished groups between generators and learner: decides on admission and completes batches.
 
 A batch is the first ``prompts_per_step`` admissible groups to finish, so a straggler delays only itself. With
-``max_off_policy_steps=0`` only the groups of one step are admitted, and a batch is exactly the step's own prompts.
+``max_off_policy_steps=0`` only the groups of one step are admitted, and a batch is exactly the step's own
+prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ MAX_GROUP_FAILURES = 0.5
 
 @dataclass(eq=False)
 class ScoredGroup:
-    """A scored group, the references to its views, and the reward of a greedy rollout if the baseline needs one."""
+    """A scored group, the references to its views, and the reward of a greedy rollout if the baseline needs
+    one.
+    """
 
     group: Group
     views: GroupViews
@@ -36,7 +39,8 @@ class ScoredGroup:
 
 @dataclass
 class Selection:
-    """The chosen groups of a batch in the order of their questions, and the groups that were not chosen, by reason.
+    """The chosen groups of a batch in the order of their questions, and the groups that were not chosen, by
+    reason.
 
     ``numbers`` are those of all questions that this batch has used.
     """
@@ -50,15 +54,17 @@ class Selection:
 
     def add(self, group: ScoredGroup) -> None:
         """Add a group by its outcome."""
-        {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}[group.outcome].append(group)
+        {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}[
+            group.outcome
+        ].append(group)
         self.numbers.append(group.number)
 
 
 class RolloutBuffer:
     """Counts admitted, running and finished groups in *slots*: one for each group of a batch.
 
-    An uninformative or abstained group gives its slot to a new question while ``rft.filter.max_oversampling`` allows it;
-    otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
+    An uninformative or abstained group gives its slot to a new question while ``rft.filter.max_oversampling``
+    allows it; otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
     """
 
     def __init__(self, rft: RftConfig, step: int):
@@ -95,19 +101,27 @@ class RolloutBuffer:
             self.finished.append(group)
 
     def add_failed(self, number: int, cause: str) -> None:
-        """Add a question that could not be rolled out or scored. Raises DataFailure if too many of a batch fail."""
+        """Add a question that could not be rolled out or scored.
+
+        Raises DataFailure if too many of a batch fail.
+        """
         self.pending.failures[cause] += 1
         self.pending.numbers.append(number)
         self._replace()
         if self.pending.failures.total() > max(self.rft.prompts_per_step * MAX_GROUP_FAILURES, 4):
-            raise DataFailure(f"too many unusable groups in a batch: {dict(self.pending.failures)}", fix="look at events.jsonl")
+            raise DataFailure(
+                f"too many unusable groups in a batch: {dict(self.pending.failures)}",
+                fix="look at events.jsonl",
+            )
 
     def _replace(self) -> None:
         self.replaced += 1
         self.admitted -= 1
 
     def take(self, age: Callable[[ScoredGroup], int]) -> Selection | None:
-        """Remove and return the next batch; None if it is incomplete. ``age``: steps that a group lags behind this batch.
+        """Remove and return the next batch; None if it is incomplete.
+
+        ``age``: steps that a group lags behind this batch.
 
         Drops groups older than ``max_off_policy_steps`` and frees their slots.
         """

@@ -1,4 +1,6 @@
-"""Messages between routers and generators: requests for episodes, their turns and text as generated, and groups."""
+"""Messages between routers and generators: requests for episodes, their turns and text as generated, and
+groups.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ from pixelis.records import Group, Question, Turn
 class RolloutRequest:
     """`samples` episodes of a question.
 
-    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`;
-    pictures: references to the question's images by id, uint8 [H, W, 3], if they are decoded already;
-    augmentations: names of `dialogue.augmentation`, under which the samples see the pictures in turn, the first one without;
-    views: whether the caller wants the views; known: references to first views that the caller has, by medium (the router
-    sets it); text: whether a stream has the text of the first sample too; trace: W3C `traceparent` of the caller.
+    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references
+    to the question's images by id, uint8 [H, W, 3], if they are decoded already; augmentations: names of
+    `dialogue.augmentation`, under which the samples see the pictures in turn, the first one without; views:
+    whether the caller wants the views; known: references to first views that the caller has, by medium (the
+    router sets it); text: whether a stream has the text of the first sample too; trace: W3C `traceparent` of
+    the caller.
     """
 
     question: Question
@@ -48,7 +51,10 @@ class RolloutResult:
 
 @dataclass(frozen=True, slots=True)
 class TurnUpdate:
-    """A turn of a sample and the uint8 views that it adds. A higher `attempt` restarts all samples on another generator."""
+    """A turn of a sample and the uint8 views that it adds.
+
+    A higher `attempt` restarts all samples on another generator.
+    """
 
     attempt: int
     sample: int

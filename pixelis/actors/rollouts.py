@@ -1,6 +1,7 @@
 """Turns questions into batches: rolls out and scores groups, selects them, assigns advantages.
 
-A group is rolled out, scored and kept or dropped as a whole, independently of batch size, group size and number of workers.
+A group is rolled out, scored and kept or dropped as a whole, independently of batch size, group size and
+number of workers.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from pixelis.telemetry.events import EventLog
 
 @dataclass
 class RolloutBatch:
-    """A learner batch: groups with advantages, and a reference to the views of each, or to each view of an update task.
+    """A learner batch: groups with advantages, and a reference to the views of each, or to each view of an
+    update task.
 
-    ``numbers`` are those of the batch's questions; ``state`` is the resume state after it; ``options`` are passed to the
-    optimizer step, which starts from the weights of version ``restore`` if that is set.
+    ``numbers`` are those of the batch's questions; ``state`` is the resume state after it; ``options`` are
+    passed to the optimizer step, which starts from the weights of version ``restore`` if that is set.
     """
 
     step: int
@@ -51,19 +53,23 @@ class RolloutBatch:
     restore: int | None = None
 
     def share(self, rank: int, world: int) -> RolloutBatch:
-        """Part of worker ``rank`` out of ``world``: whole groups, so that all workers have about equally many tokens."""
+        """Part of worker ``rank`` out of ``world``: whole groups, so that all workers have about equally many
+        tokens.
+        """
         sizes = [sum(t.tokens for t in group.trajectories) for group in self.groups]
         part = balanced_shares(sizes, world)[rank]
         greedy = [self.greedy[i] for i in part] if self.greedy else []
-        return replace(self, groups=[self.groups[i] for i in part], views=[self.views[i] for i in part], greedy=greedy)
+        return replace(
+            self, groups=[self.groups[i] for i in part], views=[self.views[i] for i in part], greedy=greedy
+        )
 
 
 @dataclass
 class StepResult:
     """Results of a step.
 
-    ``boundary`` names the checkpoint to keep at the end of a reward phase; ``state`` is the source's state for checkpoints, if
-    the source reports it at each step.
+    ``boundary`` names the checkpoint to keep at the end of a reward phase; ``state`` is the source's state
+    for checkpoints, if the source reports it at each step.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -90,7 +96,9 @@ class Prompts:
     def _read(self, count: int) -> list[tuple[int, Question]]:
         head = [self.first.result()] if self.is_first else []
         self.is_first = False
-        return [row for row in [*head, *itertools.islice(self.questions, count - len(head))] if row is not None]
+        return [
+            row for row in [*head, *itertools.islice(self.questions, count - len(head))] if row is not None
+        ]
 
     def close(self) -> None:
         """Stop reading after the current request."""
@@ -102,7 +110,11 @@ class Rollouts:
     """Rolls out and scores groups on a router's generators, and assembles batches."""
 
     def __init__(
-        self, config: Config, router: GeneratorRouter, scorers: Sequence[ActorHandle], embedder: ActorHandle | None = None
+        self,
+        config: Config,
+        router: GeneratorRouter,
+        scorers: Sequence[ActorHandle],
+        embedder: ActorHandle | None = None,
     ):
         self.config, self.router, self.embedder = config, router, embedder
         self.scorer, self.log = itertools.cycle(scorers), EventLog(config.run.dir)
@@ -121,7 +133,9 @@ class Rollouts:
             requests = [RolloutRequest(question, name, r.group_size, sampling, operations, d.max_turns)]
             if r.advantage.baseline == "greedy":
                 deterministic = SamplingParams(0.0, 1.0, d.max_turn_tokens, seed)
-                requests.append(RolloutRequest(question, f"{name}-greedy", 1, deterministic, operations, d.max_turns))
+                requests.append(
+                    RolloutRequest(question, f"{name}-greedy", 1, deterministic, operations, d.max_turns)
+                )
             scored, *greedy = await asyncio.gather(*(self.episodes(request, step) for request in requests))
             if (labels := self.labels.pop(question.id, None)) is not None:
                 scored.accuracy = await next(self.scorer).accuracy.remote(scored.group, *labels)
@@ -132,8 +146,11 @@ class Rollouts:
             scored.greedy = greedy[0].group.trajectories[0].reward
         if abstains(scored.group):
             return scored
-        # Excluded episodes are the policy's doing: a group that has too few others is uninformative, not a failure.
-        rewards = [0.0 if t.stop_reason.value in r.advantage.exclude else t.reward for t in scored.group.trajectories]
+        # Excluded episodes are the policy's doing: a group that has too few others is uninformative, not a
+        # failure.
+        rewards = [
+            0.0 if t.stop_reason.value in r.advantage.exclude else t.reward for t in scored.group.trajectories
+        ]
         if not usable(rewards, r.advantage) or (greedy and scored.greedy is None):
             return next((t.unscored for t in scored.group.trajectories if t.unscored), "group_too_small")
         return scored
@@ -141,11 +158,20 @@ class Rollouts:
     async def episodes(
         self, request: RolloutRequest, step: int | None = None, reserved: Reservation | None = None
     ) -> ScoredGroup:
-        """Scored episodes of one question. Raises InfraFailure, and DataFailure or BadInput that name the question's row."""
+        """Scored episodes of one question.
+
+        Raises InfraFailure, and DataFailure or BadInput that name the question's row.
+        """
         try:
             rollout = await self.router.rollout(request, reserved)
-            states = [self.embedder.states.remote(rollout.group, rollout.views)] if self.embedder is not None else []
-            return ScoredGroup(await next(self.scorer).score.remote(rollout.group, step, *states), rollout.views)
+            states = (
+                [self.embedder.states.remote(rollout.group, rollout.views)]
+                if self.embedder is not None
+                else []
+            )
+            return ScoredGroup(
+                await next(self.scorer).score.remote(rollout.group, step, *states), rollout.views
+            )
         except (DataFailure, BadInput) as error:
             raise (unwrap_ray_error(error) or error).about(request.question.place) from None
 
@@ -154,14 +180,17 @@ class Rollouts:
         return informative(scored.group, self.config.rft)
 
     def assemble(self, step: int, selection: Selection) -> RolloutBatch:
-        """Assemble the batch of a selection: assigns advantages and adds replayed rollouts, which keep theirs.
+        """Assemble the batch of a selection: assigns advantages and adds replayed rollouts, which keep
+        theirs.
 
         Raises DataFailure if no group has a majority, or if the episodes of all groups are excluded.
         """
         chosen, uninformative, abstained = selection.chosen, selection.uninformative, selection.abstained
         if abstained and not chosen and not uninformative:
             message = f"none of the {len(abstained)} questions tried for step {step} has a majority"
-            raise DataFailure(message, code="no_majority", fix="lower rewards.vote.min_share, or set rewards.vote.tie=first")
+            raise DataFailure(
+                message, code="no_majority", fix="lower rewards.vote.min_share, or set rewards.vote.tie=first"
+            )
         r = self.config.rft
         tried = [*chosen, *uninformative, *abstained]
         attempted = [measured(scored.group, scored.accuracy) for scored in tried]
@@ -178,11 +207,19 @@ class Rollouts:
         replayed = self.replay.draw(missing * size + beside, step, rng)
         if not chosen and not replayed:
             # A step without a signal still counts.
-            chosen = [s for s in uninformative if usable(group_rewards(s.group, r.advantage), r.advantage)][: r.prompts_per_step]
+            chosen = [s for s in uninformative if usable(group_rewards(s.group, r.advantage), r.advantage)][
+                : r.prompts_per_step
+            ]
             if not chosen:
                 reasons = ", ".join(r.advantage.exclude)
-                message = f"in all {len(uninformative)} groups of step {step} too few episodes end otherwise than by {reasons}"
-                fix = "raise dialogue.max_turns or dialogue.max_context, or set rft.advantage.count_excluded=true"
+                message = (
+                    f"in all {len(uninformative)} groups of step {step} too few episodes end "
+                    f"otherwise than by {reasons}"
+                )
+                fix = (
+                    "raise dialogue.max_turns or dialogue.max_context, or set "
+                    "rft.advantage.count_excluded=true"
+                )
                 raise DataFailure(message, code="all_excluded", fix=fix)
         groups = [subset(scored.group, r.train_samples, r.choose, rng) for scored in chosen]
         greedy = [scored.greedy for scored in chosen]
@@ -191,7 +228,10 @@ class Rollouts:
         least = least_kept(groups, r.replay)
         for group, scored in zip(groups, chosen, strict=True):
             self.replay.add(group, scored.views, step, least)
-        metrics |= {"group/kept": len(chosen) / max(len(attempted), 1), "group/replayed": float(len(replayed))}
+        metrics |= {
+            "group/kept": len(chosen) / max(len(attempted), 1),
+            "group/replayed": float(len(replayed)),
+        }
         if r.train_samples:
             metrics |= learnt_votes([measured(g, s.accuracy) for g, s in zip(groups, chosen, strict=True)])
         return RolloutBatch(
@@ -205,7 +245,9 @@ class Rollouts:
 
 
 def measured(group: Group, accuracy: Mapping[str, float]) -> Group:
-    """A copy of the group for metrics, with the accuracy by trajectory that no reward, filter or advantage sees."""
+    """A copy of the group for metrics, with the accuracy by trajectory that no reward, filter or advantage
+    sees.
+    """
     if not accuracy:
         return group
     known = [

@@ -23,15 +23,17 @@ from pixelis.rewards.grader import Advance, Grader
 from pixelis.telemetry.metrics import count
 
 CONCURRENT_GROUPS = 16
-"""Groups that one actor scores concurrently; most of the time they wait for the judge or for worker processes."""
+"""Groups that one actor scores concurrently; most of the time they wait for the judge or for worker
+processes.
+"""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=2, max_concurrency=CONCURRENT_GROUPS)
 class Scorer:
     """Scores complete groups, because some terms depend on the whole group.
 
-    ``run.dir/scorers`` has the state of the rewards (statistics, curriculum, dynamics model) after every step, and a journal
-    of the groups scored since, so that a restarted actor continues exactly.
+    ``run.dir/scorers`` has the state of the rewards (statistics, curriculum, dynamics model) after every
+    step, and a journal of the groups scored since, so that a restarted actor continues exactly.
     """
 
     def __init__(self, config: Config, index: int = 0):
@@ -46,7 +48,8 @@ class Scorer:
             with contextlib.suppress(BadInput):  # the state of other rewards; a new run calls load
                 self.grader.load(self.file.read_bytes())
                 for row in _read_journal(self.journal):
-                    if row.get("after", self.grader.step) == self.grader.step:  # else its step is in the state already
+                    # Else its step is in the state already
+                    if row.get("after", self.grader.step) == self.grader.step:
                         self.grader.observe(Group.model_validate(row["group"]), row["states"])
 
     def health(self) -> str:
@@ -60,7 +63,9 @@ class Scorer:
         states: dict[str, Sequence[Sequence[float]]] | None = None,
         truths: Sequence[str] | None = None,
     ) -> Group:
-        """The group with terms and reward, or the cause of being unscored, on each trajectory; see ``Grader.score``."""
+        """The group with terms and reward, or the cause of being unscored, on each trajectory; see
+        ``Grader.score``.
+        """
         started = time.monotonic()
         scored = self.grader.score(group, step, states, truths)
         count("scorer/groups")
@@ -70,7 +75,8 @@ class Scorer:
         if self.stateful and step is not None:
             observed = _journal_group(scored).model_dump(mode="json", exclude_defaults=True)
             with self.lock:
-                if scored.id in self.grader.scored:  # else a step ended meanwhile, and its state has the group
+                # Else a step ended meanwhile, and its state has the group
+                if scored.id in self.grader.scored:
                     line = json.dumps({"after": self.grader.step, "group": observed, "states": states})
                     self.journal.parent.mkdir(parents=True, exist_ok=True)
                     private = os.open(self.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -79,7 +85,9 @@ class Scorer:
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
-        """Score of each answer against truths that the group lacks, by trajectory, for metrics; see ``Grader.accuracy``."""
+        """Score of each answer against truths that the group lacks, by trajectory, for metrics; see
+        ``Grader.accuracy``.
+        """
         return self.grader.accuracy(group, answers, scorer)
 
     def advance(self, step: int, is_last: bool = False) -> Advance:
@@ -124,7 +132,9 @@ def _journal_group(group: Group) -> Group:
         )
         for t in group.trajectories
     ]
-    return Group(id=group.id, question=Question(id=group.question.id, question="-"), trajectories=trajectories)
+    return Group(
+        id=group.id, question=Question(id=group.question.id, question="-"), trajectories=trajectories
+    )
 
 
 def _read_journal(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""Places the actors behind a service: memory shards, the Embedder, Evolution and the generator of its canary."""
+"""Places the actors behind a service: memory shards, the Embedder, Evolution and the generator of its
+canary.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,11 @@ class ServingActors:
 
 @contextmanager
 def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[ServingActors]:
-    """Place the actors that ``config`` requires beside ``actors``, wait until they are ready, and kill them at exit.
+    """Place the actors that ``config`` requires beside ``actors``, wait until they are ready, and kill them
+    at exit.
 
-    ``job``: part of the actors' names. A read-only service has no memory and no Evolution. Raises InfraFailure if an actor
-    is not ready within ``cluster.placement_timeout_s``.
+    ``job``: part of the actors' names. A read-only service has no memory and no Evolution. Raises
+    InfraFailure if an actor is not ready within ``cluster.placement_timeout_s``.
     """
     from pixelis.actors.embedder import Embedder
     from pixelis.actors.evolution import Evolution
@@ -61,14 +64,30 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             if config.evolution.canary.enabled:
                 c = config.evolution.canary
                 name = f"{prefix}-canary"
-                group = reservations.reserve(reservations.generator_bundles(config, c.cpus, c.gpus), name=name)
+                group = reservations.reserve(
+                    reservations.generator_bundles(config, c.cpus, c.gpus), name=name
+                )
                 placed.groups["canary"] = group
                 arguments = (config, actors.store_name, config.engine.workers)
-                placed.canary = cluster.spawn(Generator, *arguments, name=name, **reservations.inside(group, children=True))
+                placed.canary = cluster.spawn(
+                    Generator, *arguments, name=name, **reservations.inside(group, children=True)
+                )
             placed.names["evolution"] = [f"{prefix}-evolution"]
-            # Names, not handles: arguments with a handle live in the object store, and their loss would prevent a restart.
-            scoring = (f"{actors.name}-scorer-0", f"{actors.name}-states-0") if config.rewards.needs_scorer else None
-            evolution = (config, actors.names, actors.store_name, name, placed.names.get("memory", []), scoring)
+            # Names, not handles: arguments with a handle live in the object store, and their loss would
+            # prevent a restart.
+            scoring = (
+                (f"{actors.name}-scorer-0", f"{actors.name}-states-0")
+                if config.rewards.needs_scorer
+                else None
+            )
+            evolution = (
+                config,
+                actors.names,
+                actors.store_name,
+                name,
+                placed.names.get("memory", []),
+                scoring,
+            )
             placed.evolution = cluster.spawn(Evolution, *evolution, name=f"{prefix}-evolution")
         roles = {
             "memory shard": placed.memory,
@@ -76,7 +95,10 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             "canary generator": [placed.canary],
             "evolution": [placed.evolution],
         }
-        ready = {role: [cluster.first_answer(a.health) for a in handles if a is not None] for role, handles in roles.items()}
+        ready = {
+            role: [cluster.first_answer(a.health) for a in handles if a is not None]
+            for role, handles in roles.items()
+        }
         reservations.wait_reserved(placed.groups, config.cluster.placement_timeout_s)
         cluster.wait_ready(ready, config.cluster.placement_timeout_s)
         if config.engine.most_workers > config.engine.workers:

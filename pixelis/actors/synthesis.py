@@ -26,16 +26,23 @@ AHEAD_BYTES = 64 << 20
 
 
 def sample_builder(config: Config) -> SampleBuilder:
-    """SampleBuilder of a job. Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster."""
+    """SampleBuilder of a job.
+
+    Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster.
+    """
     s, examples = config.synthesis, list[Demonstration]()
     if s.method == "imitation" and s.imitation.demonstrations:
         examples = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
     folder = Path(config.run.dir)
-    return SampleBuilder(s, config.run.seed, config.toolbox, config.dialogue, config.rewards, examples, folder)
+    return SampleBuilder(
+        s, config.run.seed, config.toolbox, config.dialogue, config.rewards, examples, folder
+    )
 
 
 class BuildSamples:
-    """Maps columns attempt and question (JSON) to sample (JSON, empty if rejected) and cause (empty for a sample)."""
+    """Maps columns attempt and question (JSON) to sample (JSON, empty if rejected) and cause (empty for a
+    sample).
+    """
 
     def __init__(self, config: Config):
         self.builder = sample_builder(config)
@@ -44,7 +51,9 @@ class BuildSamples:
         samples, causes = [], []
         for attempt, question in zip(batch["attempt"], batch["question"], strict=True):
             try:
-                sample = self.builder.build(Attempt(*json.loads(attempt)), Question.model_validate_json(question))
+                sample = self.builder.build(
+                    Attempt(*json.loads(attempt)), Question.model_validate_json(question)
+                )
                 samples.append(sample.model_dump_json())
                 causes.append("")
             except BadConfig:  # would fail for every attempt
@@ -55,10 +64,18 @@ class BuildSamples:
         return {"sample": samples, "cause": causes}
 
 
-def outcomes(config: Config, attempts: Sequence[Attempt], rows: SourceRows) -> Iterator[tuple[Demonstration | None, str]]:
-    """(demonstration or None, cause of the rejection) of each attempt, in order. Ray Data repeats the batch of a dead actor."""
+def outcomes(
+    config: Config, attempts: Sequence[Attempt], rows: SourceRows
+) -> Iterator[tuple[Demonstration | None, str]]:
+    """(demonstration or None, cause of the rejection) of each attempt, in order.
+
+    Ray Data repeats the batch of a dead actor.
+    """
     items = [
-        {"attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]), "question": rows.get(a.source, a.row)}
+        {
+            "attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]),
+            "question": rows.get(a.source, a.row),
+        }
         for a in attempts
     ]
     logging.getLogger("ray.data").setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
 """The Toolbox actor: opens media and runs pixel operations in a process with limits on time and memory.
 
-A SIGALRM timer ends the process when a call takes too long, even if the call never releases the GIL. RLIMIT_DATA turns
-exhausted memory into an error. `toolbox_pool` handles the death of the process.
+A SIGALRM timer ends the process when a call takes too long, even if the call never releases the GIL.
+RLIMIT_DATA turns exhausted memory into an error. `toolbox_pool` handles the death of the process.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ LINUX = sys.platform == "linux"
 
 @dataclass(slots=True)
 class Call:
-    """An operation of an episode. media: index of each medium among the arguments of `Toolbox.execute`, by id.
+    """An operation of an episode. media: index of each medium among the arguments of `Toolbox.execute`, by
+    id.
 
-    episode: id of the episode whose environment carries out the action; with a question, the environment starts.
+    episode: id of the episode whose environment carries out the action; with a question, the environment
+    starts.
     """
 
     action: Action
@@ -69,7 +71,10 @@ class Call:
 
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class Toolbox:
-    """Opens media and runs operations; images are passed by reference. Its only state: environments of running episodes."""
+    """Opens media and runs operations; images are passed by reference.
+
+    Its only state: environments of running episodes.
+    """
 
     def __init__(self, config: Config, multiple: int, kind: str):
         use_reserved_gpus()
@@ -78,14 +83,16 @@ class Toolbox:
         self.crop = PixelBudget(d.crop.min_pixels, d.crop.max_pixels)
         self.frame = PixelBudget(d.frame.min_pixels, d.frame.max_pixels)
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
-        self.environments, self.episodes = select_environments(config.toolbox.environments), dict[str, Environment]()
+        self.environments = select_environments(config.toolbox.environments)
+        self.episodes = dict[str, Environment]()
         for operation in self.operations.values():
             operation.ready(config.toolbox)
         # On SIGALRM, write the stack to the worker's log, then end the process (the default action).
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, chain=True)
         if LINUX:
-            # A forked child inherits the sockets and would hide the death of this process from Ray: let it die too.
+            # A forked child inherits the sockets and would hide the death of this process from Ray: let it
+            # die too.
             os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(1, 9))
         freeze_gc()
         self.idle_bytes = _data_bytes()
@@ -95,20 +102,26 @@ class Toolbox:
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
-        """Each medium at full resolution as a separate return value, question by question, and a list as the last one.
+        """Each medium at full resolution as a separate return value, question by question, and a list as the
+        last one.
 
-        The list has (initial views of each clip, content hash of each medium, both by id) for each question, or a BadImage
-        if it cannot be decoded. The caller makes the views of pictures, so that they are not stored as well.
+        The list has (initial views of each clip, content hash of each medium, both by id) for each question,
+        or a BadImage if it cannot be decoded. The caller makes the views of pictures, so that they are not
+        stored as well.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)
         return *(item for pictures in opened for item in pictures), list(results)
 
-    def _open(self, media: list[Media]) -> tuple[list[Any], tuple[dict[str, InitialViews], dict[str, str]] | PixelisError]:
+    def _open(
+        self, media: list[Media]
+    ) -> tuple[list[Any], tuple[dict[str, InitialViews], dict[str, str]] | PixelisError]:
         try:
             opened = {item.id: open_media(item, self.config.toolbox) for item in media}
             clips = {id: item for id, item in opened.items() if isinstance(item, Clip)}
-            initial = {id: first_look({id: clip}, self.config.dialogue, self.multiple) for id, clip in clips.items()}
+            initial = {
+                id: first_look({id: clip}, self.config.dialogue, self.multiple) for id, clip in clips.items()
+            }
             hashes = {item.id: _content_hash(item, opened[item.id]) for item in media}
             return [opened[item.id] for item in media], (initial, hashes)
         except MemoryError:
@@ -120,15 +133,20 @@ class Toolbox:
             error = decode_error(media, f"failed: {type(caught).__name__}", "crashed")
         return [None] * len(media), error
 
-    def execute(self, calls: Sequence[Call], timeout_s: float, *media: Any) -> tuple[list[tuple[Outcome, int]], bool]:
+    def execute(
+        self, calls: Sequence[Call], timeout_s: float, *media: Any
+    ) -> tuple[list[tuple[Outcome, int]], bool]:
         """Run calls in order on the ``media`` of their questions. Errors are outcomes.
 
-        Returns (outcome, size in bytes) of each call, and whether this process should end: if the calls left much memory
-        behind and it holds no environment.
+        Returns (outcome, size in bytes) of each call, and whether this process should end: if the calls left
+        much memory behind and it holds no environment.
         """
         with self._limits(timeout_s):
             results = [self._execute(call, {id: media[i] for id, i in call.media.items()}) for call in calls]
-        return results, not self.episodes and _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2
+        return (
+            results,
+            not self.episodes and _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2,
+        )
 
     def release(self, episode: str) -> None:
         """End the environment of an episode, if there is one."""
@@ -153,7 +171,9 @@ class Toolbox:
             # Serialising here assigns data that are not JSON to their operation.
             size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
             if size > RESULT_BYTES:
-                observation, views = error_outcome("limit", f"{name} returned {size} bytes, the limit is {RESULT_BYTES}")
+                observation, views = error_outcome(
+                    "limit", f"{name} returned {size} bytes, the limit is {RESULT_BYTES}"
+                )
         except MemoryError:
             observation, views = error_outcome("out_of_memory", f"{name} needs too much memory")
         except BaseException as error:  # an operation that raises SystemExit must not end the process
@@ -169,14 +189,17 @@ class Toolbox:
     def _execute_in_environment(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         """Start the environment of an episode, or carry out one of its actions.
 
-        An error of the environment itself ends it, and is an outcome with a code that begins with `environment_`.
+        An error of the environment itself ends it, and is an outcome with a code that begins with
+        `environment_`.
         """
         assert call.episode is not None
         try:
             if call.question is not None:
                 kind = environment_of(call.question, self.environments)
                 assert kind is not None
-                self.episodes[call.episode], result = start(kind, call.question, pictures, self.config.run.seed)
+                self.episodes[call.episode], result = start(
+                    kind, call.question, pictures, self.config.run.seed
+                )
             elif (running := self.episodes.get(call.episode)) is None:
                 raise InfraFailure("the process of the environment was replaced", code="environment_lost")
             else:
@@ -185,7 +208,8 @@ class Toolbox:
             size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
             if size > RESULT_BYTES:
                 raise InfraFailure(
-                    f"the environment returned {size} bytes, the limit is {RESULT_BYTES}", code="environment_limit"
+                    f"the environment returned {size} bytes, the limit is {RESULT_BYTES}",
+                    code="environment_limit",
                 )
         except OperationError as error:
             return error_outcome(error.code, error.message), 0
@@ -201,7 +225,9 @@ class Toolbox:
     def _limits(self, timeout_s: float) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_DATA)
         if LINUX:
-            resource.setrlimit(resource.RLIMIT_DATA, (self.idle_bytes + self.config.toolbox.memory_bytes, before[1]))
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (self.idle_bytes + self.config.toolbox.memory_bytes, before[1])
+            )
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
             yield
@@ -234,4 +260,6 @@ def decode_error(media: Sequence[Media], problem: str, code: str) -> BadImage:
     """Error of media that cannot be decoded."""
     kind = "video" if any(item.kind == "video" for item in media) else "image"
     names = ", ".join(item.id for item in media)
-    return BadImage(f"{names} {problem}", code=f"{kind}_{code}", fix="check the file, or raise the limits of `toolbox`")
+    return BadImage(
+        f"{names} {problem}", code=f"{kind}_{code}", fix="check the file, or raise the limits of `toolbox`"
+    )

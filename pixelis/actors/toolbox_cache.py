@@ -1,4 +1,7 @@
-"""The cache of a toolbox pool: results by a key that is equal for equal work. Work without a key is done each time."""
+"""The cache of a toolbox pool: results by a key that is equal for equal work.
+
+Work without a key is done each time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Media, Observation
 
 ENTRY_BYTES, JSON_FACTOR = 2000, 6
-"""Measured memory of a cached result beyond its views: bytes of the entry, and bytes for each byte of its JSON."""
+"""Measured memory of a cached result beyond its views: bytes of the entry, and bytes for each byte of its
+JSON.
+"""
 TRANSIENT = ("out_of_memory", "crashed", "timeout")
 """Codes of errors that a second try may not have."""
 NAMES_IDS = ("unknown_object", "bad_target")
@@ -85,9 +90,15 @@ def memory_bytes(views: list[np.ndarray], size: int) -> int:
 
 
 def call_key(
-    operation: type[Operation], kind: str, action: Action, images: list[ImageView], objects: Objects, opened: Opened
+    operation: type[Operation],
+    kind: str,
+    action: Action,
+    images: list[ImageView],
+    objects: Objects,
+    opened: Opened,
 ) -> bytes | None:
-    """A hash of all that a result depends on: media, operation, arguments, and the views and objects named in these.
+    """A hash of all that a result depends on: media, operation, arguments, and the views and objects named in
+    these.
 
     ``kind`` is the scale of the policy's coordinates. None for a call with invalid arguments.
     """
@@ -101,7 +112,9 @@ def call_key(
             if name in view_ids:
                 links = geometry.chain(images, name)
                 root = links[0]
-                regions.append((name, root.id, root.parent, root.frame, geometry.to_root(links), scale.extent(name)))
+                regions.append(
+                    (name, root.id, root.parent, root.frame, geometry.to_root(links), scale.extent(name))
+                )
             elif name in opened.hashes:
                 regions.append((name, *(image.view_size for image in images if image.parent == name)))
             if name in objects:

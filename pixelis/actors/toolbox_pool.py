@@ -1,8 +1,9 @@
-"""A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory, and runs equal calls once.
+"""A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory, and runs equal
+calls once.
 
-A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls and images to open are
-batched; the jobs of a failed batch are retried one by one. A full batch of quick calls may wait on a worker behind its
-running batch; if that one fails, the waiting batch goes to another worker.
+A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls and images
+to open are batched; the jobs of a failed batch are retried one by one. A full batch of quick calls may wait
+on a worker behind its running batch; if that one fails, the waiting batch goes to another worker.
 """
 
 from __future__ import annotations
@@ -47,13 +48,17 @@ PING_S = 0.1
 class ToolboxPool:
     """Runs calls on `toolbox.workers` processes, from one event loop; answers each call exactly once.
 
-    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call that hangs,
-    crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds after a worker got it.
-    Results of equal calls and equal pictures are reused as long as they fit in `toolbox.cache_bytes`.
+    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call
+    that hangs, crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds
+    after a worker got it. Results of equal calls and equal pictures are reused as long as they fit in
+    `toolbox.cache_bytes`.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
-        self.config, self.timeout_s, self.multiple, self.kind = config, config.toolbox.timeout_s, multiple, kind
+        self.config = config
+        self.timeout_s = config.toolbox.timeout_s
+        self.multiple = multiple
+        self.kind = kind
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         self.options = {"num_cpus": config.toolbox.cpus, "num_gpus": config.toolbox.gpus, **options}
         self.workers = [Worker(self._create_toolbox()) for _ in range(config.toolbox.workers)]
@@ -74,18 +79,21 @@ class ToolboxPool:
     def _create_toolbox(self) -> ActorHandle:
         return Toolbox.options(**self.options).remote(self.config, self.multiple, self.kind)  # type: ignore[attr-defined]
 
-    # -- calls -------------------------------------------------------------------------------------------------------------
+    # -- calls
+    # -------------------------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
         """Return once every worker answers. Raises BadInput if toolboxes cannot be constructed."""
         self._ensure_started()
         await asyncio.gather(*self.starts)
 
-    async def open(self, media: list[Media], decoded: Mapping[str, ray.ObjectRef] | None = None) -> tuple[Opened, InitialViews]:
+    async def open(
+        self, media: list[Media], decoded: Mapping[str, ray.ObjectRef] | None = None
+    ) -> tuple[Opened, InitialViews]:
         """Open the media of a question. The views are read-only and may be shared with other callers.
 
-        decoded: references to images that are decoded already, uint8 [H, W, 3], by id; the URIs of `media` are then their
-        content hashes. Raises BadImage, InfraFailure.
+        decoded: references to images that are decoded already, uint8 [H, W, 3], by id; the URIs of `media`
+        are then their content hashes. Raises BadImage, InfraFailure.
         """
         if not media:
             return Opened({}, {}), ([], [])
@@ -103,7 +111,9 @@ class ToolboxPool:
                 self.in_flight[key] = job
         return await self._wait(job)
 
-    async def execute(self, action: Action, images: list[ImageView], objects: Objects, opened: Opened) -> Outcome:
+    async def execute(
+        self, action: Action, images: list[ImageView], objects: Objects, opened: Opened
+    ) -> Outcome:
         """Run an operation; its failures are error observations. The views are read-only and may be shared.
 
         Raises InfraFailure if no worker is available.
@@ -133,7 +143,10 @@ class ToolboxPool:
         return min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
 
     async def execute_on(self, worker: Worker, call: Call, opened: Opened) -> Outcome:
-        """Run a call of an environment on the worker that holds it. Raises InfraFailure when the worker is lost."""
+        """Run a call of an environment on the worker that holds it.
+
+        Raises InfraFailure when the worker is lost.
+        """
         self.counts["calls"] += 1
         return await self._wait(self._submit(call, opened=opened, worker=worker))
 
@@ -157,7 +170,8 @@ class ToolboxPool:
         for worker in self.workers:
             ray.kill(worker.handle)
 
-    # -- queue -------------------------------------------------------------------------------------------------------------
+    # -- queue
+    # -------------------------------------------------------------------------------------------------------------
 
     def _submit(self, work: list[Media] | Call, **details: Any) -> Job:
         self._ensure_started()
@@ -176,7 +190,8 @@ class ToolboxPool:
 
     async def _wait(self, job: Job) -> Any:
         job.waiters += 1
-        if len(self.quick) >= QUICK_BATCH:  # workers can run a full batch while the event loop handles more episodes
+        # Workers can run a full batch while the event loop handles more episodes
+        if len(self.quick) >= QUICK_BATCH:
             self._dispatch()
         try:
             return await asyncio.shield(job.future)
@@ -194,7 +209,12 @@ class ToolboxPool:
         while self.idle and (jobs := self._next_jobs()):
             self._assign(self.idle.popleft(), jobs)
         for worker in self.workers:
-            if worker.has_batch and len(worker.tasks) == 1 and len(self.quick) >= QUICK_BATCH and not self.slow:
+            if (
+                worker.has_batch
+                and len(worker.tasks) == 1
+                and len(self.quick) >= QUICK_BATCH
+                and not self.slow
+            ):
                 self._assign(worker, [self.quick.popleft() for _ in range(QUICK_BATCH)])
 
     def _assign(self, worker: Worker, jobs: list[Job]) -> None:
@@ -216,7 +236,10 @@ class ToolboxPool:
         worker.tasks.append(self._spawn(self._complete(worker, jobs, refs, start, timeout_s, previous)))
 
     def _next_jobs(self) -> list[Job]:
-        """Jobs of the next task: the oldest job, batched with others of its kind. An even share for each idle worker."""
+        """Jobs of the next task: the oldest job, batched with others of its kind.
+
+        An even share for each idle worker.
+        """
         for queue in (self.quick, self.slow):
             while queue and not queue[0].waiters:  # cancelled
                 self._unregister(queue.popleft()).future.cancel()
@@ -234,7 +257,8 @@ class ToolboxPool:
             del self.in_flight[job.key]
         return job
 
-    # -- workers -----------------------------------------------------------------------------------------------------------
+    # -- workers
+    # -----------------------------------------------------------------------------------------------------------
 
     def _ensure_started(self) -> None:
         if not self.starts:
@@ -266,7 +290,9 @@ class ToolboxPool:
                 try:
                     if ping.result()[0] != worker.pid:
                         answer = ping.result()
-                except ActorDiedError as error:  # permanently: its construction failed, or it was killed from outside
+                except (
+                    ActorDiedError
+                ) as error:  # permanently: its construction failed, or it was killed from outside
                     reason = unwrap_ray_error(error)
                     if isinstance(reason, BadInput):
                         self.error = reason
@@ -277,7 +303,9 @@ class ToolboxPool:
                 except RayError as error:
                     cause = type(error).__name__
             if time.monotonic() > deadline and not any(other.alive for other in self.workers):
-                self._fail_all(InfraFailure(f"no toolbox for {timeout_s:g} s: {cause}", fix="look at `ray status`"))
+                self._fail_all(
+                    InfraFailure(f"no toolbox for {timeout_s:g} s: {cause}", fix="look at `ray status`")
+                )
         for ping in pings:
             ping.cancel()
         pid, node = answer
@@ -302,7 +330,9 @@ class ToolboxPool:
         timeout_s: float,
         previous: asyncio.Task[bool] | None,
     ) -> bool:
-        """Wait for a task of a worker; answer its jobs or queue them again. Returns whether the worker survived.
+        """Wait for a task of a worker; answer its jobs or queue them again.
+
+        Returns whether the worker survived.
 
         previous: the task that the worker runs first.
         """
@@ -315,7 +345,9 @@ class ToolboxPool:
                 self._dispatch()
                 return False
             start = time.monotonic()
-        await asyncio.wait({reply, worker.exited or reply}, timeout=timeout_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {reply, worker.exited or reply}, timeout=timeout_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED
+        )
         try:
             if not reply.done():
                 reply.cancel()
@@ -348,12 +380,17 @@ class ToolboxPool:
 
     def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
         """Queue the jobs of a failed batch to run one by one; answer a single job with an error."""
-        # A crash on another node may be a lost node: retry a single job once, unless its environment is lost with it.
+        # A crash on another node may be a lost node: retry a single job once, unless its environment is lost
+        # with it.
         may_move = not is_local and jobs[0].worker is None and not jobs[0].retried
         retry = len(jobs) > 1 or (code == "crashed" and may_move)
         for job in reversed(jobs):
             if retry:
-                job.deadline, job.quick, job.retried = job.deadline or start + self.timeout_s, False, len(jobs) == 1
+                job.deadline, job.quick, job.retried = (
+                    job.deadline or start + self.timeout_s,
+                    False,
+                    len(jobs) == 1,
+                )
                 self.slow.appendleft(job)
             else:
                 self.failures[code] += 1
@@ -393,11 +430,15 @@ class ToolboxPool:
                 continue
             clips, hashes = result
             try:
-                looks = [clips[id] if id in clips else await self._first_look({id: await ref}) for id, ref in own.items()]
+                looks = [
+                    clips[id] if id in clips else await self._first_look({id: await ref})
+                    for id, ref in own.items()
+                ]
             except BadInput as error:  # a picture that has no view
                 outcomes.append((error, 0))
                 continue
-            images, views = [image for look in looks for image in look[0]], [view for look in looks for view in look[1]]
+            images = [image for look in looks for image in look[0]]
+            views = [view for look in looks for view in look[1]]
             size = sum(3 * image.source_size[0] * image.source_size[1] for image in images)
             outcomes.append(((Opened(own, hashes), (images, views)), size))
         return outcomes, False
@@ -405,7 +446,8 @@ class ToolboxPool:
     async def _first_look(self, media: Mapping[str, np.ndarray | Clip]) -> InitialViews:
         return await asyncio.to_thread(first_look, media, self.config.dialogue, self.multiple)
 
-    # -- answers and cache ---------------------------------------------------------------------------------------------------
+    # -- answers and cache
+    # ---------------------------------------------------------------------------------------------------
 
     def _resolve(self, job: Job, outcome: Any, size: int, is_batch: bool) -> None:
         self._unregister(job)
@@ -414,7 +456,8 @@ class ToolboxPool:
             if observation.status == "error":
                 self.failures[observation.code or "error"] += 1
             if is_batch and job.key is not None:
-                views = [view.copy() for view in views]  # a cached view must not keep the batch's buffer in memory
+                # A cached view must not keep the batch's buffer in memory
+                views = [view.copy() for view in views]
             for view in views:
                 view.flags.writeable = False
             outcome = observation, views

@@ -31,7 +31,8 @@ class Job:
     """Queued work: media to open, or a call on opened media.
 
     waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed;
-    retried: whether the job alone has crashed a worker on another node; worker: the one that holds its environment.
+    retried: whether the job alone has crashed a worker on another node; worker: the one that holds its
+    environment.
     """
 
     number: int
@@ -48,7 +49,11 @@ class Job:
     @property
     def opens_images(self) -> bool:
         """Whether it opens only images and has not been in a failed batch."""
-        return isinstance(self.work, list) and self.deadline is None and all(item.kind == "image" for item in self.work)
+        return (
+            isinstance(self.work, list)
+            and self.deadline is None
+            and all(item.kind == "image" for item in self.work)
+        )
 
     def fail(self, code: str, seconds: float) -> None:
         """Answer with an error. code: `timeout` or `crashed`."""
@@ -85,20 +90,28 @@ class Worker:
     pinned: deque[Job] = field(default_factory=deque)
 
     def lose_environments(self) -> None:
-        """Fail the waiting calls of environments that end with the process; those of new ones wait for the next process."""
+        """Fail the waiting calls of environments that end with the process; those of new ones wait for the
+        next process.
+        """
         self.environments, waiting, self.pinned = set(), self.pinned, deque[Job]()
         for job in waiting:
             if isinstance(job.work, Call) and job.work.question is None:
-                job.future.set_exception(InfraFailure("the process of the environment ended", code="environment_lost"))
+                job.future.set_exception(
+                    InfraFailure("the process of the environment ended", code="environment_lost")
+                )
             elif isinstance(job.work, Call) and job.work.episode is not None:
                 self.pinned.append(job)
                 self.environments.add(job.work.episode)
 
     def mark_alive(self, pid: int, node: str, is_local: bool) -> None:
-        """Record that the toolbox answers as process `pid`. On the local node, watch for the end of the process."""
+        """Record that the toolbox answers as process `pid`.
+
+        On the local node, watch for the end of the process.
+        """
         self.pid, self.node, self.alive, self.exited = pid, node, True, None
         if is_local:
-            with contextlib.suppress(AttributeError, OSError):  # other operating systems, processes in other containers
+            # Other operating systems, processes in other containers
+            with contextlib.suppress(AttributeError, OSError):
                 self.fd = fd = os.pidfd_open(pid)
                 loop = asyncio.get_running_loop()
                 self.exited = exited = loop.create_future()

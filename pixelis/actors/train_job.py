@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class TrainJob:
     """Job of every learner worker.
 
-    ``loss`` is the loss of policy updates; ``temperature`` that of the rollouts; ``ema`` the decay of the published weight
-    average; ``lr`` overrides ``learner.lr``; ``critic`` is that of PPO; ``background``: others on the machine come first.
+    ``loss`` is the loss of policy updates; ``temperature`` that of the rollouts; ``ema`` the decay of the
+    published weight average; ``lr`` overrides ``learner.lr``; ``critic`` is that of PPO; ``background``:
+    others on the machine come first.
     """
 
     config: Config
@@ -83,10 +84,12 @@ class TrainJob:
 
 
 class Checkpoints:
-    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective over all workers.
+    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end.
 
-    The files are written while the next batches are learnt; a failure to write them ends the run at the next checkpoint.
-    The one with the best evaluation is kept and linked as ``run.dir/best``.
+    Collective over all workers.
+
+    The files are written while the next batches are learnt; a failure to write them ends the run at the next
+    checkpoint. The one with the best evaluation is kept and linked as ``run.dir/best``.
     """
 
     def __init__(self, job: TrainJob, trainer: Trainer):
@@ -126,7 +129,8 @@ class Checkpoints:
 
 
 def best_step(run_dir: str) -> int | None:
-    """Step of the checkpoint with the highest accuracy, or without accuracies the lowest loss, in an evaluation.
+    """Step of the checkpoint with the highest accuracy, or without accuracies the lowest loss, in an
+    evaluation.
 
     The newer one of equal ones. None if no checkpoint was evaluated.
     """
@@ -141,7 +145,9 @@ def best_step(run_dir: str) -> int | None:
 
 
 class StepLog:
-    """Writes each step's metrics to the event log, the trackers and Ray's metrics; on the first worker only."""
+    """Writes each step's metrics to the event log, the trackers and Ray's metrics; on the first worker
+    only.
+    """
 
     def __init__(self, job: TrainJob, trainer: Trainer):
         self.trainer, self.kind, self.run = trainer, job.source.kind, job.config.run.name

@@ -1,4 +1,6 @@
-"""Decides what becomes of an update task: it is dropped, held out for the canary, reviewed, or queued for the learner."""
+"""Decides what becomes of an update task: it is dropped, held out for the canary, reviewed, or queued for the
+learner.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ log = logging.getLogger(__name__)
 class UpdateIntake:
     """Admits tasks to the queue, whose ``counts`` get the outcomes.
 
-    While ``paused`` only approved tasks are queued; while ``draining`` or when ``stopped`` none are. ``pictures`` also
-    stores those of the canary.
+    While ``paused`` only approved tasks are queued; while ``draining`` or when ``stopped`` none are.
+    ``pictures`` also stores those of the canary.
     """
 
     def __init__(
@@ -88,13 +90,18 @@ class UpdateIntake:
         originals: Mapping[str, ray.ObjectRef] | None = None,
         unclear: int = 0,
     ) -> bool:
-        """See ``Evolution.submit``. ``step`` is the update that the learner makes next, None without a learner."""
+        """See ``Evolution.submit``.
+
+        ``step`` is the update that the learner makes next, None without a learner.
+        """
         enough = verdict is None or self.clear.add(task.user, unclear)
         self.unclear = 0 if enough else self.unclear + 1
         if cause := self._refusal(task) or ("" if enough else "unclear"):
             self.counts[cause] += 1
             if not enough:
-                await self._withdraw("unclear", lambda item: item.task.user == task.user and not item.approved)
+                await self._withdraw(
+                    "unclear", lambda item: item.task.user == task.user and not item.approved
+                )
             return False
         try:
             arrays = await views.get()
@@ -132,7 +139,8 @@ class UpdateIntake:
 
     async def approve(self, id: str) -> bool:
         """Queue the stored task that a reviewer approved; False if nothing can be learnt from it any more."""
-        task, review = await asyncio.to_thread(self.reviews.task, id), await asyncio.to_thread(self.reviews.get, id)
+        task = await asyncio.to_thread(self.reviews.task, id)
+        review = await asyncio.to_thread(self.reviews.get, id)
         if task is None or review is None:  # deleted meanwhile
             return False
         views = await asyncio.to_thread(self.reviews.views, id)
@@ -159,12 +167,16 @@ class UpdateIntake:
             await asyncio.to_thread(self.traffic.save)
         await self._withdraw(
             "disowned",
-            lambda item: item.task.experience_id == experience_id and contradicts(feedback, item.task.pseudo_label),
+            lambda item: (
+                item.task.experience_id == experience_id and contradicts(feedback, item.task.pseudo_label)
+            ),
         )
         await asyncio.to_thread(self.reviews.dispute, experience_id, feedback)
 
     async def forget(self, experience_ids: Sequence[str]) -> int:
-        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number dropped now."""
+        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number
+        dropped now.
+        """
         ids = set(experience_ids)
         _remember(self.forgotten, dict.fromkeys(ids - {""}))
         async with self.queue.changed:
@@ -186,7 +198,10 @@ class UpdateIntake:
         await asyncio.to_thread(self.reviews.done, [task.id for task in removed])
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
-        """Why a task must be dropped, empty when it need not. An approved task is queued even while paused."""
+        """Why a task must be dropped, empty when it need not.
+
+        An approved task is queued even while paused.
+        """
         if self.draining or self.stopped or task.experience_id in self.forgotten:
             return "refused"
         if self.paused and not approved:
@@ -200,17 +215,27 @@ class UpdateIntake:
         """The name of the task's group of near-identical questions; without the question, its id."""
         if question is None:
             return task.question_id
-        return self.questions.group(question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None))
+        return self.questions.group(
+            question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None)
+        )
 
-    async def _hold_out(self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]) -> bool:
-        """Hold a task out for the canary with the question's pictures, not the policy's views of them; True if it was.
+    async def _hold_out(
+        self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]
+    ) -> bool:
+        """Hold a task out for the canary with the question's pictures, not the policy's views of them; True
+        if it was.
 
-        Questions about clips or with lost pictures are not held out, nor any if the memory stores no pictures.
+        Questions about clips or with lost pictures are not held out, nor any if the memory stores no
+        pictures.
         """
         canary = self.promotion.canary
         known = all(media.kind == "image" and media.id in originals for media in question.media)
         source, cap = Source(task.user, group), self.queue.shares.user_cap(time.monotonic())
-        if canary is None or not (known and self.stores_pictures) or not self.traffic.wants(task, question, source, cap):
+        if (
+            canary is None
+            or not (known and self.stores_pictures)
+            or not self.traffic.wants(task, question, source, cap)
+        ):
             return False
         ids = [media.id for media in question.media]
         try:
@@ -220,12 +245,15 @@ class UpdateIntake:
 
         def store() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             """The stored pictures, and their pixels in the object store, which the process then shares."""
-            held = {id: self.pictures.add(shrink(array, LONGEST)) for id, array in zip(ids, arrays, strict=True)}
+            held = {
+                id: self.pictures.add(shrink(array, LONGEST)) for id, array in zip(ids, arrays, strict=True)
+            }
             (own,) = fetch([{task.id: [picture.ref for picture in held.values()]}])
             return held, dict(zip(ids, own[task.id], strict=True))
 
         pictures, pixels = await asyncio.to_thread(store)
-        if self._refusal(task) or not self.traffic.wants(task, question, source, cap):  # deleted or called wrong since
+        # Deleted or called wrong since
+        if self._refusal(task) or not self.traffic.wants(task, question, source, cap):
             return False
         self.traffic.add(task, question, source, pixels)
         canary.keep(task.id, pictures)
@@ -233,7 +261,9 @@ class UpdateIntake:
         await asyncio.to_thread(self.traffic.save)
         return True
 
-    async def _push(self, task: UpdateTask, views: PictureViews, question: str, approved: bool = False) -> bool:
+    async def _push(
+        self, task: UpdateTask, views: PictureViews, question: str, approved: bool = False
+    ) -> bool:
         async with self.queue.changed:
             if cause := self._refusal(task, approved):  # the state may have changed since
                 self.counts[cause] += 1
@@ -244,10 +274,11 @@ class UpdateIntake:
 
 
 class UpdateScoring:
-    """Scores update tasks whose rewards need a Scorer actor: one with a state, or with vectors of the embedder.
+    """Scores update tasks whose rewards need a Scorer actor: one with a state, or with vectors of the
+    embedder.
 
-    ``names``: of the Scorer and of the Embedder of its states. Raises BadConfig without those that the rewards need.
-    Without ``rewards.needs_scorer`` tasks arrive scored and are returned as they are.
+    ``names``: of the Scorer and of the Embedder of its states. Raises BadConfig without those that the
+    rewards need. Without ``rewards.needs_scorer`` tasks arrive scored and are returned as they are.
     """
 
     def __init__(self, config: Config, names: tuple[str, str] | None):
@@ -256,10 +287,13 @@ class UpdateScoring:
             raise BadConfig("these rewards need a Scorer actor", fix="name one, or set rewards.preset=null")
         self.names = names if config.rewards.needs_scorer else None
 
-    async def score(self, task: UpdateTask, views: GroupViews | Views, question: Question | None, step: int | None) -> UpdateTask:
+    async def score(
+        self, task: UpdateTask, views: GroupViews | Views, question: Question | None, step: int | None
+    ) -> UpdateTask:
         """The task scored against its label; unscored if that fails.
 
-        ``views`` are the arrays by trajectory id, or references to them. With ``step`` the rewards learn from the task.
+        ``views`` are the arrays by trajectory id, or references to them. With ``step`` the rewards learn from
+        the task.
         """
         if self.names is None:
             return task
@@ -298,7 +332,9 @@ def _put_for_review(
     task = task.model_copy(update={"trajectories": usable, "pseudo_label": redact(task.pseudo_label)})
     shown = representative(task)
     pictures = {image.id: clean_png(view) for image, view in zip(shown.images, views[shown.id], strict=True)}
-    reviews.put(task, redact_record(verdict), redact_record(question), pictures, {t.id: views[t.id] for t in usable})
+    reviews.put(
+        task, redact_record(verdict), redact_record(question), pictures, {t.id: views[t.id] for t in usable}
+    )
     return True
 
 
@@ -307,7 +343,9 @@ def representative(task: UpdateTask) -> Trajectory:
     return next((t for t in task.trajectories if agrees(t.answer, task.pseudo_label)), task.trajectories[0])
 
 
-def _prompt_key(task: UpdateTask, question: Question | None, views: Mapping[str, Sequence[np.ndarray]]) -> str:
+def _prompt_key(
+    task: UpdateTask, question: Question | None, views: Mapping[str, Sequence[np.ndarray]]
+) -> str:
     """A hash of the question and of the pixels of its first picture."""
     digest = hashlib.sha256((question.conversation if question is not None else "").encode())
     for view in views.get(task.trajectories[0].id, [])[:1]:

@@ -1,4 +1,6 @@
-"""Queues update tasks and forms the learner's batches: no user has more than its share, and earlier answers are rehearsed."""
+"""Queues update tasks and forms the learner's batches: no user has more than its share, and earlier answers
+are rehearsed.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ SURPLUS = 2
 
 @dataclass(slots=True)
 class QueuedTask:
-    """A task and its stored views. ``question`` names its group of near-identical questions; a reviewer ``approved`` it."""
+    """A task and its stored views.
+
+    ``question`` names its group of near-identical questions; a reviewer ``approved`` it.
+    """
 
     task: UpdateTask
     views: PictureViews
@@ -70,9 +75,14 @@ class UpdateQueue:
         self.file = Path(config.run.dir) / "versions" / "shares.json"
 
     def restore_shares(self) -> None:
-        """Continue with the shares of an earlier process in this run.dir. Raises BadConfig for a damaged file."""
+        """Continue with the shares of an earlier process in this run.dir.
+
+        Raises BadConfig for a damaged file.
+        """
         try:
-            self.shares.restore(json.loads(self.file.read_text(encoding="utf-8")), time.monotonic(), time.time())
+            self.shares.restore(
+                json.loads(self.file.read_text(encoding="utf-8")), time.monotonic(), time.time()
+            )
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,8 +103,8 @@ class UpdateQueue:
     def usable(self, task: UpdateTask) -> bool:
         """Whether anything can be learnt from a task.
 
-        Not if no trajectory that saw the pictures as they are has an advantage; with objective=answer, not if no
-        sample gave the label.
+        Not if no trajectory that saw the pictures as they are has an advantage; with objective=answer, not if
+        no sample gave the label.
         """
         e, group = self.config.evolution, as_group(task)
         if e.objective == "answer" and not agreeing(group.trajectories, task.pseudo_label):
@@ -117,7 +127,9 @@ class UpdateQueue:
         return removed
 
     def ready(self, least: int) -> list[int]:
-        """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; empty if there are too few."""
+        """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; empty if there
+        are too few.
+        """
         sources = [item.source for item in self.items]
         return self.shares.choose(sources, least, self.config.evolution.batch, time.monotonic())
 
@@ -156,7 +168,8 @@ class UpdateQueue:
 
 
 class Rehearsal:
-    """Draws ``evolution.rehearse`` previously learnt experiences for each update, so that new traffic does not undo them.
+    """Draws ``evolution.rehearse`` previously learnt experiences for each update, so that new traffic does
+    not undo them.
 
     They are drawn by priority and success while the learner computes: no update waits for them.
     """
@@ -168,7 +181,9 @@ class Rehearsal:
         self.drawing: asyncio.Task[None] | None = None
 
     def prepare(self, cap: float) -> None:
-        """Draw for the next update, in the background; no user has more than the share ``cap`` of what is drawn."""
+        """Draw for the next update, in the background; no user has more than the share ``cap`` of what is
+        drawn.
+        """
         if self.count and not self.items and (self.drawing is None or self.drawing.done()):
             self.drawing = asyncio.create_task(self._draw(cap))
 
@@ -207,9 +222,15 @@ class Rehearsal:
 
 
 def usable(experience: Experience) -> bool:
-    """Whether an experience can be imitated: it has an elected answer, nobody called it wrong, no token was redacted."""
+    """Whether an experience can be imitated: it has an elected answer, nobody called it wrong, no token was
+    redacted.
+    """
     turns = experience.trajectory.turns
-    return experience.verdict.answer is not None and not called_wrong(experience) and all(turn.tokens for turn in turns)
+    return (
+        experience.verdict.answer is not None
+        and not called_wrong(experience)
+        and all(turn.tokens for turn in turns)
+    )
 
 
 def within_share(experiences: Iterable[Experience], most: int, cap: float) -> list[Experience]:
@@ -223,7 +244,9 @@ def within_share(experiences: Iterable[Experience], most: int, cap: float) -> li
 
 
 def as_task(experience: Experience) -> UpdateTask:
-    """The task of the elected trajectory alone, without an advantage: its log-probabilities are those of old weights."""
+    """The task of the elected trajectory alone, without an advantage: its log-probabilities are those of old
+    weights.
+    """
     return UpdateTask(
         question_id=experience.question.id,
         trajectories=[experience.trajectory.model_copy(update={"advantage": None})],

@@ -23,11 +23,13 @@ UNLIMITED_STEPS = 10**9
 
 
 class UpdateSource(RolloutSource):
-    """Update tasks from Evolution, without end. Updates are published as candidates, which Evolution promotes or rejects.
+    """Update tasks from Evolution, without end.
 
-    A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports the promoted version
-    that its weights descend from, and Evolution resets it if another version is promoted by then, or if the weights hold an
-    update that no Evolution actor has recorded.
+    Updates are published as candidates, which Evolution promotes or rejects.
+
+    A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports
+    the promoted version that its weights descend from, and Evolution resets it if another version is promoted
+    by then, or if the weights hold an update that no Evolution actor has recorded.
     """
 
     weights: CandidatePublisher
@@ -37,7 +39,10 @@ class UpdateSource(RolloutSource):
         self.settings, self.steps = config.evolution, UNLIMITED_STEPS
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Start from the promoted version. Before the first update the starting policy is published as a version."""
+        """Start from the promoted version.
+
+        Before the first update the starting policy is published as a version.
+        """
         self.weights.unpublished = 0
         self.last_state = state
         store, weights = self.weights.store, self.trainer.served()
@@ -54,7 +59,8 @@ class UpdateSource(RolloutSource):
     def next(self) -> LearnerBatch | None:
         """This worker's groups, after resetting to the weights that Evolution requests.
 
-        With objective=answer these are episodes that gave the elected answer; the KL limit applies to what the policy sampled.
+        With objective=answer these are episodes that gave the elected answer; the KL limit applies to what
+        the policy sampled.
         """
         share = self._share()
         if share is None:
@@ -66,16 +72,20 @@ class UpdateSource(RolloutSource):
             self.weights.unpublished = 0
         views = fetch(share.views)
         samples = samples_of(share.groups, views)
-        batch = LearnerBatch(share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True)
+        batch = LearnerBatch(
+            share.step, samples, "policy", share.metrics, {}, dict(share.options), optional=True
+        )
         if self.settings.objective == "answer":
             batch.samples, batch.kind = self._agreeing(share.groups, views), "sft"
             batch.options["sampled"] = samples
         return batch
 
     def _agreeing(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
-        """Up to `evolution.train_samples` episodes of each group that gave its label, with the pictures as they are.
+        """Up to `evolution.train_samples` episodes of each group that gave its label, with the pictures as
+        they are.
 
-        With `serve.augmentations` also as corrected: what the policy can do in usual light remains in what it learns.
+        With `serve.augmentations` also as corrected: what the policy can do in usual light remains in what it
+        learns.
         """
         samples, settings, names = [], self.config.evolution, self.config.serve.augmentations
         for group, group_views in zip(groups, views, strict=True):
@@ -84,16 +94,25 @@ class UpdateSource(RolloutSource):
             for trajectory in rng.sample(candidates, min(settings.train_samples, len(candidates))):
                 shown = [group_views[trajectory.id]]
                 if names:
-                    shown.append(corrected(trajectory, shown[0], trajectory.augmentation or rng.choice(names)))
+                    shown.append(
+                        corrected(trajectory, shown[0], trajectory.augmentation or rng.choice(names))
+                    )
                 samples += [from_trajectory(trajectory, pictures) for pictures in shown]
         return samples
 
-    def done(self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]) -> StepResult:
-        """Report the update to Evolution; returns when its candidate, if there is one, is promoted or rejected."""
+    def done(
+        self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
+    ) -> StepResult:
+        """Report the update to Evolution; returns when its candidate, if there is one, is promoted or
+        rejected.
+        """
         if self.rank:
             return StepResult()
-        result: StepResult = ray.get(self.actor.step_done.remote(batch.step, version, self.incarnation, metrics))
-        # A restarted Evolution ignores the update and hands out its approved tasks again: the weights must lose it.
+        result: StepResult = ray.get(
+            self.actor.step_done.remote(batch.step, version, self.incarnation, metrics)
+        )
+        # A restarted Evolution ignores the update and hands out its approved tasks again: the weights must
+        # lose it.
         self.last_state = result.state or {**self.last_state, "base": None}
         return result
 

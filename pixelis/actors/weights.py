@@ -1,4 +1,6 @@
-"""Publishes the learner's weights as policy versions: through the PolicyStore, or whole models in a broadcast."""
+"""Publishes the learner's weights as policy versions: through the PolicyStore, or whole models in a
+broadcast.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class WeightPublisher:
         """Whether to publish the weights after this step; the same on all workers."""
         return trainer.batches % self.every == 0
 
-    def publish(self, trainer: Trainer, metrics: dict[str, float], restart: bool = False) -> ray.ObjectRef | None:
+    def publish(
+        self, trainer: Trainer, metrics: dict[str, float], restart: bool = False
+    ) -> ray.ObjectRef | None:
         """Publish if due; returns a reference to the version number on the first worker, otherwise None.
 
         ``restart``: the learner starts here, so later versions are withdrawn.
@@ -54,7 +58,8 @@ class WeightPublisher:
 class StreamPublisher(WeightPublisher):
     """Publishes whole models: the generators receive them in a broadcast, the store keeps them afterwards.
 
-    A version that is not broadcast, because a process failed or nobody asked for it in time, is loaded from the store.
+    A version that is not broadcast, because a process failed or nobody asked for it in time, is loaded from
+    the store.
     """
 
     def __init__(self, config: Config, store: ActorHandle, stage: str):
@@ -65,8 +70,13 @@ class StreamPublisher(WeightPublisher):
         self.version: int | None = None
         self.error: BaseException | None = None
 
-    def publish(self, trainer: Trainer, metrics: dict[str, float], restart: bool = False) -> ray.ObjectRef | None:
-        """Announce the version and begin to send it; see `WeightPublisher.publish`. Waits until the one before is stored."""
+    def publish(
+        self, trainer: Trainer, metrics: dict[str, float], restart: bool = False
+    ) -> ray.ObjectRef | None:
+        """Announce the version and begin to send it; see `WeightPublisher.publish`.
+
+        Waits until the one before is stored.
+        """
         if restart or self.store is None or not self.due(trainer, metrics):
             return super().publish(trainer, metrics, restart)
         weights = trainer.served()
@@ -76,14 +86,20 @@ class StreamPublisher(WeightPublisher):
             from pixelis.policy.weight_stream import WeightSender
 
             backend: Any = self.settings.transfer
-            self.sender = WeightSender(ray.util.get_node_ip_address(), backend, self.settings.transfer_timeout_s)
+            self.sender = WeightSender(
+                ray.util.get_node_ip_address(), backend, self.settings.transfer_timeout_s
+            )
         elif self.version is not None:
             self.sender.give_up(self.version)
         self.close()
         content = (weights.sha256(), weights.nbytes)
-        version = self.store.announce.remote(content, self.stage, trainer.batches, metrics, self.promote, self.sender.address)
+        version = self.store.announce.remote(
+            content, self.stage, trainer.batches, metrics, self.promote, self.sender.address
+        )
         self.version = ray.get(version)
-        self.thread = threading.Thread(target=self._send, args=(self.sender, self.version, weights), name="weights", daemon=True)
+        self.thread = threading.Thread(
+            target=self._send, args=(self.sender, self.version, weights), name="weights", daemon=True
+        )
         self.thread.start()
         return version
 
@@ -114,10 +130,16 @@ class StreamPublisher(WeightPublisher):
 
 def publisher_for(config: Config, store: ActorHandle, stage: str) -> WeightPublisher:
     """Publisher of every step's weights by `policy_store.transfer`."""
-    return StreamPublisher(config, store, stage) if config.policy_store.streams else WeightPublisher(store, stage)
+    return (
+        StreamPublisher(config, store, stage)
+        if config.policy_store.streams
+        else WeightPublisher(store, stage)
+    )
 
 
-async def arrange_stream(store: ActorHandle, version: int, receivers: Sequence[str]) -> dict[str, StreamPlace]:
+async def arrange_stream(
+    store: ActorHandle, version: int, receivers: Sequence[str]
+) -> dict[str, StreamPlace]:
     """Place of each receiver in the broadcast of a version; {} for a version to be loaded from the store."""
     from pixelis.policy.weight_stream import StreamPlace, request
 
@@ -138,7 +160,9 @@ class CandidatePublisher(WeightPublisher):
         self.unpublished = 0
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Also due after a skipped update: the updates before it have used up the allowed KL to the served policy."""
+        """Also due after a skipped update: the updates before it have used up the allowed KL to the served
+        policy.
+        """
         skipped = bool(metrics.get("evolve/skipped"))
         self.unpublished += not skipped
         is_due = self.unpublished >= self.every or (skipped and self.unpublished > 0)

@@ -1,8 +1,9 @@
 """Typed configuration: a YAML file and dotted overrides on the command line.
 
-``pixelis rft configs/nano/rft.yaml learner.lr=3e-4 --dry-run`` prints the resolved configuration. A file may extend others with
-``extends:`` (a path relative to itself, or a list of them); later values win. Unknown keys, wrong types and contradictions are
-errors that name the path of the key. The defaults suit the embedded model on a laptop.
+``pixelis rft configs/nano/rft.yaml learner.lr=3e-4 --dry-run`` prints the resolved configuration. A file may
+extend others with ``extends:`` (a path relative to itself, or a list of them); later values win. Unknown
+keys, wrong types and contradictions are errors that name the path of the key. The defaults suit the embedded
+model on a laptop.
 """
 
 from __future__ import annotations
@@ -45,7 +46,14 @@ from pixelis.config.rewards import (
     TaskRewardsConfig,
     VoteRewardConfig,
 )
-from pixelis.config.rft import AdvantageConfig, CriticConfig, GroupFilterConfig, LossConfig, ReplayConfig, RftConfig
+from pixelis.config.rft import (
+    AdvantageConfig,
+    CriticConfig,
+    GroupFilterConfig,
+    LossConfig,
+    ReplayConfig,
+    RftConfig,
+)
 from pixelis.config.root import VLLM_LORA_RANKS, Config, absolute
 from pixelis.config.run import RunConfig
 from pixelis.config.serve import ServeConfig

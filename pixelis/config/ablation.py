@@ -1,4 +1,6 @@
-"""Ablation files: arms of a recipe, each trained and evaluated with the same seeds, compared with a reference arm."""
+"""Ablation files: arms of a recipe, each trained and evaluated with the same seeds, compared with a reference
+arm.
+"""
 
 from __future__ import annotations
 
@@ -30,19 +32,25 @@ class AblationConfig(Section):
 
     recipe: str = Field(description="configuration that all arms start from, such as configs/nano/rft.yaml")
     stage: Literal["sft", "rft", "ttrl", "evaluate"] = Field(
-        "rft", description="job that trains a trial; evaluate: none, the arms differ in how they are evaluated"
+        "rft",
+        description="job that trains a trial; evaluate: none, the arms differ in how they are evaluated",
     )
     dir: str = Field(description="folder of the trials and the report; running again with it resumes")
     seeds: list[int] = Field([42, 1337, 2024], min_length=1, description="run.seed of the trials of each arm")
     overrides: list[str] = Field([], description="key=value for all arms, such as evaluate.questions=500")
-    arms: dict[ArmName, list[str]] = Field(min_length=2, description="arms by name, each with its key=value overrides")
+    arms: dict[ArmName, list[str]] = Field(
+        min_length=2, description="arms by name, each with its key=value overrides"
+    )
     reference: str = Field(description="arm that the others are compared with")
     metric: Metric = Field(
         "accuracy",
-        description="score of a question that is compared: accuracy, pass (a right episode among evaluate.samples), rapr (share "
+        description="score of a question that is compared: accuracy, pass (a right episode among "
+        "evaluate.samples), rapr (share "
         "of episodes with an executed operation), policy turns, or requested operations",
     )
-    curves: list[str] = Field([], description="metrics of the steps to draw; empty: the usual ones of the stage")
+    curves: list[str] = Field(
+        [], description="metrics of the steps to draw; empty: the usual ones of the stage"
+    )
     parallel: int = Field(1, ge=1, description="trials at once")
 
     @model_validator(mode="after")
@@ -74,8 +82,9 @@ class Trial:
 def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
     """Read an ablation file, or the packaged one of that name.
 
-    ``words``: key=value from the command line. Keys of the file replace its values; all others are overrides of every arm.
-    Raises BadConfig for unknown keys, with the nearest one, and for contradictions; MissingFile for a missing file.
+    ``words``: key=value from the command line. Keys of the file replace its values; all others are overrides
+    of every arm. Raises BadConfig for unknown keys, with the nearest one, and for contradictions; MissingFile
+    for a missing file.
     """
     values = read_yaml(find(path))
     pairs = dict(map(split_override, words))
@@ -83,7 +92,8 @@ def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
     for key in own:
         apply_override(AblationConfig, values, key, pairs[key])
     overrides = [word for word in words if word.partition("=")[0] not in own]
-    if overrides and isinstance(known := values.get("overrides") or [], list):  # `validated` refuses anything else
+    # `validated` refuses anything else
+    if overrides and isinstance(known := values.get("overrides") or [], list):
         values["overrides"] = [*known, *overrides]
     return validated(AblationConfig, values, fix="docs/ablations.md lists the keys")
 
@@ -91,8 +101,9 @@ def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
 def trials(ablation: AblationConfig) -> list[Trial]:
     """All trials, seed by seed, so that an interrupted ablation has the same seeds in most arms.
 
-    Raises BadConfig as `load` does, with the arm's name, if the scores of an arm could not be paired with the reference's, and
-    for `evaluate.direct`, whose second answer to each question would count as a question of its own.
+    Raises BadConfig as `load` does, with the arm's name, if the scores of an arm could not be paired with the
+    reference's, and for `evaluate.direct`, whose second answer to each question would count as a question of
+    its own.
     """
     configs = {}
     for arm, overrides in ablation.arms.items():
@@ -103,11 +114,19 @@ def trials(ablation: AblationConfig) -> list[Trial]:
     reference = configs[ablation.reference]
     for arm, config in configs.items():
         if config.evaluate.direct:
-            fix = "set evaluate.direct=false; an arm with evaluate.operations=false answers without operations"
-            raise BadConfig(f"arm {arm}: evaluate.direct=true would mix answers without operations into its scores", fix=fix)
+            fix = (
+                "set evaluate.direct=false; an arm with evaluate.operations=false answers without operations"
+            )
+            raise BadConfig(
+                f"arm {arm}: evaluate.direct=true would mix answers without operations into its scores",
+                fix=fix,
+            )
         for key in SHARED:
             if (value := get(config, key)) != (expected := get(reference, key)):
-                message = f"arm {arm}: {key}={value} differs from {expected} of {ablation.reference}, so scores cannot be paired"
+                message = (
+                    f"arm {arm}: {key}={value} differs from {expected} of {ablation.reference}, so "
+                    "scores cannot be paired"
+                )
                 raise BadConfig(message, fix=f"set {key} in `overrides`")
     folder = Path(ablation.dir).expanduser().absolute()
     return [

@@ -22,7 +22,9 @@ def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
     """``base`` overridden by ``top``, section by section."""
     out = dict(base)
     for key, value in top.items():
-        out[key] = merge(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+        out[key] = (
+            merge(out[key], value) if isinstance(value, dict) and isinstance(out.get(key), dict) else value
+        )
     return out
 
 
@@ -34,18 +36,24 @@ def apply_preset(values: Any, key: str, settings_of: Callable[[str], dict[str, A
     name = values.get(key) if isinstance(values, dict) else None
     if not isinstance(name, str):
         return values
-    explicit = {k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()}
+    explicit = {
+        k: v.model_dump(exclude_unset=True) if isinstance(v, Section) else v for k, v in values.items()
+    }
     return merge(settings_of(name), explicit)
 
 
 def check_file_name(name: str) -> None:
     """Raise ValueError unless ``name`` can be a part of the names of files."""
     if not 0 < len(name.encode("utf-8", "replace")) <= MAX_FILE_NAME or "/" in name or "\0" in name:
-        raise ValueError(f"`{name[:MAX_FILE_NAME]}` names files: it has 1 to {MAX_FILE_NAME} bytes and no slash")
+        raise ValueError(
+            f"`{name[:MAX_FILE_NAME]}` names files: it has 1 to {MAX_FILE_NAME} bytes and no slash"
+        )
 
 
 def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
-    """Raise ValueError for an unknown name; the message suggests the nearest one, or lists all and ``otherwise``."""
+    """Raise ValueError for an unknown name; the message suggests the nearest one, or lists all and
+    ``otherwise``.
+    """
     if name in (names := list(known)):
         return
     near = difflib.get_close_matches(name, names, n=1)
@@ -54,7 +62,9 @@ def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") 
 
 
 def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """(path, type, default, description) of every leaf key of ``kind``; ``prefix`` is prepended to each path."""
+    """(path, type, default, description) of every leaf key of ``kind``; ``prefix`` is prepended to each
+    path.
+    """
     rows: list[tuple[str, str, Any, str]] = []
     for name, field in kind.model_fields.items():
         annotation = field.annotation
@@ -64,7 +74,11 @@ def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, A
         if get_origin(annotation) is Literal:
             type_name = "|".join(str(v) for v in get_args(annotation))
         else:
-            type_name = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+            type_name = (
+                annotation.__name__
+                if isinstance(annotation, type)
+                else str(annotation).replace("typing.", "")
+            )
         rows.append((f"{prefix}{name}", type_name, field.default, field.description or ""))
     return rows
 

@@ -39,10 +39,12 @@ def from_command_line(
     default: str | None = None,
     check: Callable[[Config], None] | None = None,
 ) -> Config:
-    """Parse the command line of a job; exits for ``--help``, ``--dry-run`` and, with code 2, an invalid configuration.
+    """Parse the command line of a job; exits for ``--help``, ``--dry-run`` and, with code 2, an invalid
+    configuration.
 
-    ``default``: the configuration file to use when none is named. ``check``: called by a dry run after the configuration is
-    printed; an error that it raises is printed, with exit code 2 for BadConfig and 1 for others.
+    ``default``: the configuration file to use when none is named. ``check``: called by a dry run after the
+    configuration is printed; an error that it raises is printed, with exit code 2 for BadConfig and 1 for
+    others.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -56,7 +58,8 @@ def from_command_line(
         files = [a for a in args if not a.startswith("-") and ("=" not in a or os.path.isfile(a))]
         if len(files) > 1:
             raise BadConfig(
-                f"{len(files)} configuration files: {' '.join(files)}", fix="give one file that extends the other with `extends:`"
+                f"{len(files)} configuration files: {' '.join(files)}",
+                fix="give one file that extends the other with `extends:`",
             )
         overrides = [a for a in args if a not in files and not a.startswith("-") and a != "--dry-run"]
         config, origins = load_with_origins(files[0] if files else default, overrides)
@@ -75,7 +78,9 @@ def from_command_line(
 
 
 def with_origins(text: str, origins: Mapping[str, str]) -> str:
-    """YAML with the origin of each key as a comment, `default` for those without one; loads to the same values."""
+    """YAML with the origin of each key as a comment, `default` for those without one; loads to the same
+    values.
+    """
     lines = text.splitlines()
     for path, line in _ends(yaml.compose(text, yaml.SafeLoader)):
         lines[line] = f"{lines[line]:<40}  # {origins.get(path, 'default')}"
@@ -105,7 +110,8 @@ def _suggestion(flag: str, args: Sequence[str]) -> str:
     near = (
         [SYNONYMS[name]]
         if name in SYNONYMS
-        else [path for path in paths if path == name or path.endswith(f".{name}")] or difflib.get_close_matches(name, paths, 1)
+        else [path for path in paths if path == name or path.endswith(f".{name}")]
+        or difflib.get_close_matches(name, paths, 1)
     )
     if not near:
         return "options are key=value, --dry-run and --help"
@@ -122,8 +128,13 @@ def _print_help(doc: str, job: str, args: Sequence[str], default: str | None) ->
         text = section_help(topics[0])
     else:
         usage = f"usage: pixelis {job} [CONFIG.yaml] [key=value ...] [--dry-run] [--help [SECTION | --all]]"
-        usage += "\nA text is taken as it is; lists and maps are YAML: '[a, b]', '{a: 1}'; null restores the default."
-        start = f"Without CONFIG.yaml it runs {default}; `pixelis recipes` lists the recipes." if default else ""
+        usage += (
+            "\nA text is taken as it is; lists and maps are YAML: '[a, b]', '{a: 1}'; null restores "
+            "the default."
+        )
+        start = (
+            f"Without CONFIG.yaml it runs {default}; `pixelis recipes` lists the recipes." if default else ""
+        )
         text = "\n\n".join(part for part in (doc.strip(), usage, start, _overview(job)) if part)
     try:
         print(text, flush=True)
@@ -132,13 +143,16 @@ def _print_help(doc: str, job: str, args: Sequence[str], default: str | None) ->
 
 
 def section_help(section: str) -> str:
-    """The keys of a section such as ``rft`` or ``rft.advantage``, or one key, with type, default and description."""
+    """The keys of a section such as ``rft`` or ``rft.advantage``, or one key, with type, default and
+    description.
+    """
     rows = [row for row in leaf_keys(Config) if row[0] == section or row[0].startswith(section + ".")]
     if not rows:
         names = sorted({path.rsplit(".", n)[0] for path, *_ in leaf_keys(Config) for n in range(3)})
         near = difflib.get_close_matches(section, names, n=1)
         raise BadConfig(
-            f"no section or key `{section}`", fix=f"did you mean `{near[0]}`?" if near else "--help lists the sections"
+            f"no section or key `{section}`",
+            fix=f"did you mean `{near[0]}`?" if near else "--help lists the sections",
         )
     return "\n".join(_entry(*row) for row in rows)
 
@@ -163,7 +177,9 @@ def _overview(job: str) -> str:
                 lines.append(_cut(text, description, width))
             elif head == section:
                 nested[f"{head}.{tail[0]}"] = nested.get(f"{head}.{tail[0]}", 0) + 1
-        lines += [_cut(f"  {name}.*", f"{count} keys: --help {name}", width) for name, count in nested.items()] + [""]
+        lines += [
+            _cut(f"  {name}.*", f"{count} keys: --help {name}", width) for name, count in nested.items()
+        ] + [""]
     lines.append("Other sections, each explained by --help SECTION:")
     for name, field in Config.model_fields.items():
         if name not in own:

@@ -19,14 +19,20 @@ from pixelis.errors import BadConfig, MissingFile
 
 S = TypeVar("S", bound=Section)
 SCORING_KEYS = frozenset({"own_timeout_s", "scorer", "math", "judge", "workers", "cpus"})
-"""Keys of `rewards` about scoring itself: a named preset replaces those of them that it sets, and all other keys."""
+"""Keys of `rewards` about scoring itself: a named preset replaces those of them that it sets, and all other
+keys.
+"""
 NAMED = {
     "rft": ("algorithm", algorithm_settings, frozenset({"advantage", "loss", "critic", "filter", "replay"})),
     "rewards": ("preset", reward_settings, frozenset(RewardsConfig.model_fields) - SCORING_KEYS),
 }
-"""Section -> the key that names settings, the settings of a name, and the keys that a name replaces besides those it sets."""
+"""Section -> the key that names settings, the settings of a name, and the keys that a name replaces besides
+those it sets.
+"""
 ALTERNATIVES = {"sft.steps": "sft.epochs", "rft.steps": "rft.epochs"}
-"""Alternative keys: one on the command line replaces the other in the file; both on the command line are an error."""
+"""Alternative keys: one on the command line replaces the other in the file; both on the command line are an
+error.
+"""
 
 
 class Layer(NamedTuple):
@@ -37,7 +43,8 @@ class Layer(NamedTuple):
 
 
 def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
-    """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; ``a.b=null`` restores a default.
+    """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; ``a.b=null`` restores a
+    default.
 
     A named algorithm or preset replaces settings of the files below; keys beside its name refine it. A path
     that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises
@@ -47,7 +54,9 @@ def load(path: str | Path | None = None, overrides: list[str] | None = None) -> 
     return load_with_origins(path, overrides)[0]
 
 
-def load_with_origins(path: str | Path | None = None, overrides: list[str] | None = None) -> tuple[Config, dict[str, str]]:
+def load_with_origins(
+    path: str | Path | None = None, overrides: list[str] | None = None
+) -> tuple[Config, dict[str, str]]:
     """As ``load``, with the origin of each key that is set: a file, a named setting or the command line."""
     layers = _layers(find(path), seen=()) if path else []
     values: dict[str, Any] = {}
@@ -85,7 +94,10 @@ def load_with_origins(path: str | Path | None = None, overrides: list[str] | Non
 
 
 def find(path: str | Path) -> Path:
-    """The configuration file at ``path``, else the recipe of that name. Raises MissingFile with the nearest name."""
+    """The configuration file at ``path``, else the recipe of that name.
+
+    Raises MissingFile with the nearest name.
+    """
     path = Path(path).expanduser()
     if path.is_file():
         return path
@@ -94,7 +106,9 @@ def find(path: str | Path) -> Path:
     recipes = [str(file.relative_to(RECIPES)) for file in [*recipe_files(), *ablation_files()]]
     near = difflib.get_close_matches(str(path).removeprefix("configs/"), recipes, n=1)
     fix = (
-        f"did you mean configs/{near[0]}?" if near else "give the path of a YAML file, or a recipe: `pixelis recipes` lists them"
+        f"did you mean configs/{near[0]}?"
+        if near
+        else "give the path of a YAML file, or a recipe: `pixelis recipes` lists them"
     )
     raise MissingFile(f"no configuration file {path}", fix=fix)
 
@@ -146,7 +160,9 @@ def _layers(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     for parent in [parents] if isinstance(parents, str) else parents:
         file = path.parent / str(parent)
         if not file.is_file():
-            raise MissingFile(f"{path.name} extends {parent}, which does not exist", fix=f"correct `extends:` in {path}")
+            raise MissingFile(
+                f"{path.name} extends {parent}, which does not exist", fix=f"correct `extends:` in {path}"
+            )
         layers += _layers(file, (*seen, path))
     return [*layers, Layer(f"{path.parent.name}/{path.name}", values)]
 
@@ -189,12 +205,16 @@ def split_override(override: str) -> tuple[str, str]:
     """Key and text of ``key.path=value``."""
     key, eq, text = override.partition("=")
     if not eq or not key:
-        raise BadConfig(f"`{override}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4")
+        raise BadConfig(
+            f"`{override}` is not an override", fix="write it as key.path=value, for example learner.lr=3e-4"
+        )
     return key, text
 
 
 def apply_override(kind: type[Section], values: dict[str, Any], key: str, text: str) -> None:
-    """Set ``key`` of ``values``, those of a file of ``kind``, to the value of ``text``; null restores a default."""
+    """Set ``key`` of ``values``, those of a file of ``kind``, to the value of ``text``; null restores a
+    default.
+    """
     node = values
     *parents, last = key.split(".")
     for name in parents:
@@ -212,13 +232,16 @@ def apply_override(kind: type[Section], values: dict[str, Any], key: str, text: 
 def parse_value(kind: type[Section], key: str, text: str) -> Any:
     """The value that ``text`` has on the command line for ``key`` of ``kind``.
 
-    All of it, as it is, if the key takes a text; ``null`` remains null, and where the key also takes a list or a map, brackets or
-    braces around the text make it one. YAML for all other keys. Raises BadConfig for what is no list or map where one belongs.
+    All of it, as it is, if the key takes a text; ``null`` remains null, and where the key also takes a list
+    or a map, brackets or braces around the text make it one. YAML for all other keys. Raises BadConfig for
+    what is no list or map where one belongs.
     """
     annotation = annotation_of(kind, key)
     kinds = [annotation] if get_origin(annotation) not in (Union, UnionType) else get_args(annotation)
     many = [part for part in kinds if get_origin(part) in (list, tuple, dict)]
-    takes_text = any(part is str or (get_origin(part) is Literal and isinstance(get_args(part)[0], str)) for part in kinds)
+    takes_text = any(
+        part is str or (get_origin(part) is Literal and isinstance(get_args(part)[0], str)) for part in kinds
+    )
     if takes_text and text != "null" and not (many and text[:1] + text[-1:] in ("[]", "{}")):
         return text
     try:
@@ -226,7 +249,10 @@ def parse_value(kind: type[Section], key: str, text: str) -> Any:
     except yaml.YAMLError:
         value = text
     if isinstance(value, str) and many:
-        fix = "write a list as [a, b] or a map as {a: 1, b: 2}, with quotes around texts that have ` #`, `: ` or a comma"
+        fix = (
+            "write a list as [a, b] or a map as {a: 1, b: 2}, with quotes around texts that have ` #`, "
+            "`: ` or a comma"
+        )
         raise BadConfig(f"{key}={text} is no list or map in YAML", fix=fix)
     if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
         try:

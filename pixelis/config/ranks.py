@@ -10,10 +10,13 @@ from pixelis.config.base import Section
 class RanksConfig(Section):
     tuned: str | None = Field(
         None,
-        description="policy.model after full fine-tuning: a run with policy.full, one of its checkpoints, or a Hugging Face "
+        description="policy.model after full fine-tuning: a run with policy.full, one of its checkpoints, "
+        "or a Hugging Face "
         "folder",
     )
-    energy: float = Field(0.9, gt=0, le=1, description="share of the squared norm of a layer's change that its rank retains")
+    energy: float = Field(
+        0.9, gt=0, le=1, description="share of the squared norm of a layer's change that its rank retains"
+    )
     smallest: int = Field(4, ge=1, description="minimum rank of a layer")
     largest: int = Field(128, ge=1, description="maximum rank of a layer")
     smoothing: float = Field(

@@ -1,4 +1,6 @@
-"""References to user-defined Python objects, ``package.module:Name`` or ``path.py:Name``: algorithms, functions, operations."""
+"""References to user-defined Python objects, ``package.module:Name`` or ``path.py:Name``: algorithms,
+functions, operations.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,13 @@ from pixelis.errors import BadConfig
 class Registry(UserDict[str, Any]):
     """Objects by name. One that is given as ``package.module:Name`` is imported when it is first looked up.
 
-    ``key``: the configuration key that names them. ``make`` converts what was imported, such as a class to an instance.
+    ``key``: the configuration key that names them. ``make`` converts what was imported, such as a class to an
+    instance.
     """
 
-    def __init__(self, key: str, entries: Mapping[str, Any], make: Callable[[Any], Any] = lambda value: value):
+    def __init__(
+        self, key: str, entries: Mapping[str, Any], make: Callable[[Any], Any] = lambda value: value
+    ):
         self.key, self.make = key, make
         super().__init__(entries)
 
@@ -48,22 +53,31 @@ def is_function(text: str) -> bool:
 def load_reference(reference: str, key: str) -> Any:
     """Import the object of a reference.
 
-    Raises BadConfig with the configuration ``key`` when the text is not a reference, the module cannot be imported, or it has no
-    such attribute.
+    Raises BadConfig with the configuration ``key`` when the text is not a reference, the module cannot be
+    imported, or it has no such attribute.
     """
-    fix = "write package.module:Name, with the package installed or on PYTHONPATH of every node, or path.py:Name"
+    fix = (
+        "write package.module:Name, with the package installed or on PYTHONPATH of every node, or "
+        "path.py:Name"
+    )
     if not is_function(reference):
-        raise BadConfig(f"{key}: `{reference}` is not of the form package.module:Name or path.py:Name", fix=fix)
+        raise BadConfig(
+            f"{key}: `{reference}` is not of the form package.module:Name or path.py:Name", fix=fix
+        )
     path, _, name = reference.rpartition(":")
     try:
         module = _load_file(Path(path)) if path.endswith(".py") else importlib.import_module(path)
     except Exception as error:  # the user's module can raise anything
-        raise BadConfig(f"{key}: {reference} cannot be imported: {type(error).__name__}: {error}", fix=fix) from error
+        raise BadConfig(
+            f"{key}: {reference} cannot be imported: {type(error).__name__}: {error}", fix=fix
+        ) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=1)
         raise BadConfig(
             f"{key}: {reference} cannot be imported: {path} has no `{name}`",
-            fix=f"did you mean `{path}:{near[0]}`?" if near else f"define {name} in {module.__file__ or path}",
+            fix=f"did you mean `{path}:{near[0]}`?"
+            if near
+            else f"define {name} in {module.__file__ or path}",
         )
     return getattr(module, name)
 

@@ -16,41 +16,60 @@ class CuriosityConfig(Section):
     form: Literal["paper", "repo"] = Field(
         "paper", description="formula of the bonus: from the Pixel-Reasoner paper or from its code"
     )
-    counts: Literal["executed", "requested"] = Field("executed", description="calls that count for rate, bonus and cost")
-    target: float = Field(0.3, ge=0, le=1, description="H: rate of pixel reasoning below which calls earn a bonus")
+    counts: Literal["executed", "requested"] = Field(
+        "executed", description="calls that count for rate, bonus and cost"
+    )
+    target: float = Field(
+        0.3, ge=0, le=1, description="H: rate of pixel reasoning below which calls earn a bonus"
+    )
     alpha: float = Field(0.5, ge=0, description="weight of the bonus in the paper's form")
-    free_calls: int = Field(1, ge=0, description="N: calls without cost; more where a refined question's reference makes more")
+    free_calls: int = Field(
+        1, ge=0, description="N: calls without cost; more where a refined question's reference makes more"
+    )
     beta: float = Field(0.05, ge=0, description="cost of each further call")
 
 
 class RewardWeightsConfig(Section):
     accuracy: float = Field(1.0, description="weight of the score of the answer, 0..1")
     wrong: float = Field(
-        0.0, description="weight of the score minus 1, -1..0; with accuracy 1 and wrong 1 the reward is +1 or -1"
+        0.0,
+        description="weight of the score minus 1, -1..0; with accuracy 1 and wrong 1 the reward is +1 or -1",
     )
     format: float = Field(
-        0.0, description="weight of well-formed turns, 0 or 1 (-1 or 0 for rewards.format balanced and boxed_once)"
+        0.0,
+        description=(
+            "weight of well-formed turns, 0 or 1 (-1 or 0 for rewards.format balanced and boxed_once)"
+        ),
     )
     curiosity: float = Field(0.0, description="weight of the Pixel-Reasoner bonus and call cost")
     curiosity_bonus: float = Field(0.0, description="weight of the bonus alone")
     efficiency: float = Field(0.0, description="weight of the call cost alone, at most 0")
-    tool_if_correct: float = Field(0.0, description="weight of using an operation and answering correctly, 0 or 1")
+    tool_if_correct: float = Field(
+        0.0, description="weight of using an operation and answering correctly, 0 or 1"
+    )
     tool_penalty: float = Field(0.0, description="weight of minus the score when any operation is called")
     unrepaired_error_zero: float = Field(
         0.0, description="weight of minus the score when the last call failed; 1 cancels the score"
     )
     overlong: float = Field(0.0, description="weight of the soft overlong penalty, -1..0 (DAPO)")
     length: float = Field(
-        0.0, description="weight of brevity relative to the group, -0.5..0.5, starting at step rewards.length_start"
+        0.0,
+        description=(
+            "weight of brevity relative to the group, -0.5..0.5, starting at step rewards.length_start"
+        ),
     )
     step_markers: float = Field(0.0, description="weight of explicit steps in the reasoning, 0..1")
-    majority_vote: float = Field(0.0, description="weight of agreement with the majority of the group, 0..1 (TTRL)")
+    majority_vote: float = Field(
+        0.0, description="weight of agreement with the majority of the group, 0..1 (TTRL)"
+    )
     coherence: float = Field(0.0, description="weight of coherent sequences of operations, -1..1 (Pixelis)")
     curiosity_dynamics: float = Field(
         0.0, description="weight of the prediction error of a trained dynamics model, 0..1 (Pixelis)"
     )
     tool_misuse: float = Field(0.0, description="weight of the tool penalties, at most 0 (Pixelis)")
-    environment: float = Field(0.0, description="weight of the sum of the rewards that the question's environment gave")
+    environment: float = Field(
+        0.0, description="weight of the sum of the rewards that the question's environment gave"
+    )
 
 
 LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")
@@ -68,12 +87,18 @@ FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed
 class TaskRewardsConfig(Section):
     weights: RewardWeightsConfig = RewardWeightsConfig()
     format: FormatKind = Field("dialect", description="definition of a well-formed turn")
-    scorer: str | None = Field(None, description="scorer for the questions of the task, instead of the one that each names")
+    scorer: str | None = Field(
+        None, description="scorer for the questions of the task, instead of the one that each names"
+    )
 
 
 class OverlongConfig(Section):
-    max_tokens: int = Field(20480, ge=1, description="generated tokens of an episode at which the penalty is 1")
-    buffer: int = Field(4096, ge=1, description="number of tokens before max_tokens over which the penalty grows")
+    max_tokens: int = Field(
+        20480, ge=1, description="generated tokens of an episode at which the penalty is 1"
+    )
+    buffer: int = Field(
+        4096, ge=1, description="number of tokens before max_tokens over which the penalty grows"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> OverlongConfig:
@@ -90,13 +115,16 @@ class VoteRewardConfig(Section):
 
 
 class NormaliseConfig(Section):
-    terms: list[str] = Field([], description="terms to normalise to z-scores with running statistics; penalties are not allowed")
+    terms: list[str] = Field(
+        [], description="terms to normalise to z-scores with running statistics; penalties are not allowed"
+    )
 
 
 class CurriculumConfig(Section):
     kind: Literal["none", "trigger", "steps"] = Field(
         "none",
-        description="schedule of the weights of accuracy, curiosity_dynamics and coherence: constant (none), by progress "
+        description="schedule of the weights of accuracy, curiosity_dynamics and coherence: constant "
+        "(none), by progress "
         "(trigger) or by step (steps)",
     )
     trigger: list[tuple[float, float, float]] = Field(
@@ -114,55 +142,79 @@ class CurriculumConfig(Section):
     check_every: int = Field(100, ge=1, description="steps between checks of the triggers")
     min_samples: int = Field(1000, ge=0, description="scored rollouts before phase 1 can end")
     first_steps: int = Field(10_000, ge=1, description="maximum number of steps of phase 1")
-    patience: int = Field(5, ge=1, description="consecutive checks without progress of coherence after which phase 2 ends")
+    patience: int = Field(
+        5, ge=1, description="consecutive checks without progress of coherence after which phase 2 ends"
+    )
     second_steps: int = Field(20_000, ge=1, description="maximum number of steps of phase 2")
 
 
 class MathScorerConfig(Section):
-    timeout_s: float = Field(5.0, gt=0, description="timeout in seconds of a comparison, after which its process is killed")
+    timeout_s: float = Field(
+        5.0, gt=0, description="timeout in seconds of a comparison, after which its process is killed"
+    )
 
 
 class JudgeConfig(Section):
     required: bool = Field(False, description="a missing url, model or key is an error at the start")
-    url: str | None = Field(None, description="base URL of an OpenAI-compatible API, e.g. http://judge:8000/v1")
+    url: str | None = Field(
+        None, description="base URL of an OpenAI-compatible API, e.g. http://judge:8000/v1"
+    )
     model: str = Field("", description="name of the model")
-    api_key_env: str = Field("PIXELIS_JUDGE_API_KEY", description="environment variable with the API key; empty: no key is sent")
+    api_key_env: str = Field(
+        "PIXELIS_JUDGE_API_KEY", description="environment variable with the API key; empty: no key is sent"
+    )
     tries: int = Field(5, ge=1, description="maximum number of requests for a verdict")
     timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    total_timeout_s: float = Field(120.0, gt=0, description="timeout in seconds of all requests for a verdict")
+    total_timeout_s: float = Field(
+        120.0, gt=0, description="timeout in seconds of all requests for a verdict"
+    )
     concurrency: int = Field(8, ge=1, description="concurrent requests of each scorer actor")
     cache: ClassVar[bool] = True
 
 
 class RewardsConfig(Section):
     preset: str | None = Field(
-        None, description=f"named settings of rewards; explicit keys override them: {', '.join(REWARD_PRESETS)}"
+        None,
+        description=f"named settings of rewards; explicit keys override them: {', '.join(REWARD_PRESETS)}",
     )
     weights: RewardWeightsConfig = RewardWeightsConfig()
-    tasks: dict[str, TaskRewardsConfig] = Field({}, description="weights and format for the questions of a task (Question.task)")
+    tasks: dict[str, TaskRewardsConfig] = Field(
+        {}, description="weights and format for the questions of a task (Question.task)"
+    )
     own: dict[str, float] = Field(
         {},
-        description="your own reward functions (`package.module:function` or `path.py:function`, also those of EasyR1) and their "
+        description="your own reward functions (`package.module:function` or `path.py:function`, also "
+        "those of EasyR1) and their "
         "weights; a list gives each the weight 1",
     )
     own_timeout_s: float = Field(
-        10.0, gt=0, description="timeout in seconds of your own reward functions, after which the process is killed"
+        10.0,
+        gt=0,
+        description="timeout in seconds of your own reward functions, after which the process is killed",
     )
     scorer: str | None = Field(
         None,
-        description="scorer for all questions, instead of the one that each question names; also your own function of (answer, "
+        description="scorer for all questions, instead of the one that each question names; also your own "
+        "function of (answer, "
         "truth), `package.module:function` or `path.py:function`",
     )
-    scorers: dict[str, str] = Field({}, description="scorers that replace those that questions name, e.g. {math: exact}")
+    scorers: dict[str, str] = Field(
+        {}, description="scorers that replace those that questions name, e.g. {math: exact}"
+    )
     extractor: str = Field(
         "dialect",
-        description="where the answer is read: dialect; tags (answer tags alone); lenient (also `The answer is 7.`, untagged); "
+        description="where the answer is read: dialect; tags (answer tags alone); lenient (also `The "
+        "answer is 7.`, untagged); "
         "whole (else the whole text: another model's answers); or your own function of the last text",
     )
     format: FormatKind = Field("dialect", description="definition of a well-formed turn")
     curiosity: CuriosityConfig = CuriosityConfig()
-    tool_above: float = Field(0.5, ge=0, lt=1, description="score above which tool_if_correct counts an answer as correct")
-    max_answer_chars: int = Field(0, ge=0, description="length from which an answer counts as wrong and malformed; 0: no limit")
+    tool_above: float = Field(
+        0.5, ge=0, lt=1, description="score above which tool_if_correct counts an answer as correct"
+    )
+    max_answer_chars: int = Field(
+        0, ge=0, description="length from which an answer counts as wrong and malformed; 0: no limit"
+    )
     length_start: int = Field(0, ge=0, description="first step of the length term")
     overlong: OverlongConfig = OverlongConfig()
     vote: VoteRewardConfig = VoteRewardConfig()
@@ -196,14 +248,21 @@ class RewardsConfig(Section):
     def computed(self) -> list[str]:
         """Terms that are computed: those with a weight for any question or in a curriculum, and ALWAYS."""
         names = {*ALWAYS, *(CURRICULUM_TERMS if self.curriculum.kind != "none" else ())}
-        names |= {name for weights in self.mixtures for name, weight in weights.model_dump().items() if weight}
+        names |= {
+            name for weights in self.mixtures for name, weight in weights.model_dump().items() if weight
+        }
         return [name for name in RewardWeightsConfig.model_fields if name in names]
 
     @property
     def labelled(self) -> list[str]:
         """Keys that let a true answer influence training, in any phase of the curriculum."""
         curriculum, keys = self.curriculum, [f"rewards.own.{name}" for name in self.own]
-        keys += [f"rewards.weights.{name}" for mixture in self.mixtures for name in LABELLED if getattr(mixture, name)]
+        keys += [
+            f"rewards.weights.{name}"
+            for mixture in self.mixtures
+            for name in LABELLED
+            if getattr(mixture, name)
+        ]
         if curriculum.kind == "trigger":  # its phases end by the success rate
             keys.append("rewards.curriculum.kind=trigger")
         if curriculum.kind == "steps" and any(accuracy for _, accuracy, *_ in curriculum.steps):
@@ -213,7 +272,9 @@ class RewardsConfig(Section):
     @property
     def needs_states(self) -> bool:
         """Whether rewards need state vectors of every episode from the embedder."""
-        return self.curriculum.kind != "none" or any(w.curiosity_dynamics or w.coherence for w in self.mixtures)
+        return self.curriculum.kind != "none" or any(
+            w.curiosity_dynamics or w.coherence for w in self.mixtures
+        )
 
     @property
     def learns_dynamics(self) -> bool:
@@ -232,18 +293,31 @@ class RewardsConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RewardsConfig:
-        penalties = {"efficiency", "tool_penalty", "tool_misuse", "unrepaired_error_zero", "overlong", "wrong"}
+        penalties = {
+            "efficiency",
+            "tool_penalty",
+            "tool_misuse",
+            "unrepaired_error_zero",
+            "overlong",
+            "wrong",
+        }
         for name in self.normalise.terms:
             if name not in RewardWeightsConfig.model_fields:
                 near = difflib.get_close_matches(name, RewardWeightsConfig.model_fields, n=1)
-                raise ValueError(f"normalise.terms: no term `{name}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
+                raise ValueError(
+                    f"normalise.terms: no term `{name}`" + (f" (did you mean `{near[0]}`?)" if near else "")
+                )
             if name in penalties:
                 raise ValueError(f"normalise.terms: {name} is a penalty and must not be normalised")
         for name in self.own:
             if not is_function(name):
-                raise ValueError(f"own: `{name}` is not of the form package.module:function or path.py:function")
+                raise ValueError(
+                    f"own: `{name}` is not of the form package.module:function or path.py:function"
+                )
         if self.extractor not in EXTRACTORS and not is_function(self.extractor):
-            raise ValueError(f"extractor: `{self.extractor}` is none of {', '.join(EXTRACTORS)} and no function")
+            raise ValueError(
+                f"extractor: `{self.extractor}` is none of {', '.join(EXTRACTORS)} and no function"
+            )
         if self.stateful and self.workers > 1:
             raise ValueError("normalise, curriculum and curiosity_dynamics keep running state: set workers=1")
         return self

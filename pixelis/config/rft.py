@@ -22,8 +22,10 @@ from pixelis.errors import BadConfig
 class AdvantageConfig(Section):
     baseline: str = Field(
         "mean",
-        description=f"baseline subtracted from the reward ({', '.join(BASELINES)}): mean of the group, mean of its other "
-        "rollouts, reward of a greedy rollout, mean of the batch, nothing, values of a critic (PPO); pass_at_k and second_best "
+        description=f"baseline subtracted from the reward ({', '.join(BASELINES)}): mean of the group, "
+        "mean of its other "
+        "rollouts, reward of a greedy rollout, mean of the batch, nothing, values of a critic (PPO); "
+        "pass_at_k and second_best "
         "are separate advantages; or your own package.module:function",
     )
     scale: Literal["std", "mad", "batch_std", "none"] = Field(
@@ -31,18 +33,31 @@ class AdvantageConfig(Section):
     )
     eps: float = Field(1e-4, gt=0, description="added to the divisor")
     k: int = Field(4, ge=1, description="k of pass_at_k")
-    gamma: float = Field(1.0, gt=0, le=1, description="discount from token to token, for the baselines none and critic")
-    lam: float = Field(0.95, ge=0, le=1, description="lambda of generalised advantage estimation, for baseline critic")
+    gamma: float = Field(
+        1.0, gt=0, le=1, description="discount from token to token, for the baselines none and critic"
+    )
+    lam: float = Field(
+        0.95, ge=0, le=1, description="lambda of generalised advantage estimation, for baseline critic"
+    )
     batch_over: Literal["sequence", "token"] = Field(
         "sequence", description="statistics of the batch: each rollout counts once, or each token"
     )
     min_group: int = Field(2, ge=1, description="minimum number of scored rollouts of a group")
-    exclude: list[Literal["no_action", "length", "over_turn", "over_context", "over_images", "deadline", "error"]] = Field(
-        [], description="stop reasons of rollouts that are excluded from statistics and loss; unscored ones are always excluded"
+    exclude: list[
+        Literal["no_action", "length", "over_turn", "over_context", "over_images", "deadline", "error"]
+    ] = Field(
+        [],
+        description=(
+            "stop reasons of rollouts that are excluded from statistics and loss; unscored ones "
+            "are always excluded"
+        ),
     )
     count_excluded: bool = Field(
         False,
-        description="count excluded rollouts with reward 0 in the mean and deviation of their group (as Mini-o3's code does)",
+        description=(
+            "count excluded rollouts with reward 0 in the mean and deviation of their group (as "
+            "Mini-o3's code does)"
+        ),
     )
 
     @field_validator("baseline")
@@ -56,10 +71,13 @@ class AdvantageConfig(Section):
         in_group = self.baseline in GROUP_BASELINES
         is_own = self.baseline not in BASELINES
         if in_group and self.min_group < 2:
-            raise ValueError(f"baseline {self.baseline} compares rollouts of a group: set min_group to 2 or more")
+            raise ValueError(
+                f"baseline {self.baseline} compares rollouts of a group: set min_group to 2 or more"
+            )
         if self.scale in ("std", "mad") and not in_group and not is_own:
             raise ValueError(
-                f"scale {self.scale} needs a baseline over a group, but baseline is {self.baseline}: set scale=none or batch_std"
+                f"scale {self.scale} needs a baseline over a group, but baseline is {self.baseline}: set "
+                "scale=none or batch_std"
             )
         if self.scale in ("std", "mad") and self.min_group < 2:
             raise ValueError(f"scale {self.scale} compares rollouts of a group: set min_group to 2 or more")
@@ -71,25 +89,33 @@ class AdvantageConfig(Section):
 class LossConfig(Section):
     surrogate: str = Field(
         "clip",
-        description=f"surrogate objective ({', '.join(SURROGATES)}): PPO clipping, clipped weight on log-probs (CISPO), soft "
+        description=f"surrogate objective ({', '.join(SURROGATES)}): PPO clipping, clipped weight on "
+        "log-probs (CISPO), soft "
         "gate "
         "(SAPO), no ratio; or your own package.module:function",
     )
     ratio: Literal["token", "sequence", "sequence_token"] = Field(
         "token",
-        description="ratio of each token, or geometric mean over the sequence (sequence: GSPO, sequence_token: GSPO-token)",
+        description=(
+            "ratio of each token, or geometric mean over the sequence (sequence: GSPO, "
+            "sequence_token: GSPO-token)"
+        ),
     )
     proximal: Literal["learner", "behaviour"] = Field(
-        "learner", description="denominator of the ratio: log-probs of the learner before the batch, or of the engine"
+        "learner",
+        description="denominator of the ratio: log-probs of the learner before the batch, or of the engine",
     )
     clip_low: float = Field(0.2, gt=0, description="ratio clipped below 1 - clip_low")
     clip_high: float = Field(0.2, gt=0, description="ratio clipped above 1 + clip_high")
     dual_clip: float = Field(
-        0.0, ge=0, description="dual-clip constant c: bound of the loss, in multiples of a negative advantage; 0: off"
+        0.0,
+        ge=0,
+        description="dual-clip constant c: bound of the loss, in multiples of a negative advantage; 0: off",
     )
     aggregate: Literal["token", "sequence", "constant"] = Field(
         "token",
-        description="loss of a batch: mean over all tokens, mean over sequences of token means, or sum divided by a constant "
+        description="loss of a batch: mean over all tokens, mean over sequences of token means, or sum "
+        "divided by a constant "
         "length",
     )
     constant_tokens: int = Field(
@@ -98,21 +124,30 @@ class LossConfig(Section):
     kl: float = Field(0.0, ge=0, description="weight of the KL divergence to the starting policy")
     kl_estimator: Literal["k1", "k2", "k3", "abs", "full"] = Field(
         "k3",
-        description="KL divergence per token: an estimate from the sampled token, or with `full` the sum over the vocabulary, "
+        description="KL divergence per token: an estimate from the sampled token, or with `full` the sum "
+        "over the vocabulary, "
         "which costs two more passes of the LM head",
     )
     kl_target: float = Field(
-        0.0, ge=0, description="adapts the weight `kl` so that the divergence per token approaches this; 0: the weight is fixed"
+        0.0,
+        ge=0,
+        description=(
+            "adapts the weight `kl` so that the divergence per token approaches this; 0: the weight is fixed"
+        ),
     )
     kl_in: Literal["loss", "reward"] = Field(
         "loss",
-        description="place of the KL term: in the loss, or subtracted from the reward (with k1): at each token for the "
+        description="place of the KL term: in the loss, or subtracted from the reward (with k1): at each "
+        "token for the "
         "baselines none and critic, otherwise as a sum",
     )
     entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     importance: Literal["truncate", "mask", "none"] = Field(
         "truncate",
-        description="importance weights (learner / engine) outside of the bounds: truncate them, mask the tokens, or no weights",
+        description=(
+            "importance weights (learner / engine) outside of the bounds: truncate them, mask the "
+            "tokens, or no weights"
+        ),
     )
     importance_level: Literal["token", "sequence", "geometric"] = Field(
         "token", description="importance weight per token, product over the sequence, or its geometric mean"
@@ -137,7 +172,9 @@ class LossConfig(Section):
         if self.kl_target and not self.kl:
             raise ValueError("kl_target adapts the weight kl, which must start above 0")
         if self.importance_floor >= self.importance_cap:
-            raise ValueError(f"importance_floor {self.importance_floor} is not below importance_cap {self.importance_cap}")
+            raise ValueError(
+                f"importance_floor {self.importance_floor} is not below importance_cap {self.importance_cap}"
+            )
         return self
 
 
@@ -145,25 +182,35 @@ class CriticConfig(Section):
     """The value head of PPO."""
 
     lr: float = Field(1e-3, gt=0, description="learning rate of AdamW")
-    clip: float = Field(0.2, gt=0, description="farther from its value before the batch, a value no longer changes the loss")
+    clip: float = Field(
+        0.2, gt=0, description="farther from its value before the batch, a value no longer changes the loss"
+    )
 
 
 class GroupFilterConfig(Section):
     key: str = Field(
         "none",
-        description="replace groups in which this value is equal: `reward`, or a term of rewards.weights or rewards.own; "
+        description="replace groups in which this value is equal: `reward`, or a term of rewards.weights "
+        "or rewards.own; "
         "accuracy: groups whose rollouts are all correct or all wrong (DAPO); none: keep all groups",
     )
     min_std: float = Field(1e-4, ge=0, description="minimum standard deviation of the key in a group")
     low: float | None = Field(None, description="the mean of the key in a group must be above (EasyR1: 0.01)")
-    high: float | None = Field(None, description="the mean of the key in a group must be below (EasyR1: 0.99)")
+    high: float | None = Field(
+        None, description="the mean of the key in a group must be below (EasyR1: 0.99)"
+    )
     complete: bool = Field(
-        False, description="also replace groups with an unscored rollout, for example after a failed call of the judge (Mini-o3)"
+        False,
+        description=(
+            "also replace groups with an unscored rollout, for example after a failed call of the "
+            "judge (Mini-o3)"
+        ),
     )
     max_oversampling: float = Field(
         3.0,
         ge=1,
-        description="maximum number of questions for a batch, as a multiple of rft.prompts_per_step; after that the batch stays "
+        description="maximum number of questions for a batch, as a multiple of rft.prompts_per_step; after "
+        "that the batch stays "
         "smaller",
     )
 
@@ -176,26 +223,41 @@ class GroupFilterConfig(Section):
 
 class ReplayConfig(Section):
     capacity: int = Field(
-        0, ge=0, description="number of rollouts kept to fill smaller batches (selective sample replay); 0: off"
+        0,
+        ge=0,
+        description="number of rollouts kept to fill smaller batches (selective sample replay); 0: off",
     )
-    alpha: float = Field(1.0, ge=0, description="a rollout is replayed with probability proportional to |advantage| ** alpha")
+    alpha: float = Field(
+        1.0, ge=0, description="a rollout is replayed with probability proportional to |advantage| ** alpha"
+    )
     min_advantage: float = Field(0.0, ge=0, description="a rollout is kept if its |advantage| is larger")
     quantile: float = Field(
-        0.0, ge=0, lt=1, description="a rollout is kept if its |advantage| is in this quantile of its batch; 0.7: in the top 30 %"
+        0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "a rollout is kept if its |advantage| is in this quantile of its batch; 0.7: in the top 30 %"
+        ),
     )
     share: float = Field(
-        0.0, ge=0, lt=1, description="share of a batch for kept rollouts beside the fresh ones; 0: they only fill it up"
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of a batch for kept rollouts beside the fresh ones; 0: they only fill it up",
     )
 
 
 class RftConfig(Section):
     algorithm: str | None = Field(
         None,
-        description=f"named settings of rft; explicit keys override them: {', '.join(ALGORITHMS)}; or your own "
+        description=f"named settings of rft; explicit keys override them: {', '.join(ALGORITHMS)}; or your "
+        "own "
         "package.module:NAME",
     )
     steps: int = Field(40, ge=1, description="number of training steps")
-    epochs: float = Field(0.0, ge=0, description="epochs over the questions, instead of `steps`; 0: use `steps`")
+    epochs: float = Field(
+        0.0, ge=0, description="epochs over the questions, instead of `steps`; 0: use `steps`"
+    )
     prompts_per_step: int = Field(32, ge=1, description="questions per step")
     group_size: int = Field(8, ge=1, description="rollouts per question")
     train_samples: int = Field(
@@ -203,12 +265,19 @@ class RftConfig(Section):
     )
     choose: Literal["first", "random", "stratified"] = Field(
         "first",
-        description="selection of the train_samples: the first (TTRL), random, or with the reward distribution of the group",
+        description=(
+            "selection of the train_samples: the first (TTRL), random, or with the reward "
+            "distribution of the group"
+        ),
     )
     minibatches: int = Field(1, ge=1, description="optimizer steps per pass through a batch")
-    epochs_per_batch: int = Field(1, ge=1, description="passes through a batch, each with `minibatches` optimizer steps")
+    epochs_per_batch: int = Field(
+        1, ge=1, description="passes through a batch, each with `minibatches` optimizer steps"
+    )
     max_off_policy_steps: int = Field(
-        0, ge=0, description="maximum number of steps that rollouts lag behind the learner; 0: exactly on-policy"
+        0,
+        ge=0,
+        description="maximum number of steps that rollouts lag behind the learner; 0: exactly on-policy",
     )
     sampling: SamplingConfig = SamplingConfig()
     advantage: AdvantageConfig = AdvantageConfig()
@@ -216,12 +285,18 @@ class RftConfig(Section):
     critic: CriticConfig = CriticConfig()
     filter: GroupFilterConfig = GroupFilterConfig()
     replay: ReplayConfig = ReplayConfig()
-    evaluate_every: int = Field(0, ge=0, description="steps between evaluations on held-out questions; 0: never")
-    evaluate_first: bool = Field(False, description="evaluate on held-out questions before the first step too")
+    evaluate_every: int = Field(
+        0, ge=0, description="steps between evaluations on held-out questions; 0: never"
+    )
+    evaluate_first: bool = Field(
+        False, description="evaluate on held-out questions before the first step too"
+    )
 
     @property
     def by_token(self) -> bool:
-        """Whether each token has its own advantage: with a critic, and where a return differs from token to token."""
+        """Whether each token has its own advantage: with a critic, and where a return differs from token to
+        token.
+        """
         returns = self.advantage.gamma < 1 or (self.loss.kl > 0 and self.loss.kl_in == "reward")
         return self.advantage.baseline == "critic" or (self.advantage.baseline == "none" and returns)
 
@@ -243,7 +318,8 @@ class RftConfig(Section):
     def _enough_samples(self) -> RftConfig:
         if self.train_samples and not self.advantage.min_group <= self.train_samples <= self.group_size:
             raise ValueError(
-                f"train_samples {self.train_samples} is not between advantage.min_group {self.advantage.min_group} "
+                f"train_samples {self.train_samples} is not between advantage.min_group "
+                f"{self.advantage.min_group} "
                 f"and group_size {self.group_size}"
             )
         return self

@@ -70,29 +70,47 @@ class Config(Section):
 
     run: RunConfig = Field(RunConfig(), description="name, folder, seed and resumption of the run")
     policy: PolicyConfig = Field(PolicyConfig(), description="model, adapters, precision")
-    policy_store: PolicyStoreConfig = Field(PolicyStoreConfig(), description="versions of the policy that a run keeps")
-    dialogue: DialogueConfig = Field(DialogueConfig(), description="dialect, pixel budgets, limits of an episode")
-    engine: EngineConfig = Field(EngineConfig(), description="generators: engine, number, resources, timeouts")
+    policy_store: PolicyStoreConfig = Field(
+        PolicyStoreConfig(), description="versions of the policy that a run keeps"
+    )
+    dialogue: DialogueConfig = Field(
+        DialogueConfig(), description="dialect, pixel budgets, limits of an episode"
+    )
+    engine: EngineConfig = Field(
+        EngineConfig(), description="generators: engine, number, resources, timeouts"
+    )
     toolbox: ToolboxConfig = Field(ToolboxConfig(), description="pixel operations and their limits")
     data: DataConfig = Field(DataConfig(), description="questions and demonstrations to read")
     learner: LearnerConfig = Field(LearnerConfig(), description="optimizer, batching, resources, checkpoints")
-    synthesis: SynthesisConfig = Field(SynthesisConfig(), description="creation of demonstrations from annotated media")
+    synthesis: SynthesisConfig = Field(
+        SynthesisConfig(), description="creation of demonstrations from annotated media"
+    )
     refinement: RefinementConfig = Field(
         RefinementConfig(), description="quality, duplicates, filters, gates and recipes of data sets"
     )
-    sft: SftConfig = Field(SftConfig(), description="supervised fine-tuning: length, weights, validation, curriculum")
+    sft: SftConfig = Field(
+        SftConfig(), description="supervised fine-tuning: length, weights, validation, curriculum"
+    )
     ranks: RanksConfig = Field(RanksConfig(), description="LoRA ranks from the changes of a full fine-tune")
-    rft: RftConfig = Field(RftConfig(), description="reinforcement fine-tuning: algorithm, rollouts, advantages, loss")
-    rewards: RewardsConfig = Field(RewardsConfig(), description="reward terms, weights, scorers, judge, curriculum")
+    rft: RftConfig = Field(
+        RftConfig(), description="reinforcement fine-tuning: algorithm, rollouts, advantages, loss"
+    )
+    rewards: RewardsConfig = Field(
+        RewardsConfig(), description="reward terms, weights, scorers, judge, curriculum"
+    )
     ttrl: TtrlConfig = Field(TtrlConfig(), description="test-time adaptation without labels")
-    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="evaluation: questions, sampling, saved episodes")
+    evaluate: EvaluateConfig = Field(
+        EvaluateConfig(), description="evaluation: questions, sampling, saved episodes"
+    )
     serve: ServeConfig = Field(ServeConfig(), description="HTTP service: address, samples, limits")
     memory: MemoryConfig = Field(MemoryConfig(), description="experience memory: shards, index, retention")
     evolution: EvolutionConfig = Field(
         EvolutionConfig(), description="online learning: votes, gate, updates, canary, review, audit"
     )
     quickstart: QuickstartConfig = Field(QuickstartConfig(), description="stages of the quickstart")
-    telemetry: TelemetryConfig = Field(TelemetryConfig(), description="trackers, saved trajectories, progress")
+    telemetry: TelemetryConfig = Field(
+        TelemetryConfig(), description="trackers, saved trajectories, progress"
+    )
     cluster: ClusterConfig = Field(ClusterConfig(), description="Ray cluster: address, resources")
 
     @property
@@ -106,7 +124,9 @@ class Config(Section):
         loss = self.rft.loss
         if loss.aggregate == "constant" and not loss.constant_tokens:
             length = self.dialogue.max_turns * self.dialogue.max_turn_tokens
-            resolved = self.rft.model_copy(update={"loss": loss.model_copy(update={"constant_tokens": length})})
+            resolved = self.rft.model_copy(
+                update={"loss": loss.model_copy(update={"constant_tokens": length})}
+            )
             object.__setattr__(self, "rft", resolved)
         return self
 
@@ -123,11 +143,19 @@ class Config(Section):
         for key, folder in (("run.dir", self.run.dir), ("memory.dir", self.memory.dir)):
             if folder and "://" in folder:
                 # Files are locked, appended to, renamed and linked there, which object stores do not support.
-                yield f"{key} {folder} is no folder: mount a filesystem that all nodes share (NFS, FSx, Filestore, JuiceFS)"
-        if not self.evaluate.questions and any(source.startswith("cards:") for source in self.held_out.values()):
+                yield (
+                    f"{key} {folder} is no folder: mount a filesystem that all nodes share (NFS, FSx, "
+                    "Filestore, JuiceFS)"
+                )
+        if not self.evaluate.questions and any(
+            source.startswith("cards:") for source in self.held_out.values()
+        ):
             yield "evaluate.questions=0 takes all questions of a set, and cards: has no end"
         if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
-            yield "evolution.rehearse draws pictures from the memory: set memory.enabled and memory.pictures, or rehearse=0"
+            yield (
+                "evolution.rehearse draws pictures from the memory: set memory.enabled and "
+                "memory.pictures, or rehearse=0"
+            )
         if not self.toolbox.has_tools and self.evaluate.operations:
             yield "toolbox.operations is empty but evaluate.operations is true"
 
@@ -135,14 +163,22 @@ class Config(Section):
         """Lengths that exclude each other, and batches that the learners cannot share equally."""
         d = self.dialogue
         if d.max_turn_tokens >= d.max_context:
-            yield f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context {d.max_context}"
+            yield (
+                f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context "
+                f"{d.max_context}"
+            )
         if self.learner.row_tokens < d.max_context:
             yield (
-                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context {d.max_context}: "
+                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context "
+                f"{d.max_context}: "
                 "an episode must fit into a row"
             )
         shares = self.learner.shares(self.learner.workers)
-        groups = f"{shares} groups of learners" if self.learner.sequence_parallel > 1 else f"learner.workers {shares}"
+        groups = (
+            f"{shares} groups of learners"
+            if self.learner.sequence_parallel > 1
+            else f"learner.workers {shares}"
+        )
         if self.rft.prompts_per_step % shares:
             yield f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by {groups}"
         if self.sft.batch % shares:
@@ -152,7 +188,10 @@ class Config(Section):
         """What contradicts rft's advantages, replay and filter."""
         r = self.rft
         if r.replay.capacity and r.loss.kl > 0 and r.loss.kl_in == "reward":
-            yield "rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current weights"
+            yield (
+                "rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current "
+                "weights"
+            )
         if r.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
             yield "rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1"
         if r.advantage.min_group > r.group_size:
@@ -161,17 +200,22 @@ class Config(Section):
             yield f"rft.advantage.k {r.advantage.k} is not below rft.group_size {r.group_size}"
         if r.filter.key not in (keys := ["none", "reward", *self.rewards.computed, *self.rewards.own]):
             yield (
-                f"rft.filter.key {r.filter.key} is not computed: give it a weight in rewards.weights, or name one of "
+                (
+                    f"rft.filter.key {r.filter.key} is not computed: give it a weight in rewards.weights, or "
+                    "name one of "
+                )
                 + ", ".join(keys)
             )
 
     def _sampling(self) -> Iterator[str]:
         """What the engines cannot sample, or the learner would take for another distribution."""
         loss, top_p = self.rft.loss, self.rft.sampling.top_p
-        # Engines record probabilities within the nucleus, the learner and the reference score the whole vocabulary.
+        # Engines record probabilities within the nucleus, the learner and the reference score the whole
+        # vocabulary.
         if top_p < 1 and loss.kl > 0 and loss.kl_in == "reward":
             yield (
-                f"rft.sampling.top_p {top_p} counts as a divergence from the reference, which rft.loss.kl_in=reward subtracts: "
+                f"rft.sampling.top_p {top_p} counts as a divergence from the reference, which "
+                "rft.loss.kl_in=reward subtracts: "
                 "set it to 1, or kl_in=loss"
             )
         if top_p < 1 and loss.importance == "none" and loss.proximal == "learner":
@@ -194,19 +238,26 @@ class Config(Section):
         if not e.colocate:
             return
         if e.most_workers > e.workers:
-            yield f"engine.colocate has a generator for each learner: unset engine.max_workers {e.max_workers}"
+            yield (
+                f"engine.colocate has a generator for each learner: unset engine.max_workers {e.max_workers}"
+            )
         if self.rft.max_off_policy_steps:
             yield (
-                f"engine.colocate lets generators and learners take turns, which needs rft.max_off_policy_steps=0, not "
+                "engine.colocate lets generators and learners take turns, which needs "
+                "rft.max_off_policy_steps=0, not "
                 f"{self.rft.max_off_policy_steps}"
             )
         if (e.gpus or learner.gpus) and not e.gpus == learner.gpus == e.tensor_parallel == 1:
             yield (
                 "engine.colocate shares one GPU between a generator and a learner, but engine.gpus is "
-                f"{e.gpus:g}, learner.gpus {learner.gpus:g} and engine.tensor_parallel {e.tensor_parallel}: set them to 1"
+                f"{e.gpus:g}, learner.gpus {learner.gpus:g} and engine.tensor_parallel "
+                f"{e.tensor_parallel}: set them to 1"
             )
         if e.gpus and e.workers != learner.workers:
-            yield f"engine.colocate needs as many engine.workers ({e.workers}) as learner.workers ({learner.workers})"
+            yield (
+                f"engine.colocate needs as many engine.workers ({e.workers}) as learner.workers "
+                f"({learner.workers})"
+            )
 
     def _versions(self) -> Iterator[str]:
         """What contradicts the adapters, policy_store.transfer and engine.quantization."""
@@ -215,27 +266,39 @@ class Config(Section):
         if e.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             yield f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
         if self.policy_store.streams and not self.policy.full:
-            yield f"policy_store.transfer={transfer} is for policy.full=true: an adapter is small, leave it at object"
+            yield (
+                f"policy_store.transfer={transfer} is for policy.full=true: an adapter is small, leave "
+                "it at object"
+            )
         if transfer == "nccl" and e.colocate:
-            yield "policy_store.transfer=nccl needs a GPU for each process, which engine.colocate shares: use object"
+            yield (
+                "policy_store.transfer=nccl needs a GPU for each process, which engine.colocate shares: "
+                "use object"
+            )
         elif transfer == "nccl" and not (self.learner.gpus and e.gpus):
             yield "policy_store.transfer=nccl needs learner.gpus and engine.gpus: use gloo between hosts"
         copied = e.quantization in ("int8", "awq")
         if copied and not e.model:
             yield (
-                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy of policy.model, "
+                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy "
+                "of policy.model, "
                 "which llm-compressor writes"
             )
         if e.model and not copied:
-            yield f"engine.model is the quantised copy for engine.quantization=int8 or awq, not {e.quantization}"
+            yield (
+                "engine.model is the quantised copy for engine.quantization=int8 or awq, not "
+                f"{e.quantization}"
+            )
         if e.quantization == "none":
             return
         if e.name != "vllm":
             yield f"engine.quantization={e.quantization} needs engine.name=vllm"
         if self.policy.full or e.adapters == "merge" or not self.policy.lora.is_of_language_layers:
             yield (
-                f"engine.quantization={e.quantization} applies adapters at runtime: weights merged by policy.full, "
-                "engine.adapters=merge, an adapted lm_head or vision tower would have to be quantised at each update"
+                f"engine.quantization={e.quantization} applies adapters at runtime: weights merged by "
+                "policy.full, "
+                "engine.adapters=merge, an adapted lm_head or vision tower would have to be quantised at "
+                "each update"
             )
 
     @property
@@ -252,7 +315,9 @@ class Config(Section):
 
     @property
     def held_out(self) -> dict[str, str]:
-        """The sources of an evaluation by name: `evaluate.sets`, or `data.evaluate` alone, which has no name."""
+        """The sources of an evaluation by name: `evaluate.sets`, or `data.evaluate` alone, which has no
+        name.
+        """
         return self.evaluate.sets or {"": self.data.evaluate}
 
     @property
@@ -283,7 +348,9 @@ def ablation_files() -> list[Path]:
 
 
 def shipped(name: str, suffix: str = "") -> Path | None:
-    """The packaged file of a name such as ``configs/nano/rft.yaml`` or ``nano/rft``; None for unknown names."""
+    """The packaged file of a name such as ``configs/nano/rft.yaml`` or ``nano/rft``; None for unknown
+    names.
+    """
     path = RECIPES / name.removeprefix("configs/")
     inside = path.resolve().is_relative_to(RECIPES.resolve())
     return next((file for file in (path, Path(f"{path}{suffix}")) if inside and file.is_file()), None)
@@ -292,8 +359,8 @@ def shipped(name: str, suffix: str = "") -> Path | None:
 def absolute(config: Config) -> Config:
     """The configuration with absolute paths, since workers run in other folders than the driver.
 
-    `nano`, `mobilenet`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged; in `NAME:ROOT` the
-    root is a path. A missing ``configs/...`` file falls back to the packaged one.
+    `nano`, `mobilenet`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged;
+    in `NAME:ROOT` the root is a path. A missing ``configs/...`` file falls back to the packaged one.
     """
     values = config.model_dump()
     for *sections, key in PATHS:

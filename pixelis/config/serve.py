@@ -11,26 +11,40 @@ from pixelis.config.engine import SamplingConfig
 
 
 class FilesConfig(Section):
-    max_files: int = Field(100, ge=0, description="maximum number of uploaded files of a key; 0 refuses uploads")
+    max_files: int = Field(
+        100, ge=0, description="maximum number of uploaded files of a key; 0 refuses uploads"
+    )
     max_bytes: int = Field(500_000_000, ge=1, description="maximum size of all uploaded files of a key")
     ttl_s: float = Field(2_592_000.0, ge=3600, description="seconds after which an uploaded file is deleted")
 
 
 class ServeConfig(Section):
-    host: str = Field("127.0.0.1", description="address to bind to; any address but loopback requires an API key")
+    host: str = Field(
+        "127.0.0.1", description="address to bind to; any address but loopback requires an API key"
+    )
     port: int = Field(8000, ge=1, le=65535, description="port of the HTTP gateway")
-    api_key_env: str = Field("PIXELIS_API_KEY", description="environment variable with an API key that has every scope")
-    keys: str | None = Field(None, description="file of further API keys, see `pixelis keys`; unset: keys.json in run.dir")
+    api_key_env: str = Field(
+        "PIXELIS_API_KEY", description="environment variable with an API key that has every scope"
+    )
+    keys: str | None = Field(
+        None, description="file of further API keys, see `pixelis keys`; unset: keys.json in run.dir"
+    )
     samples: int = Field(8, ge=1, description="k: samples per request that vote")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=1.0), description="sampling of the votes")
     augmentations: list[Literal["grey_world", "autocontrast"]] = Field(
         [],
-        description="corrections of light that the samples apply to the pictures in turn, the first sample none",
+        description=(
+            "corrections of light that the samples apply to the pictures in turn, the first sample none"
+        ),
     )
-    priority: int = Field(0, ge=-100, le=100, description="priority of requests without one; lower goes first")
+    priority: int = Field(
+        0, ge=-100, le=100, description="priority of requests without one; lower goes first"
+    )
     max_body_bytes: int = Field(16_000_000, ge=1024, description="maximum size of a request body")
     max_request_pixels: int = Field(
-        100_000_000, ge=1, description="maximum number of pixels of all pictures of a request, checked before decoding"
+        100_000_000,
+        ge=1,
+        description="maximum number of pixels of all pictures of a request, checked before decoding",
     )
     max_video_seconds: float = Field(
         120.0, gt=0, description="maximum duration of a clip in a request, of at most 30 frames a second"
@@ -51,7 +65,9 @@ class ServeConfig(Section):
         None, ge=1, description="maximum number of gateway replicas, scaled by load; unset: always `replicas`"
     )
     upscale_delay_s: float = Field(
-        5.0, ge=0, description="with engine.max_workers: seconds of high load after which another generator starts"
+        5.0,
+        ge=0,
+        description="with engine.max_workers: seconds of high load after which another generator starts",
     )
     downscale_delay_s: float = Field(
         60.0, ge=0, description="with engine.max_workers: seconds of low load after which a generator ends"
@@ -59,17 +75,25 @@ class ServeConfig(Section):
     per_minute: int = Field(0, ge=0, description="requests per client, minute and replica; 0: no limit")
     per_hour: int = Field(0, ge=0, description="requests per client, hour and replica; 0: no limit")
     proxies: int = Field(
-        0, ge=0, description="number of trusted reverse proxies, each of which adds an address to X-Forwarded-For"
+        0,
+        ge=0,
+        description="number of trusted reverse proxies, each of which adds an address to X-Forwarded-For",
     )
     cache: int = Field(
-        1000, ge=0, description="replies per replica that are cached for repeated seeded or greedy requests; 0: none"
+        1000,
+        ge=0,
+        description="replies per replica that are cached for repeated seeded or greedy requests; 0: none",
     )
     files: FilesConfig = Field(FilesConfig(), description="uploads (/v1/files)")
-    read_only: bool = Field(False, description="only answer: no memory, updates, feedback or review, and nothing is written")
+    read_only: bool = Field(
+        False, description="only answer: no memory, updates, feedback or review, and nothing is written"
+    )
     page: bool = Field(True, description="serve the web page at /")
 
     @model_validator(mode="after")
     def _ordered(self) -> ServeConfig:
         if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
-            raise ValueError(f"serve.max_replicas {self.max_replicas} is below serve.replicas {self.replicas}")
+            raise ValueError(
+                f"serve.max_replicas {self.max_replicas} is below serve.replicas {self.replicas}"
+            )
         return self

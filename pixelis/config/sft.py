@@ -1,4 +1,6 @@
-"""Configuration of supervised fine-tuning: length, token weights, validation, and the curriculum of levels."""
+"""Configuration of supervised fine-tuning: length, token weights, validation, and the curriculum of
+levels.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,21 @@ class PartWeightsConfig(Section):
 
 
 class StageConfig(Section):
-    """Shares of simple, medium and hard demonstrations in a batch, and the conditions that end the stage early."""
+    """Shares of simple, medium and hard demonstrations in a batch, and the conditions that end the stage
+    early.
+    """
 
     name: str
-    mixture: tuple[Share, Share, Share] = Field(description="shares of simple, medium and hard demonstrations; they sum to 1")
+    mixture: tuple[Share, Share, Share] = Field(
+        description="shares of simple, medium and hard demonstrations; they sum to 1"
+    )
     max_steps: int = Field(0, ge=0, description="maximum number of steps of the stage; 0: no limit")
-    accuracy: float | None = Field(0.7, description="together with `loss`: held-out accuracy that ends the stage immediately")
-    loss: float | None = Field(2.0, description="together with `accuracy`: maximum held-out loss that ends the stage immediately")
+    accuracy: float | None = Field(
+        0.7, description="together with `loss`: held-out accuracy that ends the stage immediately"
+    )
+    loss: float | None = Field(
+        2.0, description="together with `accuracy`: maximum held-out loss that ends the stage immediately"
+    )
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> StageConfig:
@@ -60,10 +70,16 @@ STAGES = (
 class SftCurriculumConfig(Section):
     """Conditions for the next stage and for a roll-back. Evaluations are those of ``sft.evaluate_every``."""
 
-    enabled: bool = Field(False, description="train in stages of increasing difficulty; false: use all levels from the start")
+    enabled: bool = Field(
+        False, description="train in stages of increasing difficulty; false: use all levels from the start"
+    )
     stages: list[StageConfig] = Field(list(STAGES), min_length=1, description="stages in order")
-    interval: int = Field(500, ge=1, description="steps between checks for the next stage; doubles with each roll-back")
-    threshold: float = Field(0.6, description="minimum mean performance of the last three evaluations for the next stage")
+    interval: int = Field(
+        500, ge=1, description="steps between checks for the next stage; doubles with each roll-back"
+    )
+    threshold: float = Field(
+        0.6, description="minimum mean performance of the last three evaluations for the next stage"
+    )
     patience: int = Field(2, ge=1, description="consecutive successful checks before the next stage starts")
     cooldown: int = Field(3, ge=0, description="evaluations after the start of a stage before the next check")
     drop: float = Field(0.05, ge=0, description="drop of performance in a new stage that causes a roll-back")
@@ -72,10 +88,15 @@ class SftCurriculumConfig(Section):
 
 class SftConfig(Section):
     steps: int = Field(150, ge=1, description="optimizer steps")
-    epochs: float = Field(0.0, ge=0, description="epochs over the demonstrations, instead of `steps`; 0: use `steps`")
+    epochs: float = Field(
+        0.0, ge=0, description="epochs over the demonstrations, instead of `steps`; 0: use `steps`"
+    )
     batch: int = Field(16, ge=1, description="demonstrations per step")
     share: float = Field(
-        1.0, gt=0, le=1, description="share of the demonstrations to train on; a smaller share is a subset of a larger one"
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the demonstrations to train on; a smaller share is a subset of a larger one",
     )
     kinds: list[Literal["golden", "self_correction"]] = Field(
         ["golden", "self_correction"],
@@ -83,14 +104,19 @@ class SftConfig(Section):
         description="kinds of demonstrations to train on; others are left out and counted",
     )
     weights: PartWeightsConfig = PartWeightsConfig()
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target probability spread over the vocabulary")
-    validation: str = Field("cards:?split=validation", description="held-out demonstrations for the validation loss")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="share of the target probability spread over the vocabulary"
+    )
+    validation: str = Field(
+        "cards:?split=validation", description="held-out demonstrations for the validation loss"
+    )
     validation_size: int = Field(64, ge=1, description="number of held-out demonstrations")
     evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0: none")
     evaluate_episodes: int = Field(
         0,
         ge=0,
-        description="questions of data.evaluate, or of each of evaluate.sets, answered with full episodes in each evaluation; "
+        description="questions of data.evaluate, or of each of evaluate.sets, answered with full episodes "
+        "in each evaluation; "
         "0: none",
     )
     curriculum: SftCurriculumConfig = SftCurriculumConfig()

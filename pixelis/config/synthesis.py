@@ -10,13 +10,19 @@ from pixelis.config.base import Section
 
 
 class DatasourceConfig(Section):
-    path: str = Field(description="questions with annotations: `packaged:NAME?split=train`, `coco:/data/coco?split=...`, a file")
+    path: str = Field(
+        description=(
+            "questions with annotations: `packaged:NAME?split=train`, `coco:/data/coco?split=...`, a file"
+        )
+    )
     rows: int = Field(0, ge=0, description="use only the first N rows; 0: all")
 
 
 class SynthesisTaskConfig(Section):
     enabled: bool = Field(True, description="false: skip this task")
-    target_sample_count: int = Field(100, ge=1, description="number of samples, including traps and self-corrections")
+    target_sample_count: int = Field(
+        100, ge=1, description="number of samples, including traps and self-corrections"
+    )
     source_datasets: dict[str, float] = Field(
         description="weight of each datasource; a list of names gives each the weight 1", min_length=1
     )
@@ -39,12 +45,16 @@ class SynthesisTaskConfig(Section):
 class ProportionsConfig(Section):
     golden: float = Field(0.6, ge=0, description="share of correct samples")
     trap: float = Field(0.2, ge=0, description="share of deliberately wrong samples")
-    self_correction: float = Field(0.2, ge=0, description="share of samples that make a mistake and correct it")
+    self_correction: float = Field(
+        0.2, ge=0, description="share of samples that make a mistake and correct it"
+    )
 
 
 class TrapSplitConfig(Section):
     outcome_negative: float = Field(0.5, ge=0, description="share of traps in which only the answer is wrong")
-    trap_perceptual: float = Field(0.25, ge=0, description="share of traps that look at a similar but wrong place")
+    trap_perceptual: float = Field(
+        0.25, ge=0, description="share of traps that look at a similar but wrong place"
+    )
     trap_logical: float = Field(0.25, ge=0, description="share of traps with an invalid last inference")
 
 
@@ -55,11 +65,15 @@ class SampleWeightsConfig(Section):
 
 class ChatConfig(Section):
     url: str | None = Field(
-        None, description="base URL of an OpenAI-compatible API, e.g. http://models:8000/v1; unset: no model is used"
+        None,
+        description=(
+            "base URL of an OpenAI-compatible API, e.g. http://models:8000/v1; unset: no model is used"
+        ),
     )
     model: str = Field("", description="name of the model")
     api_key_env: str = Field(
-        "PIXELIS_SYNTHESIS_API_KEY", description="environment variable with the API key; empty: no key is sent"
+        "PIXELIS_SYNTHESIS_API_KEY",
+        description="environment variable with the API key; empty: no key is sent",
     )
     temperature: float = Field(0.7, ge=0, le=2, description="sampling temperature of the first request")
     max_tokens: int = Field(1024, ge=1, description="maximum number of tokens of a reply")
@@ -77,14 +91,19 @@ class ChatConfig(Section):
 class WriterConfig(ChatConfig):
     on_reject: Literal["template", "drop"] = Field(
         "template",
-        description="thoughts that fail their checks in all tries: use those of the template, or drop the sample",
+        description=(
+            "thoughts that fail their checks in all tries: use those of the template, or drop the sample"
+        ),
     )
 
 
 class ImitationConfig(ChatConfig):
     plays: Literal["turns", "gateway"] = Field(
         "turns",
-        description="turns: a model imitates demonstrations turn by turn; gateway: a policy served by `pixelis serve` answers",
+        description=(
+            "turns: a model imitates demonstrations turn by turn; gateway: a policy served by "
+            "`pixelis serve` answers"
+        ),
     )
     demonstrations: str = Field("", description="demonstrations to imitate (JSON lines)")
     shots: int = Field(6, ge=1, description="number of demonstrations in the prompt")
@@ -93,18 +112,22 @@ class ImitationConfig(ChatConfig):
 
 class DistillationConfig(ChatConfig):
     responses: str = Field(
-        "responses", description="key in the meta of a row that has its replies; for rows without it the model is asked"
+        "responses",
+        description="key in the meta of a row that has its replies; for rows without it the model is asked",
     )
 
 
 class SynthesisConfig(Section):
     method: Literal["templates", "imitation", "distillation"] = Field(
         "templates",
-        description="origin of correct samples: annotations (templates), episodes of a model (imitation), or replies of "
+        description="origin of correct samples: annotations (templates), episodes of a model (imitation), "
+        "or replies of "
         "a model (distillation)",
     )
     datasources: dict[str, DatasourceConfig] = Field({}, description="data sources by name")
-    tasks: dict[str, SynthesisTaskConfig] = Field({}, description="tasks by name, with target counts and weighted sources")
+    tasks: dict[str, SynthesisTaskConfig] = Field(
+        {}, description="tasks by name, with target counts and weighted sources"
+    )
     proportions: ProportionsConfig = ProportionsConfig()
     traps: TrapSplitConfig = TrapSplitConfig()
     weights: SampleWeightsConfig = SampleWeightsConfig()
@@ -124,7 +147,9 @@ class SynthesisConfig(Section):
     def _known_sources(self) -> SynthesisConfig:
         for name, task in self.tasks.items():
             if unknown := sorted(set(task.source_datasets) - set(self.datasources)):
-                raise ValueError(f"tasks.{name}.source_datasets has unknown datasources: {', '.join(unknown)}")
+                raise ValueError(
+                    f"tasks.{name}.source_datasets has unknown datasources: {', '.join(unknown)}"
+                )
         if not any(self.proportions.model_dump().values()):
             raise ValueError("all proportions are 0")
         if self.proportions.trap and not any(self.traps.model_dump().values()):

@@ -10,20 +10,36 @@ from pixelis.config.base import Section
 class TelemetryConfig(Section):
     wandb: bool = Field(False, description="log to Weights & Biases (works offline)")
     tensorboard: bool = Field(False, description="log to TensorBoard")
-    mlflow: bool = Field(False, description="log to MLflow: run.dir/mlflow.db, or the server of MLFLOW_TRACKING_URI")
-    swanlab: bool = Field(False, description="log to SwanLab: offline in run.dir/swanlab, with SWANLAB_API_KEY to its cloud")
-    comet: bool = Field(False, description="log to Comet: offline in run.dir/comet, with COMET_API_KEY to its cloud")
+    mlflow: bool = Field(
+        False, description="log to MLflow: run.dir/mlflow.db, or the server of MLFLOW_TRACKING_URI"
+    )
+    swanlab: bool = Field(
+        False, description="log to SwanLab: offline in run.dir/swanlab, with SWANLAB_API_KEY to its cloud"
+    )
+    comet: bool = Field(
+        False, description="log to Comet: offline in run.dir/comet, with COMET_API_KEY to its cloud"
+    )
     trackio: bool = Field(False, description="log to trackio in run.dir/trackio")
     rollouts: int = Field(2, ge=0, description="groups of each step written to run.dir/rollouts.jsonl")
-    trajectories: int = Field(4, ge=0, description="episodes of each evaluation written with pictures to run.dir/trajectories")
+    trajectories: int = Field(
+        4, ge=0, description="episodes of each evaluation written with pictures to run.dir/trajectories"
+    )
     traces: str | None = Field(
         None,
-        description="destination of a service's OpenTelemetry traces: `file` (run.dir/traces) or the URL of an OTLP collector",
+        description=(
+            "destination of a service's OpenTelemetry traces: `file` (run.dir/traces) or the URL "
+            "of an OTLP collector"
+        ),
     )
-    trace_share: float = Field(1.0, ge=0, le=1, description="share of the requests without a `traceparent` that are traced")
+    trace_share: float = Field(
+        1.0, ge=0, le=1, description="share of the requests without a `traceparent` that are traced"
+    )
     logs: bool = Field(
         False,
-        description="write the log of a service and a line for each request to run.dir/logs, as JSON lines with trace ids",
+        description=(
+            "write the log of a service and a line for each request to run.dir/logs, as JSON lines "
+            "with trace ids"
+        ),
     )
     progress: bool = Field(True, description="show the progress of the job")
 

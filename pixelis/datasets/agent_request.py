@@ -1,4 +1,6 @@
-"""A question as the body of ``POST /v1/agent``: its conversation, pictures and clips, as a caller of a service sends them."""
+"""A question as the body of ``POST /v1/agent``: its conversation, pictures and clips, as a caller of a
+service sends them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ def agent_request(question: Question, caps: ToolboxConfig) -> dict[str, Any]:
     urls = dict[str, str]()
     for media in question.media:
         if media.frames or media.spans:
-            raise BadInput(f"{media.id} is no file that can be sent", code="media_not_sent", fix="give the clip as one file")
+            raise BadInput(
+                f"{media.id} is no file that can be sent",
+                code="media_not_sent",
+                fix="give the clip as one file",
+            )
         if media.uri.startswith("data:"):
             urls[media.id] = media.uri
         elif media.uri.startswith("cards:"):
@@ -36,4 +42,8 @@ def agent_request(question: Question, caps: ToolboxConfig) -> dict[str, Any]:
 
     earlier = {id for exchange in question.history for id in exchange.media}
     history = [{"question": e.question, "answer": e.answer, **shown(e.media)} for e in question.history]
-    return {"question": question.question, "history": history, **shown([id for id in urls if id not in earlier])}
+    return {
+        "question": question.question,
+        "history": history,
+        **shown([id for id in urls if id not in earlier]),
+    }

@@ -1,7 +1,7 @@
 """Converts annotated boxes, polygons, masks and time spans to checked fractions of an image or clip.
 
-What lies partly outside is clipped. RowError codes: ``not_a_number`` (also NaN and infinity), ``empty_box`` (no area),
-``outside`` (wholly), ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``, ``empty_span``.
+What lies partly outside is clipped. RowError codes: ``not_a_number`` (also NaN and infinity), ``empty_box``
+(no area), ``outside`` (wholly), ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``, ``empty_span``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def image_size(width: Any, height: Any) -> tuple[int, int]:
 
 
 def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
-    """Width and height of an image file as it is shown, from its header alone; RowError ``media_not_found`` or ``bad_media``."""
+    """Width and height of an image file as it is shown, from its header alone; RowError ``media_not_found``
+    or ``bad_media``.
+    """
     try:
         with Image.open(path) as image:
             rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
@@ -50,7 +52,9 @@ def box_xyxy(corners: Any, width: float, height: float, column: str = "bbox") ->
     x0, y0, x1, y1 = edges = _four_numbers(corners, column)
     if not (x0 < x1 and y0 < y1):
         raise RowError(column, "empty_box", f"{edges} has no area")
-    left, top, right, bottom = (min(1.0, max(0.0, edge / (height if i % 2 else width))) for i, edge in enumerate(edges))
+    left, top, right, bottom = (
+        min(1.0, max(0.0, edge / (height if i % 2 else width))) for i, edge in enumerate(edges)
+    )
     if not (left < right and top < bottom):
         raise RowError(column, "outside", f"{edges} lies outside the image of {width:g} x {height:g}")
     return left, top, right, bottom
@@ -97,7 +101,9 @@ def enclosing_box(points: Sequence[Point], column: str) -> Box:
 
 
 def mask_rle(segmentation: Any, width: int, height: int, column: str = "segmentation") -> dict[str, Any]:
-    """COCO's compressed run-length code, over width x height, of polygons in pixels or of a code, compressed or not."""
+    """COCO's compressed run-length code, over width x height, of polygons in pixels or of a code, compressed
+    or not.
+    """
     if isinstance(segmentation, dict):
         try:
             mask = decode(segmentation, height, width)
@@ -108,14 +114,19 @@ def mask_rle(segmentation: Any, width: int, height: int, column: str = "segmenta
     if not isinstance(segmentation, (list, tuple)) or not segmentation:
         raise RowError(column, "bad_polygon", f"{segmentation!r:.60} are not polygons")
     # Clipped first, because the memory that pycocotools takes grows with the length of the edges.
-    flat = [(_clipped(polygon, width, height, column) * (width, height)).ravel().tolist() for polygon in segmentation]
+    flat = [
+        (_clipped(polygon, width, height, column) * (width, height)).ravel().tolist()
+        for polygon in segmentation
+    ]
     code = coco.merge(coco.frPyObjects(flat, height, width))
     if not coco.area(code):
         raise RowError(column, "empty_mask", "the polygons contain no pixel")
     return {"size": [height, width], "counts": code["counts"].decode()}
 
 
-def time_span(label: str, start: Any, end: Any, duration: float | None = None, column: str = "timestamps") -> Event:
+def time_span(
+    label: str, start: Any, end: Any, duration: float | None = None, column: str = "timestamps"
+) -> Event:
     """The event ``label`` from ``start`` to ``end`` seconds, clipped to a clip of ``duration``."""
     first, last = number(start, column), number(end, column)
     if first >= last:

@@ -12,7 +12,8 @@ BAD_ROW = "bad_row"
 
 
 class BadRow(NamedTuple):
-    """One unusable row of ``file``: ``row`` is its line, number or id, ``column`` the field, ``code`` the kind of fault.
+    """One unusable row of ``file``: ``row`` is its line, number or id, ``column`` the field, ``code`` the
+    kind of fault.
 
     ``id`` is the row's own, if it has one.
     """
@@ -46,7 +47,10 @@ class BadRow(NamedTuple):
 
 
 class UniqueIds:
-    """Finds the rows of a source whose id an earlier row has. Stores a hash of each id, which bounds its memory."""
+    """Finds the rows of a source whose id an earlier row has.
+
+    Stores a hash of each id, which bounds its memory.
+    """
 
     def __init__(self) -> None:
         self.seen = set[int]()

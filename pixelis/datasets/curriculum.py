@@ -1,7 +1,8 @@
-"""The SFT curriculum: a state machine over mixtures of simple, medium and hard demonstrations, driven by evaluations.
+"""The SFT curriculum: a state machine over mixtures of simple, medium and hard demonstrations, driven by
+evaluations.
 
-It advances to the next stage when the policy performs well, and rolls a stage back that lowered the performance. Source: the SFT
-curriculum of Pixelis, arXiv 2603.25091.
+It advances to the next stage when the policy performs well, and rolls a stage back that lowered the
+performance. Source: the SFT curriculum of Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ BACKOFF = 2.0
 
 
 class Curriculum:
-    """Advances by evaluations, passed to ``evaluated``; ``mixture`` are the current shares of LEVELS, which add up to 1."""
+    """Advances by evaluations, passed to ``evaluated``; ``mixture`` are the current shares of LEVELS, which
+    add up to 1.
+    """
 
     def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
@@ -50,7 +53,8 @@ class Curriculum:
         return self.stage.mixture
 
     def evaluated(self, step: int, loss: float, accuracy: float | None = None) -> Event | None:
-        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy; returns the event.
+        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy;
+        returns the event.
 
         The performance is the accuracy, or 1 / (1 + loss) without one.
         """
@@ -72,7 +76,9 @@ class Curriculum:
         state["looked"] = step
         mean = math.fsum(state["recent"]) / len(state["recent"])
         state["streak"] = state["streak"] + 1 if mean >= s.threshold else 0
-        if state["stage"] + 1 == len(s.stages) or not (state["streak"] >= s.patience or self._exit(step, loss, accuracy)):
+        if state["stage"] + 1 == len(s.stages) or not (
+            state["streak"] >= s.patience or self._exit(step, loss, accuracy)
+        ):
             return None
         self._enter(step, state["stage"] + 1, "advance")
         state["before"], state["cooldown"] = mean, s.cooldown
@@ -88,26 +94,42 @@ class Curriculum:
         return bool(met) and all(met)
 
     def _enter(self, step: int, stage: int, event: Event) -> None:
-        self.state |= {"stage": stage, "entered": step, "looked": step, "streak": 0, "cooldown": 0, "before": None, "recent": []}
+        self.state |= {
+            "stage": stage,
+            "entered": step,
+            "looked": step,
+            "streak": 0,
+            "cooldown": 0,
+            "before": None,
+            "recent": [],
+        }
         self.state["history"] = [*self.state["history"], [step, event, stage]]
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {**self.state, "recent": list(self.state["recent"]), "history": [list(row) for row in self.state["history"]]}
+        return {
+            **self.state,
+            "recent": list(self.state["recent"]),
+            "history": [list(row) for row in self.state["history"]],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from ``state_dict``; the stage is limited to those of the configuration."""
         self.state |= dict(state)
         last = len(self.settings.stages) - 1
         if self.state["stage"] > last:
-            self.state |= {"stage": last, "before": None}  # a different stage, so that there is nothing to compare
+            # A different stage, so that there is nothing to compare
+            self.state |= {"stage": last, "before": None}
 
     def metrics(self, event: Event | None = None) -> dict[str, float]:
         """Stage (from 0), event (1 advance, -1 rollback), mixture and counts."""
         return {
             "curriculum/stage": float(self.state["stage"]),
             "curriculum/event": {"advance": 1.0, "rollback": -1.0}.get(event or "", 0.0),
-            **{f"curriculum/mixture_{level}": share for level, share in zip(LEVELS, self.mixture, strict=True)},
+            **{
+                f"curriculum/mixture_{level}": share
+                for level, share in zip(LEVELS, self.mixture, strict=True)
+            },
             "curriculum/rollbacks": float(self.state["rollbacks"]),
             "curriculum/interval": float(self.state["interval"]),
         }

@@ -1,4 +1,6 @@
-"""Checks demonstrations before they are played: operations, arguments, coordinates, the final answer, the scorer."""
+"""Checks demonstrations before they are played: operations, arguments, coordinates, the final answer, the
+scorer.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ def check_demonstration(
     operations: Mapping[str, type[Operation]],
     environments: Mapping[str, type[Environment]] | None = None,
 ) -> BadRow | None:
-    """The first thing that is wrong with ``row``, or None. Turns with ``learn=False`` may be mistaken and are not checked.
+    """The first thing that is wrong with ``row``, or None.
 
-    ``operations``: those that the dialect offers, by name; ``environments``: those of the run. An environment may end the
-    episode, so such a row need not end with an answer. Costs no media: nothing is opened or executed.
+    Turns with ``learn=False`` may be mistaken and are not checked.
+
+    ``operations``: those that the dialect offers, by name; ``environments``: those of the run. An environment
+    may end the episode, so such a row need not end with an answer. Costs no media: nothing is opened or
+    executed.
     """
     try:
         environment = environment_of(row, environments or {})
@@ -43,7 +48,11 @@ def check_demonstration(
     for number, turn in enumerate(row.turns):
         if turn.answer is not None and number < last:
             return BadRow.of(row, source, f"turns.{number}", "early_answer", "only the last turn answers")
-        for call in [Action(op=turn.op, arguments=turn.arguments), *turn.further] if turn.op is not None and turn.learn else []:
+        for call in (
+            [Action(op=turn.op, arguments=turn.arguments), *turn.further]
+            if turn.op is not None and turn.learn
+            else []
+        ):
             if problem := _call_problem(call, operations):
                 return BadRow.of(row, source, f"turns.{number}.{problem[0]}", problem[1], problem[2])
     if row.turns[last].answer is None and environment is None:
@@ -63,9 +72,13 @@ def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tu
     for key, place in PLACES.items() if operations[name].targeted else ():
         values = call.arguments.get(key)
         places = values if place.many and isinstance(values, list | tuple) else [values]
-        numbers = [v for item in places if isinstance(item, list | tuple) for v in item if isinstance(v, int | float)]
+        numbers = [
+            v for item in places if isinstance(item, list | tuple) for v in item if isinstance(v, int | float)
+        ]
         if any(not -SLACK <= v <= 1 + SLACK for v in numbers):
-            message = f"{list(numbers)} lies outside the picture: coordinates are 0..1 of the picture, not pixels"
+            message = (
+                f"{list(numbers)} lies outside the picture: coordinates are 0..1 of the picture, not pixels"
+            )
             return key, "out_of_range", message
     try:
         operations[name].check(call.arguments)

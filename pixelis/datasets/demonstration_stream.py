@@ -1,4 +1,6 @@
-"""Ray Data streams of training samples: tokens and views of the demonstrations of each step, prepared beside the learner."""
+"""Ray Data streams of training samples: tokens and views of the demonstrations of each step, prepared beside
+the learner.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ def demonstrations(
     player: Player | None = None,
     on_bad_row: Callable[[BadRow], None] | None = None,
 ) -> Iterator[Demonstration]:
-    """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`, which is endless.
+    """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`,
+    which is endless.
 
-    Rows that fail `check_demonstration` are unusable; up to ``data.max_bad_rows`` unusable rows are skipped. A ``player``
-    also plays the first ``data.probe_rows``.
+    Rows that fail `check_demonstration` are unusable; up to ``data.max_bad_rows`` unusable rows are skipped.
+    A ``player`` also plays the first ``data.probe_rows``.
     """
     data = config.data
     if source.startswith("cards:"):
@@ -74,26 +77,45 @@ def fill_store(config: Config, folder: Path) -> DemonstrationStore:
 
 def store_settings(config: Config) -> dict[str, Any]:
     """The settings that determine which demonstrations are stored."""
-    return {"data.demonstrations": config.data.demonstrations, "data.limit": config.data.limit, "sft.kinds": config.sft.kinds}
+    return {
+        "data.demonstrations": config.data.demonstrations,
+        "data.limit": config.data.limit,
+        "sft.kinds": config.sft.kinds,
+    }
 
 
 def batch_sampler(config: Config, store: DemonstrationStore) -> BatchSampler:
-    """The sampler of batches. Demonstrations of `cards:` are independent of each other and need no shuffle."""
-    return BatchSampler(store, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:"))
+    """The sampler of batches.
+
+    Demonstrations of `cards:` are independent of each other and need no shuffle.
+    """
+    return BatchSampler(
+        store, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:")
+    )
 
 
 def demonstration_stream(
     config: Config, store: Path, start: int, steps: int, rank: int = 0, schedule: ActorHandle | None = None
 ) -> ray.data.Dataset:
-    """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample (see ``Prepare``).
+    """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample (see
+    ``Prepare``).
 
     Every step is a separate block, because a step may have to wait for the evaluation of the one before.
     """
     with ray.data.DataContext.current(stream_context()):
         # One task at a time: Ray would start a process for each CPU, only to count.
-        return ray.data.range(steps - start, override_num_blocks=max(1, steps - start), concurrency=1).map_batches(
+        return ray.data.range(
+            steps - start, override_num_blocks=max(1, steps - start), concurrency=1
+        ).map_batches(
             Prepare,
-            fn_constructor_args=(config, str(resolve(config.policy.model)), str(store), start, rank, schedule),
+            fn_constructor_args=(
+                config,
+                str(resolve(config.policy.model)),
+                str(store),
+                start,
+                rank,
+                schedule,
+            ),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=1),
             num_cpus=CPUS,
@@ -103,16 +125,23 @@ def demonstration_stream(
 class Prepare:
     """Draws and plays the demonstrations of steps.
 
-    Columns: id, level, tokens int32, mask bool, weights float32 (empty: 1 each), views (raw bytes), shapes (heights and
-    widths), and error: empty, or the BadRow as JSON of a row whose other columns are empty. ``schedule`` returns the mixture
-    of a step as soon as it is known.
+    Columns: id, level, tokens int32, mask bool, weights float32 (empty: 1 each), views (raw bytes), shapes
+    (heights and widths), and error: empty, or the BadRow as JSON of a row whose other columns are empty.
+    ``schedule`` returns the mixture of a step as soon as it is known.
     """
 
     def __init__(
-        self, config: Config, model_folder: str, store: str, start: int = 0, rank: int = 0, schedule: ActorHandle | None = None
+        self,
+        config: Config,
+        model_folder: str,
+        store: str,
+        start: int = 0,
+        rank: int = 0,
+        schedule: ActorHandle | None = None,
     ):
         self.config, self.start, self.schedule = config, start, schedule
-        self.share, self.shares = rank // config.learner.sequence_parallel, config.learner.shares(config.learner.workers)
+        self.share = rank // config.learner.sequence_parallel
+        self.shares = config.learner.shares(config.learner.workers)
         self.player = Player(config, model_folder)
         self.store = DemonstrationStore(store)
         self.sampler = batch_sampler(config, self.store)
@@ -133,11 +162,25 @@ class Prepare:
         try:
             sample = train_sample(self.player, row)
         except (DataFailure, BadInput) as error:
-            return b"", b"", b"", b"", b"", json.dumps(BadRow.of_error(row, self.config.data.demonstrations, error))
+            return (
+                b"",
+                b"",
+                b"",
+                b"",
+                b"",
+                json.dumps(BadRow.of_error(row, self.config.data.demonstrations, error)),
+            )
         weights = b"" if sample.weights is None else sample.weights.tobytes()
         views = b"".join(view.tobytes() for view in sample.views)
         shapes = np.asarray([view.shape[:2] for view in sample.views], np.int32).tobytes()
-        return sample.tokens.astype(np.int32).tobytes(), sample.mask.astype(np.uint8).tobytes(), weights, views, shapes, ""
+        return (
+            sample.tokens.astype(np.int32).tobytes(),
+            sample.mask.astype(np.uint8).tobytes(),
+            weights,
+            views,
+            shapes,
+            "",
+        )
 
 
 def train_sample(player: Player, row: Demonstration) -> TrainSample:
@@ -151,12 +194,16 @@ def train_sample(player: Player, row: Demonstration) -> TrainSample:
         advantage=1.0,
         views=views,
         id=row.id,
-        weights=token_parts.weights(trajectory, row.turns, player.renderer.tokenizer, player.config.sft.weights),
+        weights=token_parts.weights(
+            trajectory, row.turns, player.renderer.tokenizer, player.config.sft.weights
+        ),
     )
 
 
 def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
-    """The training samples in a batch of ``Prepare``'s columns, without those with an error; views share its memory."""
+    """The training samples in a batch of ``Prepare``'s columns, without those with an error; views share its
+    memory.
+    """
     samples = []
     for i in np.flatnonzero(batch["error"] == "").tolist():
         tokens = np.frombuffer(batch["tokens"][i], np.int32).astype(np.int64)
@@ -178,4 +225,6 @@ def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
 def _views(data: bytes, shapes: bytes) -> list[np.ndarray]:
     sizes = np.frombuffer(shapes, np.int32).reshape(-1, 2)
     parts = np.split(np.frombuffer(data, np.uint8), np.cumsum(sizes.prod(1) * 3))
-    return [part.reshape(height, width, 3) for part, (height, width) in zip(parts, sizes.tolist(), strict=False)]
+    return [
+        part.reshape(height, width, 3) for part, (height, width) in zip(parts, sizes.tolist(), strict=False)
+    ]

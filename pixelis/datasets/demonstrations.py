@@ -22,7 +22,18 @@ from pixelis.operations.environment import Environment, environment_of, observe,
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
-from pixelis.records import Action, Demonstration, ImageView, Observation, Question, Step, StopReason, Trajectory, Turn, Verbatim
+from pixelis.records import (
+    Action,
+    Demonstration,
+    ImageView,
+    Observation,
+    Question,
+    Step,
+    StopReason,
+    Trajectory,
+    Turn,
+    Verbatim,
+)
 
 
 class Player:
@@ -33,15 +44,18 @@ class Player:
         self.spec = ModelSpec.load(model_folder, tokenizer)
         self.crop = PixelBudget(config.dialogue.crop.min_pixels, config.dialogue.crop.max_pixels)
         environments = select_environments(config.toolbox.environments)
-        self.renderer = Renderer(tokenizer, self.spec, config.dialogue, select(config.toolbox.operations), environments)
+        self.renderer = Renderer(
+            tokenizer, self.spec, config.dialogue, select(config.toolbox.operations), environments
+        )
 
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
-        In the row's dialect a turn keeps the text of its row; only a call that means something else here, because the
-        picture is shown in another size, is written anew. A refused call is an error observation in a turn with ``learn``
-        False, as in an episode. Raises DataFailure for a refused call in any other turn, for a trajectory that is too long,
-        and for an environment that fails or does not end with the last turn; BadInput for media. Errors name the row.
+        In the row's dialect a turn keeps the text of its row; only a call that means something else here,
+        because the picture is shown in another size, is written anew. A refused call is an error observation
+        in a turn with ``learn`` False, as in an episode. Raises DataFailure for a refused call in any other
+        turn, for a trajectory that is too long, and for an environment that fails or does not end with the
+        last turn; BadInput for media. Errors name the row.
         """
         try:
             return self._play(question)
@@ -49,7 +63,10 @@ class Player:
             raise error.about(question.place) from None
 
     def problem(self, question: Question, source: str) -> BadRow | None:
-        """Why a question cannot be shown, or a demonstration cannot be played; None if it can. Opens its media."""
+        """Why a question cannot be shown, or a demonstration cannot be played; None if it can.
+
+        Opens its media.
+        """
         try:
             if isinstance(question, Demonstration):
                 self._play(question)
@@ -61,7 +78,8 @@ class Player:
 
     def _play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         trajectory, views, environment, media = self._begin(question)
-        offered, default = self.renderer.offered(question), "" if environment is not None else default_target(media)
+        offered = self.renderer.offered(question)
+        default = "" if environment is not None else default_target(media)
         for number, step in enumerate(question.turns):
             if _has_ended(trajectory):
                 raise DataFailure(f"its environment ends before turn {number}", code="after_end")
@@ -73,7 +91,9 @@ class Player:
             turn, actions, error = self._call(step, trajectory.images, default, offered)
             trajectory.turns.append(turn)
             if error is not None:
-                results = [(Observation(status="error", code=error.code, text=error.message), list[np.ndarray]())]
+                results = [
+                    (Observation(status="error", code=error.code, text=error.message), list[np.ndarray]())
+                ]
             elif environment is not None:
                 results = self._act(environment, actions)
             else:
@@ -99,24 +119,34 @@ class Player:
     def turn_lengths(self, question: Demonstration) -> list[int]:
         """Tokens of each turn that is learnt, the stop token included, without opening the media.
 
-        Coordinates in pixels count as in a picture of 1000 x 1000. A call that the dialect cannot write counts as 0.
+        Coordinates in pixels count as in a picture of 1000 x 1000. A call that the dialect cannot write
+        counts as 0.
         """
         in_environment = environment_of(question, self.renderer.environments) is not None
         default = "" if in_environment else default_target({item.id: item for item in question.media})
         lengths = list[int]()
         for step in (step for step in question.turns if step.learn):
-            actions = [Action(op=step.op or "", target=step.target or default, arguments=step.arguments), *step.further]
+            actions = [
+                Action(op=step.op or "", target=step.target or default, arguments=step.arguments),
+                *step.further,
+            ]
             others = (str(action.arguments.get("other")) for action in actions)
             names = dict.fromkeys([default, *(action.target for action in actions), *others])
             images = [ImageView(id=name, view_size=(1000, 1000)) for name in names]
             try:
-                lengths.append(len(self._written(step, actions if step.answer is None else step.answer, images).tokens))
+                lengths.append(
+                    len(self._written(step, actions if step.answer is None else step.answer, images).tokens)
+                )
             except OperationError:
                 lengths.append(0)
         return lengths
 
-    def _begin(self, question: Question) -> tuple[Trajectory, list[np.ndarray], Environment | None, dict[str, np.ndarray | Clip]]:
-        """The trajectory before the first turn, its views, the environment that the question names, and its media."""
+    def _begin(
+        self, question: Question
+    ) -> tuple[Trajectory, list[np.ndarray], Environment | None, dict[str, np.ndarray | Clip]]:
+        """The trajectory before the first turn, its views, the environment that the question names, and its
+        media.
+        """
         media, images, views = dict[str, np.ndarray | Clip](), list[ImageView](), list[np.ndarray]()
         for item in question.media:
             try:
@@ -134,13 +164,18 @@ class Player:
             shown = show_start(shown, images, observation)
             views += new_views
         turns, dialect = self.renderer.prompt(shown, images), self.renderer.dialect.name
-        trajectory = Trajectory(question_id=question.id, dialect=dialect, turns=turns, images=images, stop_reason=StopReason.DONE)
+        trajectory = Trajectory(
+            question_id=question.id, dialect=dialect, turns=turns, images=images, stop_reason=StopReason.DONE
+        )
         return trajectory, views, environment, media
 
-    def _named(self, observation: Observation, action: Action, successes: int, step: Step, later: Sequence[Step]) -> Observation:
+    def _named(
+        self, observation: Observation, action: Action, successes: int, step: Step, later: Sequence[Step]
+    ) -> Observation:
         """The observation of a call with its id.
 
-        DataFailure for an error in a turn that is learnt, or if a later turn uses its image, which would be another one.
+        DataFailure for an error in a turn that is learnt, or if a later turn uses its image, which would be
+        another one.
         """
         if observation.status == "ok":
             data = {**observation.data, "op": action.op, "target": action.target}
@@ -151,8 +186,13 @@ class Player:
             raise DataFailure(f"{action.op} failed: {observation.text}", code=observation.code or "operation")
         return observation
 
-    def _act(self, environment: Environment, actions: Sequence[Action]) -> list[tuple[Observation, list[np.ndarray]]]:
-        """The observations of actions in an environment, refused ones as errors. DataFailure if it ends before the last."""
+    def _act(
+        self, environment: Environment, actions: Sequence[Action]
+    ) -> list[tuple[Observation, list[np.ndarray]]]:
+        """The observations of actions in an environment, refused ones as errors.
+
+        DataFailure if it ends before the last.
+        """
         results = list[tuple[Observation, list[np.ndarray]]]()
         for action in actions:
             if results and is_done(results[-1][0]):
@@ -166,7 +206,11 @@ class Player:
 
     def _verbatim(self, step: Step) -> Verbatim | None:
         """The turn as its row has it, if that is in the run's dialect."""
-        return step.verbatim if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name else None
+        return (
+            step.verbatim
+            if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name
+            else None
+        )
 
     def _written(self, step: Step, content: list[Action] | str, images: list[ImageView]) -> Turn:
         """The turn as its row has it, otherwise in the words of the run's dialect."""
@@ -177,7 +221,9 @@ class Player:
     def _call(
         self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
     ) -> tuple[Turn, list[Action], OperationError | None]:
-        """The turn of a call, the actions to execute, and the error that takes the place of their results, if any."""
+        """The turn of a call, the actions to execute, and the error that takes the place of their results, if
+        any.
+        """
         action = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
         actions = [action, *step.further]
         verbatim = self._verbatim(step)
@@ -190,17 +236,30 @@ class Player:
             except OperationError:
                 if step.learn:
                     raise
-                turn = self.renderer.mistaken(actions[0], step.think)  # the dialect cannot write it: JSON as it stands
-        # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same result.
+                # The dialect cannot write it: JSON as it stands
+                turn = self.renderer.mistaken(actions[0], step.think)
+        # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same
+        # result.
         read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
-        as_in_row = verbatim is None or step.op is None or read.actions == [self.renderer.dialect.adapt(a) for a in actions]
+        as_in_row = (
+            verbatim is None
+            or step.op is None
+            or read.actions == [self.renderer.dialect.adapt(a) for a in actions]
+        )
         if verbatim is not None and not as_in_row and (step.learn or reply.action is not None):
             self.renderer.check_calls(len(actions))
             turn = self.renderer.verbatim(verbatim.text, actions, images)
             read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
-        if verbatim is not None and step.op is not None and read.actions and len(read.actions) != len(actions):
+        if (
+            verbatim is not None
+            and step.op is not None
+            and read.actions
+            and len(read.actions) != len(actions)
+        ):
             executed = f"{len(actions)} of the calls of a turn, here it would be {len(read.actions)}"
-            raise OperationError(f"the row executed {executed}: set dialogue.max_calls={len(actions)}", code="limit")
+            raise OperationError(
+                f"the row executed {executed}: set dialogue.max_calls={len(actions)}", code="limit"
+            )
         read_back = {"action": read.action, "further_actions": read.further_actions, "error": read.error}
         turn = turn.model_copy(update={"learn": step.learn, **read_back})
         if step.verbatim is not None and step.verbatim.failed:
@@ -211,7 +270,9 @@ class Player:
             return turn, actions, None
         return turn, [action], reply.error or OperationError("no call was found", code="bad_json")
 
-    def scene(self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]) -> Scene:
+    def scene(
+        self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]
+    ) -> Scene:
         """The media, images and objects of an episode as operations access them."""
         d = self.config.dialogue
         return Scene(

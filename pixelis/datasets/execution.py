@@ -39,7 +39,8 @@ Read = Callable[[], Iterable[dict[str, Any]]]
 
 
 class Change(NamedTuple):
-    """A change of records: a class whose instances map the texts of some records to as many others, each in a process.
+    """A change of records: a class whose instances map the texts of some records to as many others, each in a
+    process.
 
     arguments: of its constructor; workers: most processes; cpus: that each reserves; rows: of one call.
     """
@@ -54,8 +55,8 @@ class Change(NamedTuple):
 class Pause:
     """Execution callback of Ray Data that pauses its scheduling loop after every step that did not wait.
 
-    Without it the loop takes a whole core while the consumer is slower than the tasks: their results are ready, so that
-    waiting for them returns at once, but they may not be read yet.
+    Without it the loop takes a whole core while the consumer is slower than the tasks: their results are
+    ready, so that waiting for them returns at once, but they may not be read yet.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,9 @@ def stream_context(ahead_bytes: int | None = None) -> DataContext:
     context.print_on_execution_start = False
     context.execution_options.preserve_order = True
     if ahead_bytes is not None:
-        context.execution_options.resource_limits = ExecutionResources.for_limits(object_store_memory=ahead_bytes)
+        context.execution_options.resource_limits = ExecutionResources.for_limits(
+            object_store_memory=ahead_bytes
+        )
     context.custom_execution_callback_classes = [Pause]
     return context
 
@@ -112,7 +115,9 @@ def _blocks(read: Read) -> Iterator[pa.Table]:
         yield pa.Table.from_pylist(chunk, schema=SCHEMA)
 
 
-def execute(name: str, reads: list[Read], passes: int, change: Change | None = None) -> Iterator[dict[str, Any]]:
+def execute(
+    name: str, reads: list[Read], passes: int, change: Change | None = None
+) -> Iterator[dict[str, Any]]:
     """The rows of all tasks of these passes in order."""
     context = stream_context(AHEAD_BYTES)
     context.target_max_block_size = BLOCK_BYTES

@@ -1,6 +1,8 @@
-"""Checked access to the fields of a row: a field that cannot be used raises ``RowError`` with its column and a stable code.
+"""Checked access to the fields of a row: a field that cannot be used raises ``RowError`` with its column and
+a stable code.
 
-Only what is read is checked, one field at a time, because a row with one unusable annotation keeps its others.
+Only what is read is checked, one field at a time, because a row with one unusable annotation keeps its
+others.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def text(row: Any, column: str) -> str:
 def number(value: Any, column: str) -> float:
     """A finite number, or its text; RowError ``not_a_number``."""
     try:
-        result = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+        result = (
+            float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+        )
     except (ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
@@ -70,18 +74,23 @@ def whole(value: Any, column: str, least: int = 0) -> int:
 
 
 def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
-    """The first of ``columns`` that holds text or a whole number, as text; None if all are empty; RowError ``wrong_type``."""
+    """The first of ``columns`` that holds text or a whole number, as text; None if all are empty; RowError
+    ``wrong_type``.
+    """
     for column in columns:
         value = row.get(column)
         if isinstance(value, bool) or not isinstance(value, str | int | None):
-            raise RowError(column, "wrong_type", f"an id is text or a whole number, not {type(value).__name__}")
+            raise RowError(
+                column, "wrong_type", f"an id is text or a whole number, not {type(value).__name__}"
+            )
         if value is not None and str(value).strip():
             return str(value)
     return None
 
 
 def answers(row: Mapping[str, Any], column: str) -> list[str]:
-    """One or several accepted answers as text, the content of an ``<answer>`` tag or of a ``\\boxed{}`` if there is one.
+    """One or several accepted answers as text, the content of an ``<answer>`` tag or of a ``\\boxed{}`` if
+    there is one.
 
     RowError ``missing_column``, ``wrong_type``, or ``no_label`` if no answer remains.
     """

@@ -1,6 +1,8 @@
-"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or folders of these, from any pyarrow filesystem.
+"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or folders of these, from any
+pyarrow filesystem.
 
-A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet some megabytes at a time.
+A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet some
+megabytes at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", *C
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
-"""Maximal length of a JSON literal, sign or escape: an error farther from the end is not due to truncation."""
+"""Maximal length of a JSON literal, sign or escape: an error farther from the end is not due to
+truncation.
+"""
 PART_BYTES = 32 << 20
 """Size of the part of a file that one task reads."""
 BATCH_BYTES = 4 << 20
@@ -56,7 +60,8 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Consecutive rows of a file: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all (``stop`` is None).
+    """Consecutive rows of a file: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all
+    (``stop`` is None).
 
     rows_before: lines of JSON lines, or rows of parquet, before the part.
     """
@@ -71,10 +76,10 @@ class Part(NamedTuple):
 class Source:
     """``PATH?format=NAME&media=FOLDER&cache=FOLDER&...``: files of rows with options.
 
-    ``media`` is the folder of relative references, itself relative to the folder of the files (the default). ``cache``
-    stores media from inside rows or from other machines as files. ``scorer``, ``prompt`` and ``shuffle_options``: see
-    `question_changes`. ``question``, ``answer`` and ``image`` are columns of a table. Other options of a ``scheme://`` path
-    belong to its filesystem.
+    ``media`` is the folder of relative references, itself relative to the folder of the files (the default).
+    ``cache`` stores media from inside rows or from other machines as files. ``scorer``, ``prompt`` and
+    ``shuffle_options``: see `question_changes`. ``question``, ``answer`` and ``image`` are columns of a
+    table. Other options of a ``scheme://`` path belong to its filesystem.
     """
 
     path: str
@@ -112,11 +117,13 @@ class Source:
             return fs.FileSystem.from_uri(self.path)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise BadInput(
-                f"{self.path}: no such filesystem: {_one_line(error)}", fix="write s3://bucket/folder, gs://..."
+                f"{self.path}: no such filesystem: {_one_line(error)}",
+                fix="write s3://bucket/folder, gs://...",
             ) from None
 
     def files(self) -> tuple[fs.FileSystem, str, list[str]]:
-        """The filesystem, the folder that references are relative to, and the files of rows in the order of their names.
+        """The filesystem, the folder that references are relative to, and the files of rows in the order of
+        their names.
 
         MissingFile if the path does not exist, BadInput if it contains no rows of a known kind.
         """
@@ -126,26 +133,41 @@ class Source:
             if info.type == fs.FileType.NotFound:
                 raise MissingFile(
                     f"{self.path} does not exist",
-                    fix="name a file or folder of JSON lines, JSON, CSV or parquet, or cards:?split=train for the picture world",
+                    fix=(
+                        "name a file or folder of JSON lines, JSON, CSV or parquet, or cards:?split=train "
+                        "for the picture world"
+                    ),
                 )
             if info.type == fs.FileType.File:
                 if kind(path) is None:
-                    raise BadInput(f"{self.path} is no file of rows", fix=f"its name must end with one of {', '.join(SUFFIXES)}")
+                    raise BadInput(
+                        f"{self.path} is no file of rows",
+                        fix=f"its name must end with one of {', '.join(SUFFIXES)}",
+                    )
                 return system, str(PurePosixPath(path).parent), [path]
             entries = system.get_file_info(fs.FileSelector(path, recursive=True))
         except OSError as error:
             raise BadInput(f"{self.path} cannot be read: {_one_line(error)}") from None
         names = {PurePosixPath(item.path).name for item in entries}
         if "dataset_dict.json" in names:
-            raise BadInput(f"{self.path} contains several splits", fix=f"name the folder of one, such as {self.path}/train")
+            raise BadInput(
+                f"{self.path} contains several splits",
+                fix=f"name the folder of one, such as {self.path}/train",
+            )
         inside = [item.path for item in entries if item.type == fs.FileType.File and kind(item.path)]
-        hidden = [any(part.startswith((".", "_")) for part in PurePosixPath(file[len(path) :]).parts) for file in inside]
-        files = sorted(file for file, skip in zip(inside, hidden, strict=True) if not skip and not _is_lineage(file))
+        hidden = [
+            any(part.startswith((".", "_")) for part in PurePosixPath(file[len(path) :]).parts)
+            for file in inside
+        ]
+        files = sorted(
+            file for file, skip in zip(inside, hidden, strict=True) if not skip and not _is_lineage(file)
+        )
         if "state.json" in names:  # a folder that the library `datasets` saved
             files = [file for file in files if kind(file) == ".arrow"]
         if not files:
             raise BadInput(
-                f"the folder {self.path} contains no {', '.join(SUFFIXES)}", fix="name the folder with the files of rows"
+                f"the folder {self.path} contains no {', '.join(SUFFIXES)}",
+                fix="name the folder with the files of rows",
             )
         return system, path, files
 
@@ -173,7 +195,9 @@ def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
 
 
 def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be read.
+    """The rows of a part; those that are no JSON object become ``BadRow``.
+
+    BadInput if the rest cannot be read.
 
     columns: those to read of a parquet file, by default all.
     """
@@ -194,7 +218,10 @@ def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = Non
 
 
 def split_file(system: fs.FileSystem, path: str, size: int = PART_BYTES) -> list[Part]:
-    """Parts of at least ``size`` bytes, in order. A compressed file and a JSON list are one part. Raises BadInput."""
+    """Parts of at least ``size`` bytes, in order. A compressed file and a JSON list are one part.
+
+    Raises BadInput.
+    """
     with _readable(path):
         if path.lower().endswith(".parquet"):
             return _split_parquet(system, path, size)
@@ -217,11 +244,16 @@ def _split_parquet(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 
 
 def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
-    """Cut after the first end of a line beyond each ``size`` bytes. Reads the whole file, to count its lines."""
+    """Cut after the first end of a line beyond each ``size`` bytes.
+
+    Reads the whole file, to count its lines.
+    """
     parts, start, position, lines, rows_before = [], 0, 0, 0, 0
     with system.open_input_stream(path, compression=None, buffer_size=0) as stream:
         while chunk := stream.read(CHUNK):
-            if position + len(chunk) - start >= size and (end := chunk.find(b"\n", max(0, start + size - position)) + 1):
+            if position + len(chunk) - start >= size and (
+                end := chunk.find(b"\n", max(0, start + size - position)) + 1
+            ):
                 rows = lines + chunk.count(b"\n", 0, end)
                 parts.append(Part(path, start, position + end, rows_before))
                 start, rows_before = position + end, rows
@@ -235,7 +267,9 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, csv.Error, tarfile.TarError, UnicodeDecodeError) as error:
         # A UnicodeDecodeError comes from parquet files, whose text Arrow does not check.
-        raise BadInput(f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it") from None
+        raise BadInput(
+            f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it"
+        ) from None
 
 
 def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
@@ -250,9 +284,13 @@ def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
             position += len(line)
             try:
                 if line.strip():
-                    yield _as_row(path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8")))
+                    yield _as_row(
+                        path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                    )
             except json.JSONDecodeError as error:
-                yield BadRow(path, str(number), "all", "not_json", f"not JSON ({error.msg} at column {error.colno})")
+                yield BadRow(
+                    path, str(number), "all", "not_json", f"not JSON ({error.msg} at column {error.colno})"
+                )
             except UnicodeDecodeError as error:
                 yield BadRow(path, str(number), "all", "not_utf8", f"not UTF-8 at byte {error.start}")
             except (RecursionError, ValueError) as error:
@@ -262,7 +300,10 @@ def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
 
 
 def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """Elements of a list, or consecutive objects. An error ends the file, because what follows it cannot be parsed."""
+    """Elements of a list, or consecutive objects.
+
+    An error ends the file, because what follows it cannot be parsed.
+    """
     decoder, text, number, position = json.JSONDecoder(), "", 0, 0
     with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         characters = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig")
@@ -284,7 +325,8 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
                     value, end = decoder.raw_decode(text, position)
                 except json.JSONDecodeError as decode_error:
                     error = decode_error
-                # A value that ends with the text, or an error near its end, may be another one when more is read.
+                # A value that ends with the text, or an error near its end, may be another one when more is
+                # read.
                 if not at_end and (end == len(text) if error is None else _is_at_end(error)):
                     chunk = characters.read(size)
                     at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
@@ -292,11 +334,16 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
                 if error is not None:
                     if position == len(text) and not in_list:
                         return
-                    raise BadInput(f"{path}, row {number + 1}: not JSON ({error.msg})", fix="correct the file from there on")
+                    raise BadInput(
+                        f"{path}, row {number + 1}: not JSON ({error.msg})",
+                        fix="correct the file from there on",
+                    )
                 number, size, position = number + 1, CHUNK, end
                 yield _as_row(path, number, value)
         except UnicodeDecodeError as error:
-            raise BadInput(f"{path}, after row {number}: not UTF-8: {error.reason}", fix="save the file as UTF-8") from None
+            raise BadInput(
+                f"{path}, after row {number}: not UTF-8: {error.reason}", fix="save the file as UTF-8"
+            ) from None
         except RecursionError:
             raise BadInput(f"{path}, row {number + 1}: nested too deeply") from None
         except ValueError as error:  # a whole number of thousands of digits
@@ -309,12 +356,17 @@ def _is_at_end(error: json.JSONDecodeError) -> bool:
 
 def _as_row(path: str, number: int, values: Any) -> Row | BadRow:
     if not isinstance(values, dict):
-        return BadRow(path, str(number), "all", "not_an_object", f"a row is a JSON object, not {type(values).__name__}")
+        return BadRow(
+            path, str(number), "all", "not_an_object", f"a row is a JSON object, not {type(values).__name__}"
+        )
     return Row(path, number, values)
 
 
 def _parquet(system: fs.FileSystem, part: Part, columns: list[str] | None) -> Iterator[Row]:
-    with system.open_input_file(part.path) as handle, pq.ParquetFile(handle, buffer_size=CHUNK, pre_buffer=False) as table:
+    with (
+        system.open_input_file(part.path) as handle,
+        pq.ParquetFile(handle, buffer_size=CHUNK, pre_buffer=False) as table,
+    ):
         indices = list(range(part.start, table.num_row_groups if part.stop is None else part.stop))
         groups = [table.metadata.row_group(i) for i in indices]
         rows, size = sum(group.num_rows for group in groups), sum(group.total_byte_size for group in groups)
@@ -327,7 +379,10 @@ def _parquet(system: fs.FileSystem, part: Part, columns: list[str] | None) -> It
 
 
 def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The lines below the header, in cells of text; empty ones are None. The header tells comma, tab or ; apart."""
+    """The lines below the header, in cells of text; empty ones are None.
+
+    The header tells comma, tab or ; apart.
+    """
     csv.field_size_limit(FIELD_CHARACTERS)
     with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         lines = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig", newline="")
@@ -337,10 +392,15 @@ def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
         columns = next(table, [])
         for number, cells in enumerate(table, 1):
             if len(cells) > len(columns):
-                message = f"{len(cells)} cells below {len(columns)} columns: put text with a {delimiter!r} in quotation marks"
+                message = (
+                    f"{len(cells)} cells below {len(columns)} columns: put text with a {delimiter!r} "
+                    "in quotation marks"
+                )
                 yield BadRow(path, str(number), "all", "too_many_cells", message)
             elif cells:
-                yield Row(path, number, {name: cell or None for name, cell in itertools.zip_longest(columns, cells)})
+                yield Row(
+                    path, number, {name: cell or None for name, cell in itertools.zip_longest(columns, cells)}
+                )
 
 
 def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
@@ -362,8 +422,8 @@ def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
 def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
     """The samples of a webdataset: consecutive files whose names are equal up to the first dot are one row.
 
-    A JSON file contains columns; pictures are the column ``image``, clips ``video``, and other text is a column named after
-    the suffix of its file.
+    A JSON file contains columns; pictures are the column ``image``, clips ``video``, and other text is a
+    column named after the suffix of its file.
     """
 
     def sample(member: tarfile.TarInfo) -> str:
@@ -374,7 +434,9 @@ def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
         system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream,
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
-        files = (item for item in archive if item.isfile() and not PurePosixPath(item.name).name.startswith("."))
+        files = (
+            item for item in archive if item.isfile() and not PurePosixPath(item.name).name.startswith(".")
+        )
         for number, (name, members) in enumerate(itertools.groupby(files, sample), 1):
             values, media = dict[str, Any](), {"image": list[bytes](), "video": list[bytes]()}
             try:
@@ -388,7 +450,14 @@ def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
                     else:
                         values[PurePosixPath(member.name).suffix[1:].lower()] = content.decode()
             except (ValueError, TypeError) as error:
-                yield BadRow(path, str(number), PurePosixPath(member.name).name, "not_json", f"cannot be read: {error}", name)
+                yield BadRow(
+                    path,
+                    str(number),
+                    PurePosixPath(member.name).name,
+                    "not_json",
+                    f"cannot be read: {error}",
+                    name,
+                )
                 continue
             for kind, items in media.items():
                 values |= {kind: items, f"{kind}s": None} if items else {}

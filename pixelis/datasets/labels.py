@@ -1,7 +1,8 @@
-"""Cuts true answers off at the reader, so that no scorer, vote, filter, curriculum or reward can depend on one.
+"""Cuts true answers off at the reader, so that no scorer, vote, filter, curriculum or reward can depend on
+one.
 
-The columns of a row that hold the truth are masked before its format reads it. The questions of an annotated set lose
-theirs after reading, and the scorer is chosen anew from the question alone.
+The columns of a row that hold the truth are masked before its format reads it. The questions of an annotated
+set lose theirs after reading, and the scorer is chosen anew from the question alone.
 """
 
 from __future__ import annotations
@@ -14,12 +15,25 @@ from pixelis.rewards.scorers import case_of
 
 MASK = "-"
 """Stands for every truth while a row is read; it is no letter of a choice and no number."""
-MASKED = ("answer", "solution", "ground_truth", "cot", "thinking", "response", "label", "output", "target", "completion")
+MASKED = (
+    "answer",
+    "solution",
+    "ground_truth",
+    "cot",
+    "thinking",
+    "response",
+    "label",
+    "output",
+    "target",
+    "completion",
+)
 REMOVED = ("answers", "annotations")
 META = ("options", "system", "weight")
 """Keys of ``meta`` that belong to the question; all others may repeat the truth."""
 _CHOICES = frozenset({"math", "exact", "pixel_reasoner"})
-"""Scorers that readers choose for answers that are no letters: without the answer, a question with options is a choice."""
+"""Scorers that readers choose for answers that are no letters: without the answer, a question with options is
+a choice.
+"""
 
 
 class Labels(NamedTuple):
@@ -35,7 +49,9 @@ OnLabels = Callable[[str, Labels], None]
 
 def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[str, Any]:
     """A copy of a row of any format without its truths, which are in these columns."""
-    masked: dict[str, Any] = {key: MASK if key in columns else value for key, value in row.items() if key not in REMOVED}
+    masked: dict[str, Any] = {
+        key: MASK if key in columns else value for key, value in row.items() if key not in REMOVED
+    }
     if isinstance(model := row.get("reward_model"), dict):
         masked["reward_model"] = {"ground_truth": MASK}
         if "style" in model:
@@ -44,7 +60,9 @@ def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[
 
 
 def without_truths(question: Question) -> Question:
-    """The question alone: no answers, annotations or turns of a demonstration, and a scorer that follows its options."""
+    """The question alone: no answers, annotations or turns of a demonstration, and a scorer that follows its
+    options.
+    """
     stripped = Question(
         id=question.id,
         question=question.question,
@@ -64,7 +82,8 @@ def without_truths(question: Question) -> Question:
 
 def read_without_truths(question: Question) -> Question:
     """``without_truths`` of a question of an annotated set."""
-    # Super-CLEVR chooses between ``count`` and ``exact`` by the truth, Reason-RFT's tests between ``mc_letter`` and ``math``.
+    # Super-CLEVR chooses between ``count`` and ``exact`` by the truth, Reason-RFT's tests between
+    # ``mc_letter`` and ``math``.
     scorer = {"count": "exact", "mc_letter": "math"}.get(question.scorer, question.scorer)
     return without_truths(question.model_copy(update={"scorer": scorer}))
 

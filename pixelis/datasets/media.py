@@ -1,4 +1,6 @@
-"""Opens the media of a question: picture files, ``data:`` URLs, clips, and ``cards:`` names of the embedded picture world."""
+"""Opens the media of a question: picture files, ``data:`` URLs, clips, and ``cards:`` names of the embedded
+picture world.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
     MissingFile when the package that holds the material of ``cards:`` is not installed.
     """
     if media.kind == "video":
-        frames = [encoded_card(uri, settings) if uri.lower().startswith("cards:") else uri for uri in media.frames or ()]
+        frames = [
+            encoded_card(uri, settings) if uri.lower().startswith("cards:") else uri
+            for uri in media.frames or ()
+        ]
         return open_clip(frames or media.uri, settings, fps=media.fps, spans=media.spans)
     if media.uri.lower().startswith("cards:"):
         return _draw_card(media.uri, settings.max_image_pixels)
@@ -30,7 +35,9 @@ def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
 
 
 def encoded_card(uri: str, settings: ToolboxConfig) -> str:
-    """A picture of the card world as a BMP in a ``data:`` URL, which costs no compression; raises as `open_media`."""
+    """A picture of the card world as a BMP in a ``data:`` URL, which costs no compression; raises as
+    `open_media`.
+    """
     file = io.BytesIO()
     Image.fromarray(_draw_card(uri, settings.max_image_pixels)).save(file, "BMP")
     return "data:image/bmp;base64," + base64.b64encode(file.getvalue()).decode("ascii")

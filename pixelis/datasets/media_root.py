@@ -1,4 +1,6 @@
-"""Resolves the media references of rows to files, and keeps media that arrive inside rows or from other machines in a cache."""
+"""Resolves the media references of rows to files, and keeps media that arrive inside rows or from other
+machines in a cache.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
 class MediaRoot:
-    """The folder of ``system`` that relative references are resolved in and must not leave, and the cache of files."""
+    """The folder of ``system`` that relative references are resolved in and must not leave, and the cache of
+    files.
+    """
 
     def __init__(self, system: fs.FileSystem, folder: str, cache: str | None = None):
         self.system, self.folder = system, os.path.normpath(folder)
@@ -39,7 +43,9 @@ class MediaRoot:
 
     @classmethod
     def of_source(cls, system: fs.FileSystem, folder: str, media: str | None, cache: str | None) -> MediaRoot:
-        """The root of a source: ``media`` beside its files or on another filesystem; by default the folder of the files."""
+        """The root of a source: ``media`` beside its files or on another filesystem; by default the folder of
+        the files.
+        """
         if media is None:
             return cls(system, folder, cache)
         if "://" in media:
@@ -53,12 +59,13 @@ class MediaRoot:
         return cls(system, os.path.normpath(f"{folder}/{media}"), cache)
 
     def reference(self, column: str, value: Any) -> str:
-        """The URI of one image or clip, given as a path, a ``data:``, ``cards:`` or ``packaged:`` URI, or bytes.
+        """The URI of one image or clip, given as a path, a ``data:``, ``cards:`` or ``packaged:`` URI, or
+        bytes.
 
-        Bytes, alone or as ``{"bytes": ..., "path": ...}``, base64 and ``data:`` URIs become a file of the cache. RowError
-        ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``, ``bad_media`` or ``no_media``.
-        InfraFailure if the filesystem does not answer: dropping the row would shift the numbers of later questions, by
-        which a run resumes.
+        Bytes, alone or as ``{"bytes": ..., "path": ...}``, base64 and ``data:`` URIs become a file of the
+        cache. RowError ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``,
+        ``bad_media`` or ``no_media``. InfraFailure if the filesystem does not answer: dropping the row would
+        shift the numbers of later questions, by which a run resumes.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
@@ -66,7 +73,9 @@ class MediaRoot:
             value = f"data:;base64,{value}"
         if isinstance(value, str) and value[:5].lower() == "data:":
             try:  # the bytes are in memory anyway: `open_media` checks the caps
-                value = read_encoded(value, len(value), "image" if value[:11].lower() == "data:image/" else "video")
+                value = read_encoded(
+                    value, len(value), "image" if value[:11].lower() == "data:image/" else "video"
+                )
             except BadImage as error:
                 raise RowError(column, "bad_media", error.message) from None
         if isinstance(value, bytes):
@@ -74,7 +83,9 @@ class MediaRoot:
         if value is None or value == "":
             raise RowError(column, "no_media", "no image or clip is named")
         if not isinstance(value, str):
-            raise RowError(column, "media_type", f"a reference to an image is text, not {type(value).__name__}")
+            raise RowError(
+                column, "media_type", f"a reference to an image is text, not {type(value).__name__}"
+            )
         if scheme := _SCHEME.match(value):
             if scheme[1].lower() in ("cards", "packaged"):
                 return value
@@ -98,7 +109,8 @@ class MediaRoot:
         return self._store(hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest(), copy)
 
     def media(self, row: Mapping[str, Any], images: str = "", videos: str = "") -> list[Media]:
-        """Images img0, img1, ... of one column and clips vid0, ... of another; each may be missing, one value or a list.
+        """Images img0, img1, ... of one column and clips vid0, ... of another; each may be missing, one value
+        or a list.
 
         A clip is a file, or a list of images. RowError as of ``reference``.
         """

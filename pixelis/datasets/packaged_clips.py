@@ -1,4 +1,6 @@
-"""Packaged clips: objects that appear, disappear and move over footage, and clips in which one thing happens."""
+"""Packaged clips: objects that appear, disappear and move over footage, and clips in which one thing
+happens.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
 
 
 def clips(item: Item) -> Question:
-    """One or two objects, each in its own band of the frame: annotated with boxes in every frame and the time in view."""
+    """One or two objects, each in its own band of the frame: annotated with boxes in every frame and the time
+    in view.
+    """
     if item.one_of("event"):
         return _moment(item)
     rng = item.rng
@@ -51,21 +55,29 @@ def clips(item: Item) -> Question:
             begin = int(rng.integers(0, FRAMES - length + 1))
             end = begin + length
         drawn += [(frame, cut_out, places[frame]) for frame in range(begin, end)]
-        regions += [_region(cut_out.label, number, frame, places[frame], width, height) for frame in range(begin, end)]
+        regions += [
+            _region(cut_out.label, number, frame, places[frame], width, height) for frame in range(begin, end)
+        ]
         events.append(Event(text=f"the {cut_out.label} is in view", start=begin / RATE, end=end / RATE))
 
     def frames() -> list[np.ndarray]:
         result = list(pasting.footage(name, max(first, start), FRAMES, 2, width, height))
         for frame, cut_out, place in drawn:
-            result[frame] = pasting.draw_at(result[frame], cut_out.pixels, cut_out.mask.astype(np.float32), place)
+            result[frame] = pasting.draw_at(
+                result[frame], cut_out.pixels, cut_out.mask.astype(np.float32), place
+            )
         return result
 
     media = _film(item, frames, width, height)
-    return question_of(item, media, Annotations(regions=regions, events=sorted(events, key=lambda event: event.start)))
+    return question_of(
+        item, media, Annotations(regions=regions, events=sorted(events, key=lambda event: event.start))
+    )
 
 
 def _moment(item: Item) -> Question:
-    """A clip in which one thing happens: a cut between photographs that pass by slowly, or an object that moves for a while."""
+    """A clip in which one thing happens: a cut between photographs that pass by slowly, or an object that
+    moves for a while.
+    """
     rng, (width, height), happening = item.rng, (320, 240), item.one_of("event")
     grounds = [GROUNDS[item.split][int(i)] for i in rng.choice(len(GROUNDS[item.split]), 2, replace=False)]
     wide = [np.asarray(Image.fromarray(ground_of(name)).resize((width + FRAMES, height))) for name in grounds]
@@ -89,12 +101,17 @@ def _moment(item: Item) -> Question:
             return x0 + (x1 - x0) * min(1.0, max(0.0, done)), down
 
         places = pasting.places(FRAMES, (width, height), aspect, path, lambda time: size)
-        regions = [_region(cut_out.label, 0, frame, place, width, height) for frame, place in enumerate(places)]
+        regions = [
+            _region(cut_out.label, 0, frame, place, width, height) for frame, place in enumerate(places)
+        ]
         text = f"the {cut_out.label} moves"
 
         def frames() -> list[np.ndarray]:
             still = np.ascontiguousarray(wide[0][:, :width])
-            return [pasting.draw_at(still, cut_out.pixels, cut_out.mask.astype(np.float32), place) for place in places]
+            return [
+                pasting.draw_at(still, cut_out.pixels, cut_out.mask.astype(np.float32), place)
+                for place in places
+            ]
 
     media = _film(item, frames, width, height)
     events = [Event(text=text, start=begin / RATE, end=end / RATE)]
@@ -122,7 +139,9 @@ def _film(item: Item, frames: Callable[[], Sequence[np.ndarray]], width: int, he
 def _course(
     rng: np.random.Generator, band: tuple[float, float], width: int, height: int, aspect: float
 ) -> tuple[pasting.Course, Callable[[float], float]]:
-    """A path and a size over time that keep an object inside its band (0..1 of the height) and inside the frame."""
+    """A path and a size over time that keep an object inside its band (0..1 of the height) and inside the
+    frame.
+    """
     largest = min((band[1] - band[0]) * height * 0.85, 0.45 * width / aspect)
     size = float(rng.uniform(0.45, 0.8)) * largest
     growth = float(rng.choice((0.6, 1.0, 1.0, 1.0, 1.25)))
@@ -130,7 +149,9 @@ def _course(
     across, down = half * aspect / width, half / height
     low, high = (across + 0.01, band[0] + down + 0.005), (1 - across - 0.01, band[1] - down - 0.005)
     kind = ("across", "across", "down", "any", "still")[int(rng.integers(5))]
-    (x0, x1), (y0, y1) = (tuple(float(v) for v in rng.uniform(a, max(a, b), 2)) for a, b in zip(low, high, strict=True))
+    (x0, x1), (y0, y1) = (
+        tuple(float(v) for v in rng.uniform(a, max(a, b), 2)) for a, b in zip(low, high, strict=True)
+    )
     if kind == "across":
         x0, x1 = (low[0], high[0]) if rng.random() < 0.5 else (high[0], low[0])
         y1 = y0
@@ -138,7 +159,11 @@ def _course(
         x1, (y0, y1) = x0, ((low[1], high[1]) if rng.random() < 0.5 else (high[1], low[1]))
     elif kind == "still":
         x1, y1 = x0, y0
-    wave = float(rng.uniform(0, 0.3)) * min(high[1] - max(y0, y1), min(y0, y1) - low[1]) if kind != "still" else 0.0
+    wave = (
+        float(rng.uniform(0, 0.3)) * min(high[1] - max(y0, y1), min(y0, y1) - low[1])
+        if kind != "still"
+        else 0.0
+    )
 
     def path(time: float) -> tuple[float, float]:
         return x0 + (x1 - x0) * time, y0 + (y1 - y0) * time + max(0.0, wave) * math.sin(2 * math.pi * time)

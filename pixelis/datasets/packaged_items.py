@@ -1,4 +1,6 @@
-"""Parts of the packaged sources: the item to generate, its question and its picture, photographs and objects to paste."""
+"""Parts of the packaged sources: the item to generate, its question and its picture, photographs and objects
+to paste.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class Item:
     @property
     def rng(self) -> np.random.Generator:
         """A new random generator for this item."""
-        return np.random.default_rng([NAMES.index(self.name), SPLITS.index(self.split), self.seed, self.index])
+        return np.random.default_rng(
+            [NAMES.index(self.name), SPLITS.index(self.split), self.seed, self.index]
+        )
 
     def one_of(self, option: str) -> str:
         """The one of the names that an option lists that applies to this item; empty without."""
@@ -64,7 +68,9 @@ class Item:
 def question_of(item: Item, media: Media, notes: Annotations, **meta: Any) -> Question:
     """The annotated item as a question without text."""
     source = {"source": f"{SCHEME}{item.name}"}
-    return Question(id=item.id, question="", media=[media], split=item.split, annotations=notes, meta={**source, **meta})
+    return Question(
+        id=item.id, question="", media=[media], split=item.split, annotations=notes, meta={**source, **meta}
+    )
 
 
 def region_of(number: int, label: str, mask: np.ndarray, **attributes: str) -> Region:
@@ -80,8 +86,14 @@ def shares(edges: Edges, width: int, height: int) -> Box:
 
 
 def picture_of(item: Item, pixels: np.ndarray, photo: bool = True, part: str = "") -> Media:
-    """The media of a picture, uint8 [h, w, 3], which is written unless it exists: photographs as JPEG, drawings as PNG."""
-    name = item.id + part + ("" if item.corruption is None else f"-{item.corruption.kind}-{item.corruption.severity}")
+    """The media of a picture, uint8 [h, w, 3], which is written unless it exists: photographs as JPEG,
+    drawings as PNG.
+    """
+    name = (
+        item.id
+        + part
+        + ("" if item.corruption is None else f"-{item.corruption.kind}-{item.corruption.severity}")
+    )
     path = item.folder / f"{name}{'.jpg' if photo else '.png'}"
     if not path.exists():
         if item.corruption is not None:

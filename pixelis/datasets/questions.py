@@ -49,7 +49,9 @@ class BadRowBudget:
     None as ``limit`` is a held-out set, which must be complete whatever data.max_bad_rows is.
     """
 
-    def __init__(self, source: str, limit: float | None = None, on_bad_row: Callable[[BadRow], None] | None = None):
+    def __init__(
+        self, source: str, limit: float | None = None, on_bad_row: Callable[[BadRow], None] | None = None
+    ):
         self.source, self.limit, self.on_bad_row = source, limit or 0, on_bad_row
         self.complete = limit is None
         self.rows, self.causes, self.first = 0, Counter[str](), list[BadRow]()
@@ -72,13 +74,19 @@ class BadRowBudget:
             return
         lines = "\n".join(f"    {row}" for row in self.first)
         if self.limit == 0:
-            fix = "correct the row, or set data.max_bad_rows to skip and count a number or a share of bad rows"
+            fix = (
+                "correct the row, or set data.max_bad_rows to skip and count a number or a share of bad rows"
+            )
             if self.complete:
                 fix = "correct or remove the row: a held-out set must be complete"
             raise BadInput(lines.strip(), code=self.first[0].code, fix=fix)
         causes = ", ".join(f"{code} {count}" for code, count in self.causes.most_common())
-        message = f"{self.source}: {bad} bad rows of {self.rows} ({causes}) exceed data.max_bad_rows={self.limit:g}"
-        raise BadInput(f"{message}; the first:\n{lines}", code="bad_rows", fix="correct them, or raise data.max_bad_rows")
+        message = (
+            f"{self.source}: {bad} bad rows of {self.rows} ({causes}) exceed data.max_bad_rows={self.limit:g}"
+        )
+        raise BadInput(
+            f"{message}; the first:\n{lines}", code="bad_rows", fix="correct them, or raise data.max_bad_rows"
+        )
 
 
 def read_questions(
@@ -94,12 +102,12 @@ def read_questions(
 ) -> Iterator[Question]:
     """Questions of ``source`` from number ``start`` on, endlessly unless ``epochs`` is set.
 
-    The order depends on the arguments alone, so that a run resumes by number. ``seed`` shuffles every epoch anew within
-    windows of ``shuffle_rows`` (None: source order); a row of ``meta.weight`` w comes w times as often as one of weight 1.
-    The seed also selects the pictures of a `cards:` source without a seed. ``limit`` keeps the first N rows. Up to
-    ``max_bad_rows`` (below 1: a share; None: a held-out set, which must be complete) are skipped, and ``on_bad_row`` is
-    called once for each. With ``on_labels`` truths are cut off at the reader and only passed to it, see
-    ``pixelis.datasets.labels``.
+    The order depends on the arguments alone, so that a run resumes by number. ``seed`` shuffles every epoch
+    anew within windows of ``shuffle_rows`` (None: source order); a row of ``meta.weight`` w comes w times as
+    often as one of weight 1. The seed also selects the pictures of a `cards:` source without a seed.
+    ``limit`` keeps the first N rows. Up to ``max_bad_rows`` (below 1: a share; None: a held-out set, which
+    must be complete) are skipped, and ``on_bad_row`` is called once for each. With ``on_labels`` truths are
+    cut off at the reader and only passed to it, see ``pixelis.datasets.labels``.
 
     Raises MissingFile, and BadInput naming file, row and column.
     """
@@ -118,13 +126,20 @@ def read_questions(
     )
 
 
-def count_questions(source: str, limit: int = 0, max_bad_rows: float = 0, on_labels: OnLabels | None = None) -> int:
+def count_questions(
+    source: str, limit: int = 0, max_bad_rows: float = 0, on_labels: OnLabels | None = None
+) -> int:
     """The number of questions in one pass through ``source``; BadConfig for `cards:` without a limit."""
     if source.startswith("cards:"):
         if not limit:
-            raise BadConfig(f"an epoch of {source} has no end", fix="set data.limit, or steps instead of epochs")
+            raise BadConfig(
+                f"an epoch of {source} has no end", fix="set data.limit, or steps instead of epochs"
+            )
         return limit
-    return sum(1 for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows, on_labels=on_labels))
+    return sum(
+        1
+        for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows, on_labels=on_labels)
+    )
 
 
 def require_text(question: Question, source: str) -> Question:
@@ -136,12 +151,16 @@ def require_text(question: Question, source: str) -> Question:
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:` generated."""
+    """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:`
+    generated.
+    """
     if source.startswith("cards:"):
         return _module("cards").read_demonstrations(source, count, seed, direct_share)
     rows = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
     budget = BadRowBudget(source)
-    return list(itertools.islice(epochs_of(rows, sampling_weight, budget, seed=seed, kind="demonstration"), count))
+    return list(
+        itertools.islice(epochs_of(rows, sampling_weight, budget, seed=seed, kind="demonstration"), count)
+    )
 
 
 def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
@@ -154,8 +173,12 @@ def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
             yield row
 
 
-def read_rows(source: str, kind: type[Question] = Question, on_labels: OnLabels | None = None) -> Iterator[Question | BadRow]:
-    """The records of a source, once, in source order; unusable rows are values. Not for `cards:`, which is endless.
+def read_rows(
+    source: str, kind: type[Question] = Question, on_labels: OnLabels | None = None
+) -> Iterator[Question | BadRow]:
+    """The records of a source, once, in source order; unusable rows are values.
+
+    Not for `cards:`, which is endless.
 
     With ``on_labels`` truths are cut off and only passed to it.
 
@@ -167,7 +190,9 @@ def read_rows(source: str, kind: type[Question] = Question, on_labels: OnLabels 
         message = f"{source} holds annotated media, not demonstrations"
         raise BadInput(message, fix="generate demonstrations from it with jobs.synthesize")
     ids, read = UniqueIds(), _module("packaged").read if source.startswith("packaged:") else readers.read
-    checked = (row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in read(source))
+    checked = (
+        row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in read(source)
+    )
     return checked if on_labels is None else _cut(checked, on_labels)
 
 
@@ -198,9 +223,11 @@ def epochs_of(
     window: int = SHUFFLE_ROWS,
     kind: str = "question",
 ) -> Iterator[T]:
-    """The usable rows from number ``start`` on, in the order of `read_questions`; ``rows()`` is one pass through the source.
+    """The usable rows from number ``start`` on, in the order of `read_questions`; ``rows()`` is one pass
+    through the source.
 
-    Bad rows are counted in the first pass only. Raises BadInput if they exceed the budget, or if there is no usable row.
+    Bad rows are counted in the first pass only. Raises BadInput if they exceed the budget, or if there is no
+    usable row.
     """
     number, epoch, length = 0, 0, 0
     while epochs is None or epoch < epochs:
@@ -217,13 +244,17 @@ def epochs_of(
         else:
             windows = iter(lambda: list(itertools.islice(usable, window)), [])  # noqa: B023
             for position, block in enumerate(windows):
-                order = shuffled([weight(row) for row in block], np.random.default_rng([seed, epoch, position]))
+                order = shuffled(
+                    [weight(row) for row in block], np.random.default_rng([seed, epoch, position])
+                )
                 for i in order[max(0, start - number) :]:
                     yield block[i]
                 number += len(block)
         length, epoch = number - first, epoch + 1
         if not length:
-            raise BadInput(f"{budget.source} holds no {kind}", code="no_rows", fix="name a source that has some")
+            raise BadInput(
+                f"{budget.source} holds no {kind}", code="no_rows", fix="name a source that has some"
+            )
 
 
 def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None) -> Iterator[T]:
@@ -239,7 +270,9 @@ def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None)
 
 
 def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """As many positions as weights, int64, shuffled: each comes its weight / mean weight times, rounded down or up at random."""
+    """As many positions as weights, int64, shuffled: each comes its weight / mean weight times, rounded down
+    or up at random.
+    """
     order, shares = rng.permutation(len(weights)), np.asarray(weights)
     if (shares == shares[0]).all():
         return order
@@ -253,5 +286,7 @@ def sampling_weight(question: Question) -> float:
     """``meta.weight`` of a question, by default 1; BadInput if it is not a positive number."""
     weight = question.meta.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise BadInput(f"{question.id}: meta.weight {weight!r} is not a positive number", fix="remove or correct it")
+        raise BadInput(
+            f"{question.id}: meta.weight {weight!r} is not a positive number", fix="remove or correct it"
+        )
     return float(weight)

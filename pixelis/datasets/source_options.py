@@ -10,7 +10,9 @@ from pixelis.errors import BadInput
 
 
 def parse_options(source: str, allowed: Collection[str]) -> tuple[str, dict[str, str]]:
-    """What stands before the ``?`` of a source, and its options; BadInput for an option that is not ``allowed``."""
+    """What stands before the ``?`` of a source, and its options; BadInput for an option that is not
+    ``allowed``.
+    """
     name, _, query = source.partition("?")
     options = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
     if unknown := [key for key in options if key not in allowed]:

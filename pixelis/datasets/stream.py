@@ -1,6 +1,8 @@
-"""Streams the records of a source by Ray Data: several tasks read its parts, a bounded number of rows ahead of the consumer.
+"""Streams the records of a source by Ray Data: several tasks read its parts, a bounded number of rows ahead
+of the consumer.
 
-The order is that of a plain loop over the source: Ray Data returns the parts in order, and the consumer shuffles.
+The order is that of a plain loop over the source: Ray Data returns the parts in order, and the consumer
+shuffles.
 """
 
 from __future__ import annotations
@@ -32,10 +34,16 @@ if TYPE_CHECKING:
     from pixelis.datasets.execution import Change, Read
 
 TASKS = 128
-"""Read tasks of one execution, which takes a second to start. It passes through a source of fewer parts several times."""
+"""Read tasks of one execution, which takes a second to start.
+
+It passes through a source of fewer parts several times.
+"""
 END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "problem", "labels"))
-"""The row at the end of a pass. Other rows hold a record as JSON with its place and the labels that were cut off, or the
-column, code, message and id of a bad row as ``problem``."""
+"""The row at the end of a pass.
+
+Other rows hold a record as JSON with its place and the labels that were cut off, or the column, code, message
+and id of a bad row as ``problem``.
+"""
 
 
 class Text(NamedTuple):
@@ -55,7 +63,8 @@ def question_stream(
     on_bad_row: Callable[[BadRow], None] | None = None,
     on_labels: OnLabels | None = None,
 ) -> Iterator[Question]:
-    """The questions of ``data.train`` from number ``start`` on, endlessly, in the order of ``read_questions``.
+    """The questions of ``data.train`` from number ``start`` on, endlessly, in the order of
+    ``read_questions``.
 
     ``on_bad_row``, ``on_labels`` and errors are those of ``read_questions``.
     """
@@ -63,9 +72,13 @@ def question_stream(
     if source.startswith("cards:"):  # making a question is cheaper than passing it between processes
         yield from read_questions(source, seed, start, data.limit, on_labels=on_labels)
         return
-    passes = _passes("Questions", [*_reads(source, Question, data.limit, with_text=True, labels=on_labels is None)])
+    passes = _passes(
+        "Questions", [*_reads(source, Question, data.limit, with_text=True, labels=on_labels is None)]
+    )
     budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
-    for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows):
+    for text in epochs_of(
+        passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows
+    ):
         question = Question.model_validate_json(text.text).read_from(*text.origin)
         if on_labels is not None and text.labels is not None:
             on_labels(question.id, Labels(*json.loads(text.labels)))
@@ -83,8 +96,12 @@ def record_stream(
     return _passes(kind.__name__ + "s", reads, change)()
 
 
-def _passes(name: str, reads: list[Read], change: Change | None = None) -> Callable[[], Iterator[Text | BadRow]]:
-    """A function that returns the rows of the next pass through a source; only one pass if they are changed."""
+def _passes(
+    name: str, reads: list[Read], change: Change | None = None
+) -> Callable[[], Iterator[Text | BadRow]]:
+    """A function that returns the rows of the next pass through a source; only one pass if they are
+    changed.
+    """
     from pixelis.datasets.execution import execute  # imports Ray Data: half a second, which cards do not need
 
     repeats = 1 if change else max(1, TASKS // len(reads))
@@ -100,12 +117,16 @@ def _passes(name: str, reads: list[Read], change: Change | None = None) -> Calla
                 yield BadRow(row["file"], row["row"], *row["problem"])
             else:
                 repeated = ids.check(row["id"], row["file"], row["row"])
-                yield repeated or Text(row["id"], row["text"], row["weight"], row["labels"], (row["file"], row["row"]))
+                yield repeated or Text(
+                    row["id"], row["text"], row["weight"], row["labels"], (row["file"], row["row"])
+                )
 
     return next_pass
 
 
-def _reads(source: str, kind: type[Question], limit: int, with_text: bool = False, labels: bool = True) -> Iterator[Read]:
+def _reads(
+    source: str, kind: type[Question], limit: int, with_text: bool = False, labels: bool = True
+) -> Iterator[Read]:
     """The reading of each part of a source; of the whole source where it cannot be divided."""
     row = functools.partial(_row, source, with_text)
     if limit or is_annotated(source):
@@ -117,7 +138,9 @@ def _reads(source: str, kind: type[Question], limit: int, with_text: bool = Fals
         yield functools.partial(_read_part, records, part, name, row, i == len(parts))
 
 
-def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Record], dict], labels: bool) -> Iterator[dict]:
+def _read_all(
+    source: str, kind: type[Question], limit: int, row: Callable[[Record], dict], labels: bool
+) -> Iterator[dict]:
     cut = dict[str, Labels]()
     for value in first_rows(read_rows(source, kind, None if labels else cut.__setitem__), limit):
         if isinstance(value, BadRow):
@@ -127,7 +150,9 @@ def _read_all(source: str, kind: type[Question], limit: int, row: Callable[[Reco
     yield END
 
 
-def _read_part(records: Records, part: Part, name: str | None, row: Callable[[Record], dict], is_last: bool) -> Iterator[dict]:
+def _read_part(
+    records: Records, part: Part, name: str | None, row: Callable[[Record], dict], is_last: bool
+) -> Iterator[dict]:
     yield from map(row, records.read(part, name))
     if is_last:
         yield END

@@ -24,7 +24,10 @@ _CALL = re.compile("<tool_call>")
 
 
 def weights(
-    trajectory: Trajectory, steps: Sequence[Step], tokenizer: PreTrainedTokenizerBase, counts: PartWeightsConfig
+    trajectory: Trajectory,
+    steps: Sequence[Step],
+    tokenizer: PreTrainedTokenizerBase,
+    counts: PartWeightsConfig,
 ) -> np.ndarray | None:
     """The loss weight of each token of a played demonstration, float32 [tokens]; None when all are 1.
 
@@ -43,17 +46,21 @@ def weights(
 
 
 def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """The index in PARTS of each token of a policy turn, int64 [tokens], by the part that contains its first byte.
+    """The index in PARTS of each token of a policy turn, int64 [tokens], by the part that contains its first
+    byte.
 
-    Tags belong to the part that they enclose, the end of the turn to its last part. The arguments are the JSON value of the call,
-    without the name if the dialect writes one.
+    Tags belong to the part that they enclose, the end of the turn to its last part. The arguments are the
+    JSON value of the call, without the name if the dialect writes one.
     """
     text = str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
     thought = _after_thought(text, step.think)
     begins = [(0, "think"), (thought, "answer")]
     if step.op is not None:
         begins = [(0, "think")]
-        opened = [thought, *(call.start() for call in list(_CALL.finditer(text, thought))[1 : 1 + len(step.further)])]
+        opened = [
+            thought,
+            *(call.start() for call in list(_CALL.finditer(text, thought))[1 : 1 + len(step.further)]),
+        ]
         for start, end in zip(opened, [*opened[1:], len(text)], strict=True):
             key = text.find(_ARGUMENTS, start, end)
             first = key + len(_ARGUMENTS) if key >= 0 else text.find("{", start, end)
@@ -66,9 +73,13 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
 
 
 def _after_thought(text: str, think: str | None) -> int:
-    """The end of the thought and its closing tag. The thought is also searched in NFC, because tokenizers compose characters."""
+    """The end of the thought and its closing tag.
+
+    The thought is also searched in NFC, because tokenizers compose characters.
+    """
     opening_tag = _OPENED.match(text)
-    for start in (opening_tag.end(), 0) if opening_tag else (0,):  # a thought may be a part of the tag: "hi" of "<think>"
+    # A thought may be a part of the tag: "hi" of "<think>"
+    for start in (opening_tag.end(), 0) if opening_tag else (0,):
         for form in (think, unicodedata.normalize("NFC", think)) if think else ():
             if (begin := text.find(form, start)) >= 0:
                 end = begin + len(form)
@@ -78,6 +89,10 @@ def _after_thought(text: str, think: str | None) -> int:
 
 
 def _size(token: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of bytes of a token: of its characters in a byte-level vocabulary, or of the text of an added token."""
+    """The number of bytes of a token: of its characters in a byte-level vocabulary, or of the text of an
+    added token.
+    """
     added = tokenizer.added_tokens_decoder.get(token)
-    return len(added.content.encode()) if added is not None else len(str(tokenizer.convert_ids_to_tokens(token)))
+    return (
+        len(added.content.encode()) if added is not None else len(str(tokenizer.convert_ids_to_tokens(token)))
+    )

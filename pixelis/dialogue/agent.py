@@ -1,7 +1,7 @@
 """The agent loop: the policy takes turns and operations are executed until it answers or reaches a limit.
 
-An episode is a coroutine; engines and tools batch over concurrent episodes. A failure inside an episode becomes its stop reason
-or an observation, never an exception that would end other episodes.
+An episode is a coroutine; engines and tools batch over concurrent episodes. A failure inside an episode
+becomes its stop reason or an observation, never an exception that would end other episodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ TextCallback = Callable[[str], None]
 class Tools(Protocol):
     """Runs pixel operations for the agent."""
 
-    async def execute(self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]) -> Outcome:
+    async def execute(
+        self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]
+    ) -> Outcome:
         """Execute an action, given the episode's views and objects so far; the observation has no ids yet."""
         ...
 
@@ -46,8 +48,8 @@ class Tools(Protocol):
 class StatefulTools(Tools, Protocol):
     """An environment: tools with a state, for one episode.
 
-    An observation with ``done`` in its data ends the episode. An error of ``reset`` or ``execute`` ends it too, unscored, because
-    the state is lost.
+    An observation with ``done`` in its data ends the episode. An error of ``reset`` or ``execute`` ends it
+    too, unscored, because the state is lost.
     """
 
     async def reset(self) -> Outcome:
@@ -58,12 +60,17 @@ class StatefulTools(Tools, Protocol):
 class Conversation(Protocol):
     """The policy's side of one episode: tokens of an engine's session, or the messages of a chat API."""
 
-    def begin(self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> list[Turn] | StopReason:
+    def begin(
+        self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]
+    ) -> list[Turn] | StopReason:
         """The turns of the prompt, or the limit that it exceeds."""
         ...
 
     async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
-        """The policy's next turn, what it says, and the limit that cut it off, if any. ``images``: all views so far."""
+        """The policy's next turn, what it says, and the limit that cut it off, if any.
+
+        ``images``: all views so far.
+        """
         ...
 
     def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn] | StopReason:
@@ -112,10 +119,10 @@ async def run_episode(
 ) -> Episode:
     """Run one episode on an engine: let the policy answer a question. Closes the session.
 
-    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. No operations are offered
-    without ``tools``, or for a question whose own ``tools`` are an empty list. A prompt that does not fit gives an
-    episode without turns or images. Engine failures end the episode with ``error`` or ``deadline`` and their code in
-    ``unscored``; only cancellation is raised.
+    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. No operations are
+    offered without ``tools``, or for a question whose own ``tools`` are an empty list. A prompt that does not
+    fit gives an episode without turns or images. Engine failures end the episode with ``error`` or
+    ``deadline`` and their code in ``unscored``; only cancellation is raised.
     """
     trajectory = Trajectory(
         id=trajectory_id or new_id("traj"),
@@ -158,10 +165,13 @@ async def play(
     limits: Limits,
     on_turn: TurnCallback | None = None,
 ) -> StopReason:
-    """Play an episode, which gets its turns, images and answer; returns why it stopped. Failures of the policy are raised.
+    """Play an episode, which gets its turns, images and answer; returns why it stopped.
 
-    The calls of a turn are executed in order; without ``tools`` a call gets an ``unknown_op`` observation. A call in the last
-    allowed turn is not executed (over_turn). An observation that does not fit is not appended (over_context, over_images).
+    Failures of the policy are raised.
+
+    The calls of a turn are executed in order; without ``tools`` a call gets an ``unknown_op`` observation. A
+    call in the last allowed turn is not executed (over_turn). An observation that does not fit is not
+    appended (over_context, over_images).
     """
     trajectory = episode.trajectory
     if isinstance(tools, StatefulTools):
@@ -226,7 +236,9 @@ class _TokenConversation:
         self.tokens: list[int] = []
         self.views: list[np.ndarray] = []
 
-    def begin(self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> list[Turn] | StopReason:
+    def begin(
+        self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]
+    ) -> list[Turn] | StopReason:
         self.offered = self.renderer.offered(question, self.operations)
         if len(images) > self.limits.max_images:
             return StopReason.OVER_IMAGES
@@ -254,14 +266,20 @@ class _TokenConversation:
             problem = f"{len(tokens)} tokens with {len(log_probs)} log-probs, at most {room} allowed"
         elif not all(math.isfinite(p) for p in log_probs):
             problem = "log-probs that are not finite"
-        elif completion.finish == "stop" and tokens and tokens[-1] != renderer.spec.stop and not renderer.dialect.stop:
+        elif (
+            completion.finish == "stop"
+            and tokens
+            and tokens[-1] != renderer.spec.stop
+            and not renderer.dialect.stop
+        ):
             problem = f"a stop at token {tokens[-1]}"
         if problem:
             raise InfraFailure(f"the engine returned {problem}", code="bad_completion")
         turn, reply = renderer.read(tokens, log_probs, images, self.offered)
         turn.top_log_probs = completion.top_log_probs if turn.tokens else []
         self.used += len(turn.tokens)
-        # The dialect's stop text ended the turn: the observation begins with the stop token, which is not learnt.
+        # The dialect's stop text ended the turn: the observation begins with the stop token, which is not
+        # learnt.
         self.open = bool(tokens) and tokens[-1] != renderer.spec.stop
         limit = StopReason.LENGTH if room == limits.max_turn_tokens else StopReason.OVER_CONTEXT
         return turn, reply, limit if completion.finish == "length" else None
@@ -277,7 +295,9 @@ class _TokenConversation:
 
 
 def show_start(question: Question, images: list[ImageView], observation: Observation) -> Question:
-    """The question with what its environment shows first: its text below, its images appended to ``images`` under new names."""
+    """The question with what its environment shows first: its text below, its images appended to ``images``
+    under new names.
+    """
     used = {image.id for image in images}
     free = (name for name in (f"img{number}" for number in itertools.count()) if name not in used)
     images += [image.model_copy(update={"id": next(free)}) for image in observation.images]
@@ -290,7 +310,9 @@ def is_done(observation: Observation) -> bool:
     return observation.data.get("done") is True
 
 
-async def _operate_all(tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory) -> list[Outcome]:
+async def _operate_all(
+    tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory
+) -> list[Outcome]:
     """Execute the calls of a turn in order, up to one that ends the episode; no call without tools."""
     results = list[Outcome]()
     for action in actions if tools is not None else ():
@@ -303,7 +325,9 @@ async def _operate_all(tools: Tools | None, actions: Sequence[Action], trajector
 
 
 async def _operate(tools: Tools, action: Action, trajectory: Trajectory, successes: int) -> Outcome:
-    """Execute an action and assign ids to the observation and its images. A failure of the tool becomes an observation.
+    """Execute an action and assign ids to the observation and its images.
+
+    A failure of the tool becomes an observation.
 
     ``successes``: number of successful calls before, from which the ids follow.
     """
@@ -319,7 +343,9 @@ async def _operate(tools: Tools, action: Action, trajectory: Trajectory, success
         if isinstance(error, TimeoutError | DeadlineExceeded):
             return Observation(status="error", code="timeout", text=f"{action.op} took too long"), []
         log.warning("operation %s of episode %s failed", action.op, trajectory.id, exc_info=True)
-        return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
+        return Observation(
+            status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"
+        ), []
     data = {**observation.data, "op": action.op, "target": action.target}
     return name_observation(observation.model_copy(update={"data": data}), successes), views
 
@@ -338,7 +364,9 @@ def _shapes(images: Sequence[ImageView]) -> list[tuple[int, int, int]]:
 
 
 def _check_views(renderer: Renderer, episode: Episode) -> None:
-    """Raise InfraFailure unless views, image descriptions and image tokens agree: a mismatch would break training."""
+    """Raise InfraFailure unless views, image descriptions and image tokens agree: a mismatch would break
+    training.
+    """
     trajectory = episode.trajectory
     if [view.shape for view in episode.views] != _shapes(trajectory.images):
         raise InfraFailure("the views and images of the episode differ", code="bad_views")

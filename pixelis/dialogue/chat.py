@@ -37,10 +37,10 @@ class ChatReply:
 class ChatConversation:
     """A conversation, for `dialogue.agent.play`, in the messages of an OpenAI-compatible API.
 
-    ``ask`` returns the reply to messages. ``instruct`` adds the dialect's instructions; ``slack`` and ``clamp`` are
-    those of `Scale`. ``parts`` are the parts of a message that show a picture, by its id; other pictures are sent as
-    PNG. ``examples`` is the text of demonstrations to imitate, for the system message: earlier answers then have the
-    dialect's form, and pictures follow their ids, as in the demonstrations.
+    ``ask`` returns the reply to messages. ``instruct`` adds the dialect's instructions; ``slack`` and
+    ``clamp`` are those of `Scale`. ``parts`` are the parts of a message that show a picture, by its id; other
+    pictures are sent as PNG. ``examples`` is the text of demonstrations to imitate, for the system message:
+    earlier answers then have the dialect's form, and pictures follow their ids, as in the demonstrations.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class ChatConversation:
         self.parts, self.examples = dict(parts or {}), examples
         self.messages: list[Message] = []
 
-    def begin(self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> list[Turn]:
+    def begin(
+        self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]
+    ) -> list[Turn]:
         """The system message, the earlier exchanges and the question; the turns repeat them as text."""
         self._add_pictures(images, views)
         turns = list[Turn]()
@@ -112,7 +114,9 @@ class ChatConversation:
         return turns
 
     def _add_pictures(self, images: Sequence[ImageView], views: Sequence[np.ndarray]) -> None:
-        self.parts |= {image.id: [picture_part(png_url(view))] for image, view in zip(images, views, strict=False)}
+        self.parts |= {
+            image.id: [picture_part(png_url(view))] for image, view in zip(images, views, strict=False)
+        }
 
     def _ask_about(self, text: str, images: Sequence[ImageView]) -> Turn:
         pieces = self.dialect.question(text, images, bool(self.operations), self.instruct)

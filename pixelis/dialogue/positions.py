@@ -1,8 +1,8 @@
 """Three-dimensional rotary positions (M-RoPE) of one sample, for Qwen2.5-VL and Qwen3-VL with images.
 
-Text advances all three axes together. An image has one time, and its tokens extend over rows and columns; the following
-text continues after the image's longer side. Source: Qwen2-VL (arXiv 2409.12191), section 2.1; equal to `get_rope_index`
-of transformers.
+Text advances all three axes together. An image has one time, and its tokens extend over rows and columns; the
+following text continues after the image's longer side. Source: Qwen2-VL (arXiv 2409.12191), section 2.1;
+equal to `get_rope_index` of transformers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def mrope_positions(
 ) -> tuple[np.ndarray, int]:
     """Positions of a sample, or of its next piece.
 
-    token_ids: [n], image tokens expanded. grids: [images, 3] (1, rows, columns in patches), in order of appearance. start:
-    the first free position, as returned for the previous piece. Returns int64 [3, n] (time, row, column) and the first free
-    position after the piece. Raises BadInput if image tokens and grids disagree.
+    token_ids: [n], image tokens expanded. grids: [images, 3] (1, rows, columns in patches), in order of
+    appearance. start: the first free position, as returned for the previous piece. Returns int64 [3, n]
+    (time, row, column) and the first free position after the piece. Raises BadInput if image tokens and grids
+    disagree.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
     positions = np.empty((3, len(ids)), dtype=np.int64)
@@ -38,7 +39,9 @@ def mrope_positions(
         offsets = np.flatnonzero(is_image[place:])
         size = rows * columns
         if len(offsets) < size or not is_image[place + offsets[0] : place + offsets[0] + size].all():
-            raise BadInput(f"{len(grids)} images need more image tokens than the sample's {int(is_image.sum())}")
+            raise BadInput(
+                f"{len(grids)} images need more image tokens than the sample's {int(is_image.sum())}"
+            )
         first = place + int(offsets[0])
         positions[:, place:first] = np.arange(free, free + first - place)
         free += first - place

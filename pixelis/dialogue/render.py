@@ -1,7 +1,7 @@
 """Renders chat turns as exact tokens, and parses policy tokens to turns.
 
-Only this module and the dialect produce tags and special tokens: text of users, demonstrations and observations never
-becomes one, whatever it spells.
+Only this module and the dialect produce tags and special tokens: text of users, demonstrations and
+observations never becomes one, whatever it spells.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ START, END = Tag("<|im_start|>"), Tag("<|im_end|>")
 VISION_START, VISION_END = Tag("<|vision_start|>"), Tag("<|vision_end|>")
 _SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _BYTES = {chr(byte): byte for byte in _SHOWN}
-_BYTES |= {chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _SHOWN)}
+_BYTES |= {
+    chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in _SHOWN)
+}
 """Byte of each character in which byte-level vocabularies, as GPT-2's, write their tokens."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -40,8 +42,9 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 class Renderer:
     """Renders and parses the turns of one model with its tokenizer, dialect and operations.
 
-    ``operations`` are those that the dialect supports, ``environments`` those that questions may name. Raises BadInput if the
-    tokenizer lacks a token of the chat format, BadConfig if the dialect has no form for the operations or an environment.
+    ``operations`` are those that the dialect supports, ``environments`` those that questions may name. Raises
+    BadInput if the tokenizer lacks a token of the chat format, BadConfig if the dialect has no form for the
+    operations or an environment.
     """
 
     def __init__(
@@ -54,16 +57,24 @@ class Renderer:
     ):
         self.tokenizer, self.spec = tokenizer, spec
         self.dialect = DIALECTS[config.dialect]
-        self.operations = {operation.name: operation for operation in operations if self.dialect.offers(operation)}
+        self.operations = {
+            operation.name: operation for operation in operations if self.dialect.offers(operation)
+        }
         if operations and self.dialect.call and not self.operations:
             names = ", ".join(operation.name for operation in operations)
             raise BadConfig(
-                f"dialogue.dialect {config.dialect} does not support {names}", fix="add zoom_in to toolbox.operations"
+                f"dialogue.dialect {config.dialect} does not support {names}",
+                fix="add zoom_in to toolbox.operations",
             )
         self.environments = environments or {}
         for name, environment in self.environments.items():
-            if unsupported := [action.name for action in environment.actions if not self.dialect.offers(action)]:
-                message = f"dialogue.dialect {config.dialect} has no form for {', '.join(unsupported)} of the environment {name}"
+            if unsupported := [
+                action.name for action in environment.actions if not self.dialect.offers(action)
+            ]:
+                message = (
+                    f"dialogue.dialect {config.dialect} has no form for {', '.join(unsupported)} of "
+                    f"the environment {name}"
+                )
                 raise BadConfig(message, fix="set dialogue.dialect=qwen")
         configured = spec.coordinates if config.coordinates == "auto" else config.coordinates
         self.coordinates = self.dialect.scale or configured
@@ -76,7 +87,9 @@ class Renderer:
         controls = {token.content for token in added if is_control(token.content, bool(token.special))}
         for tag in (START, END, VISION_START, VISION_END):
             token_id(tokenizer, tag)
-        self._control = re.compile("|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True)))
+        self._control = re.compile(
+            "|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True))
+        )
 
     def offered(self, question: Question, operations: bool = True) -> dict[str, type[Operation]]:
         """The operations that the policy may use for this question, by name; none without ``operations``.
@@ -86,14 +99,19 @@ class Renderer:
         if operations and (environment := environment_of(question, self.environments)) is not None:
             return {action.name: action for action in environment.actions}
         names = question.tools
-        return {name: o for name, o in self.operations.items() if operations and (names is None or name in names)}
+        return {
+            name: o for name, o in self.operations.items() if operations and (names is None or name in names)
+        }
 
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
-        """The turns before the first policy token: [system,] user, ... The tokens end with the assistant's opener.
+        """The turns before the first policy token: [system,] user, ...
 
-        An earlier exchange is one user turn, whose tokens include the answer. ``views`` are the question's pictures in order;
-        ``operations`` False offers no tools. With ``dialogue.system: row`` the system message of the question's row replaces the
-        dialect's instructions. A dialect without a system turn gets that of the model's chat template.
+        The tokens end with the assistant's opener.
+
+        An earlier exchange is one user turn, whose tokens include the answer. ``views`` are the question's
+        pictures in order; ``operations`` False offers no tools. With ``dialogue.system: row`` the system
+        message of the question's row replaces the dialect's instructions. A dialect without a system turn
+        gets that of the model's chat template.
         """
         turns = []
         offered = self.offered(question, operations)
@@ -101,35 +119,55 @@ class Renderer:
         system: Sequence[Piece] = self.dialect.pieces(own) if isinstance(own, str) else []
         instruct = self.system and not system
         if instruct:
-            system = self.dialect.system(views, offered, self.coordinates, self.max_calls) or self._template_system
+            system = (
+                self.dialect.system(views, offered, self.coordinates, self.max_calls) or self._template_system
+            )
         if system:
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
-            turns.append(Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"])))
+            turns.append(
+                Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"]))
+            )
         for exchange in question.history:
             shown = [view for view in views if (view.parent or view.id) in exchange.media]
             views = [view for view in views if view not in shown]
             answer = self.dialect.render(exchange.answer, self._scale(shown))
-            turns.append(self._exchange(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"]))
+            turns.append(
+                self._exchange(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"])
+            )
         return [*turns, self._exchange(question.question, views, bool(offered), instruct, [])]
 
     @functools.cached_property
     def _template_system(self) -> list[Piece]:
-        """The system turn that the model's chat template writes by itself, as that of Qwen2.5-VL. Raises BadInput."""
+        """The system turn that the model's chat template writes by itself, as that of Qwen2.5-VL.
+
+        Raises BadInput.
+        """
         if not self.tokenizer.chat_template:
             return []
         content = [{"type": "text", "text": "?"}] if self.spec.reads_images else "?"
         try:
-            text = str(self.tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
+            text = str(
+                self.tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            )
         except (jinja2.TemplateError, TypeError) as error:
-            raise BadInput(f"the tokenizer's chat template fails: {error}", fix="set dialogue.system=none") from None
+            raise BadInput(
+                f"the tokenizer's chat template fails: {error}", fix="set dialogue.system=none"
+            ) from None
         before, opening, closing = text.partition(f"{START}user\n")[0], f"{START}system\n", f"{END}\n"
         if not (before.startswith(opening) and before.endswith(closing)):
             return []
         return [Tag(before.removeprefix(opening).removesuffix(closing))]
 
-    def _exchange(self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]) -> Turn:
+    def _exchange(
+        self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
+    ) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
-        text = "\n".join(filter(None, ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer))))
+        text = "\n".join(
+            filter(
+                None,
+                ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer)),
+            )
+        )
         tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n", *answer])
         return Turn(
             role="user",
@@ -138,16 +176,22 @@ class Renderer:
             images=[view.id for view in views],
         )
 
-    def observation(self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1) -> Turn:
-        """The turn that shows an observation, from the line break after the policy's turn to the assistant's next opener.
+    def observation(
+        self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1
+    ) -> Turn:
+        """The turn that shows an observation, from the line break after the policy's turn to the assistant's
+        next opener.
 
-        ``images_so_far``: number of earlier images, for dialects that number them. The ``count`` observations of a turn with
-        several calls are one turn of the chat, of which this is the part ``place``.
+        ``images_so_far``: number of earlier images, for dialects that number them. The ``count`` observations
+        of a turn with several calls are one turn of the chat, of which this is the part ``place``.
         """
         last = place == count - 1
         pieces = self.dialect.observation(observation, images_so_far, self.system and last)
-        text = _clean("".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag)))
-        opener, closer = ([] if place else [START, "user\n"]), ([END, "\n", START, "assistant\n"] if last else [])
+        text = _clean(
+            "".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag))
+        )
+        opener = [] if place else [START, "user\n"]
+        closer = [END, "\n", START, "assistant\n"] if last else []
         tokens = self._encode(["\n", *opener, *pieces, *closer])
         images = [view.id for view in observation.images]
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
@@ -159,10 +203,13 @@ class Renderer:
         images: Sequence[ImageView] = (),
         operations: Mapping[str, type[Operation]] | None = None,
     ) -> tuple[Turn, Reply]:
-        """Parse a policy turn; the tokens are stored exactly. ``images`` are the views so far (targets and sizes).
+        """Parse a policy turn; the tokens are stored exactly.
 
-        ``operations`` are those that may be called (`offered`), by default all. A turn with a banned id, an id outside the
-        vocabulary, or the stop token before its end has ``error`` ``bad_token`` and no tokens: it never enters a batch.
+        ``images`` are the views so far (targets and sizes).
+
+        ``operations`` are those that may be called (`offered`), by default all. A turn with a banned id, an
+        id outside the vocabulary, or the stop token before its end has ``error`` ``bad_token`` and no tokens:
+        it never enters a batch.
         """
         tokens, log_probs = [int(t) for t in tokens], [float(p) for p in log_probs]
         if len(tokens) != len(log_probs):
@@ -170,11 +217,15 @@ class Renderer:
         stopped = bool(tokens) and tokens[-1] == self.spec.stop
         content = tokens[:-1] if stopped else tokens
         valid = [t for t in content if 0 <= t < self.spec.vocab]
-        text = str(self.tokenizer.decode(valid, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        text = str(
+            self.tokenizer.decode(valid, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
         if len(valid) < len(content) or self.spec.stop in content or not self._banned.isdisjoint(content):
             return Turn(role="assistant", text=text, error="bad_token"), Reply()
         scale = self._scale(images)
-        reply = self.dialect.parse(text, self.operations if operations is None else operations, scale, self.max_calls)
+        reply = self.dialect.parse(
+            text, self.operations if operations is None else operations, scale, self.max_calls
+        )
         turn = Turn(
             role="assistant",
             text=text,
@@ -187,35 +238,53 @@ class Renderer:
         return turn, reply
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """The UTF-8 bytes of each token, of which a character may need several: together, the text of the tokens."""
+        """The UTF-8 bytes of each token, of which a character may need several: together, the text of the
+        tokens.
+        """
         added = self.tokenizer.added_tokens_decoder
         pieces = []
         for token in tokens:
-            text = str(self.tokenizer.convert_ids_to_tokens(token)) if token not in added else added[token].content
+            text = (
+                str(self.tokenizer.convert_ids_to_tokens(token))
+                if token not in added
+                else added[token].content
+            )
             is_plain = token not in added and all(character in _BYTES for character in text)
             pieces.append(bytes(_BYTES[character] for character in text) if is_plain else text.encode())
         return pieces
 
     def listener(self, on_text: Callable[[str], None]) -> TokenCallback:
-        """Pass the tokens of a policy turn on as text, a character as soon as all its bytes are there, without the stop token."""
+        """Pass the tokens of a policy turn on as text, a character as soon as all its bytes are there,
+        without the stop token.
+        """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def on_tokens(tokens: Sequence[int]) -> None:
-            text = decoder.decode(b"".join(self.pieces([token for token in tokens if token != self.spec.stop])))
+            text = decoder.decode(
+                b"".join(self.pieces([token for token in tokens if token != self.spec.stop]))
+            )
             if text:
                 on_text(text)
 
         return on_tokens
 
     def assistant(
-        self, content: Action | Sequence[Action] | str, think: str | None = None, images: Sequence[ImageView] = ()
+        self,
+        content: Action | Sequence[Action] | str,
+        think: str | None = None,
+        images: Sequence[ImageView] = (),
     ) -> Turn:
-        """A demonstration's turn: calls, or the text of an answer. Ends with the stop token; has no log-probs.
+        """A demonstration's turn: calls, or the text of an answer.
 
-        ``images`` are the views so far, which models with pixel coordinates need. The turn's actions are the dialect's versions
-        of the given ones. Raises OperationError if the dialect cannot express them, or for more than ``dialogue.max_calls``.
+        Ends with the stop token; has no log-probs.
+
+        ``images`` are the views so far, which models with pixel coordinates need. The turn's actions are the
+        dialect's versions of the given ones. Raises OperationError if the dialect cannot express them, or for
+        more than ``dialogue.max_calls``.
         """
-        calls = [content] if isinstance(content, Action) else [] if isinstance(content, str) else list(content)
+        calls = (
+            [content] if isinstance(content, Action) else [] if isinstance(content, str) else list(content)
+        )
         self.check_calls(len(calls))
         parts = self.dialect.render(calls or content, self._scale(images), think)
         actions = [self.dialect.adapt(action) for action in calls]
@@ -230,24 +299,37 @@ class Renderer:
     def check_calls(self, count: int) -> None:
         """Raise OperationError ``limit`` for more calls in a turn than ``dialogue.max_calls``."""
         if count > self.max_calls:
-            raise OperationError(f"{count} calls in a turn, dialogue.max_calls is {self.max_calls}", code="limit")
+            raise OperationError(
+                f"{count} calls in a turn, dialogue.max_calls is {self.max_calls}", code="limit"
+            )
 
     def mistaken(self, action: Action, think: str | None = None) -> Turn:
-        """The turn of a wrong call that the dialect has no form for, arguments as they stand: it is context, never learnt."""
+        """The turn of a wrong call that the dialect has no form for, arguments as they stand: it is context,
+        never learnt.
+        """
         call = {"name": action.op, "arguments": {**action.arguments, "target": action.target}}
         text = json.dumps(call, ensure_ascii=False, default=str)
         tag = self.dialect.call or "tool_call"
-        pieces = [*([Tag("<think>"), think, Tag("</think>")] if think else []), Tag(f"<{tag}>"), text, Tag(f"</{tag}>")]
+        pieces = [
+            *([Tag("<think>"), think, Tag("</think>")] if think else []),
+            Tag(f"<{tag}>"),
+            text,
+            Tag(f"</{tag}>"),
+        ]
         return Turn(role="assistant", text=_clean("".join(pieces)), tokens=self._encode([*pieces, END]))
 
     def verbatim(self, text: str, actions: Sequence[Action] = (), images: Sequence[ImageView] = ()) -> Turn:
-        """A demonstration's turn as its row has it. ``actions``: its calls are written anew, as these; the rest is kept.
+        """A demonstration's turn as its row has it.
+
+        ``actions``: its calls are written anew, as these; the rest is kept.
 
         Raises OperationError as `assistant`.
         """
         if actions:
             text = self.dialect.rewrite(text, actions, self._scale(images))
-        return Turn(role="assistant", text=_clean(text), tokens=self._encode([*self.dialect.pieces(text), END]))
+        return Turn(
+            role="assistant", text=_clean(text), tokens=self._encode([*self.dialect.pieces(text), END])
+        )
 
     def _scale(self, images: Sequence[ImageView]) -> Scale:
         return Scale.of(self.coordinates, images, slack=self.spec.multiple, clamp=self.clamp)
@@ -267,7 +349,9 @@ class Renderer:
                 continue
             if not self.spec.reads_images:
                 fix = "name a vision-language model in policy.model, or questions without media"
-                raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision", fix=fix)
+                raise BadInput(
+                    f"a model of type {self.spec.family} reads text alone", code="no_vision", fix=fix
+                )
             width, height = piece.view_size
             pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
             out += [self.spec.vision_start, *pads, self.spec.vision_end]
@@ -278,20 +362,26 @@ class Renderer:
         key = (text, isinstance(text, Tag))
         tokens = self._token_cache.get(key)
         if tokens is None:
-            tokens = self.tokenizer.encode(str(text), add_special_tokens=False) if key[1] else self._plain(text)
+            tokens = (
+                self.tokenizer.encode(str(text), add_special_tokens=False) if key[1] else self._plain(text)
+            )
             if len(text) <= 4096 and len(self._token_cache) < 1024:
                 self._token_cache[key] = tokens
         return tokens
 
     def _plain(self, text: str) -> list[int]:
-        """Encode text so that it gives no control tokens: their spellings are split after the first character."""
+        """Encode text so that it gives no control tokens: their spellings are split after the first
+        character.
+        """
         text = _clean(text)
         pieces, start, position = [], 0, 0
         while (match := self._control.search(text, position)) is not None:
             pieces.append(text[start : match.start() + 1])
             start = position = match.start() + 1
         pieces.append(text[start:])
-        return [t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)]
+        return [
+            t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)
+        ]
 
 
 def _clean(text: str) -> str:

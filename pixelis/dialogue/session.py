@@ -1,6 +1,7 @@
 """The session protocol between the agent loop and a generation engine.
 
-A session is one episode. It keeps the keys and values of all earlier tokens, so each call passes only new tokens.
+A session is one episode. It keeps the keys and values of all earlier tokens, so each call passes only new
+tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ BATCH_PRIORITY = 10
 class SamplingParams:
     """Sampling settings of a session. Raises BadInput for values out of range.
 
-    temperature: 0 is greedy. top_p: keeps the smallest set of tokens with at least this probability. max_tokens: limit of one
-    `generate` call, the stop token included. seed: determines the session's random numbers together with the first prompt and
-    the version. priority: a lower one is scheduled first, as in vLLM. top_log_probs: number of most likely tokens to report at
-    each place. stop: text with which a turn ends as with the stop token; the token that completes it is the last.
+    temperature: 0 is greedy. top_p: keeps the smallest set of tokens with at least this probability.
+    max_tokens: limit of one `generate` call, the stop token included. seed: determines the session's random
+    numbers together with the first prompt and the version. priority: a lower one is scheduled first, as in
+    vLLM. top_log_probs: number of most likely tokens to report at each place. stop: text with which a turn
+    ends as with the stop token; the token that completes it is the last.
     """
 
     temperature: float = 1.0
@@ -54,10 +56,10 @@ class SamplingParams:
 class Completion:
     """One generated turn.
 
-    tokens: ids, the stop token included. log_probs: natural log-probability of each token under the sampling distribution
-    (banned ids masked, temperature and top_p applied; at temperature 0 the masked distribution at temperature 1).
-    finish: `stop` after the stop token or text, `length` at max_tokens. top_log_probs: for each token, the most likely tokens
-    of its place with their log-probabilities, the most likely first.
+    tokens: ids, the stop token included. log_probs: natural log-probability of each token under the sampling
+    distribution (banned ids masked, temperature and top_p applied; at temperature 0 the masked distribution
+    at temperature 1). finish: `stop` after the stop token or text, `length` at max_tokens. top_log_probs: for
+    each token, the most likely tokens of its place with their log-probabilities, the most likely first.
     """
 
     tokens: list[int]
@@ -83,8 +85,9 @@ class Session(Protocol):
     ) -> Completion:
         """Append the new tokens and views (at first the whole prompt), then generate one turn.
 
-        tokens: ids with image pads expanded. views: uint8 [h, w, 3], one per run of image pads, in order. Raises BadInput if
-        tokens and views disagree, InfraFailure if the engine fails. Cancelling the call closes the session.
+        tokens: ids with image pads expanded. views: uint8 [h, w, 3], one per run of image pads, in order.
+        Raises BadInput if tokens and views disagree, InfraFailure if the engine fails. Cancelling the call
+        closes the session.
         """
         ...
 

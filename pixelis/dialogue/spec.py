@@ -45,7 +45,9 @@ TEXT_FAMILIES = frozenset(("qwen2", "qwen3"))
 """Families without a vision tower: questions with pictures are refused."""
 
 SPEAKABLE = frozenset(
-    f"<{slash}{tag}>" for tag in ("think", "tool_call", "grounding", "answer", "tool_response") for slash in ("", "/")
+    f"<{slash}{tag}>"
+    for tag in ("think", "tool_call", "grounding", "answer", "tool_response")
+    for slash in ("", "/")
 )
 """Tags that the policy may write, even if the tokenizer marks them as special."""
 
@@ -54,7 +56,8 @@ SPEAKABLE = frozenset(
 class ModelSpec:
     """Facts about one model folder. Token fields are ids; ``vocab`` is the width of the logits.
 
-    ``banned``: ids that must never be sampled: all special tokens except ``stop``, and rows of the logits without a token.
+    ``banned``: ids that must never be sampled: all special tokens except ``stop``, and rows of the logits
+    without a token.
     """
 
     family: str
@@ -85,10 +88,14 @@ class ModelSpec:
         return self.patch * self.merge
 
     def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """Patch grid of a view (frames, rows, columns). Raises BadInput unless the sides are multiples of ``multiple``."""
+        """Patch grid of a view (frames, rows, columns).
+
+        Raises BadInput unless the sides are multiples of ``multiple``.
+        """
         if height < 1 or width < 1 or height % self.multiple or width % self.multiple:
             raise BadInput(
-                f"a view of {width}x{height} pixels: the sides must be multiples of {self.multiple}", fix="resize it with fit()"
+                f"a view of {width}x{height} pixels: the sides must be multiples of {self.multiple}",
+                fix="resize it with fit()",
             )
         return 1, height // self.patch, width // self.patch
 
@@ -99,22 +106,29 @@ class ModelSpec:
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelSpec:
-        """Read a Hugging Face model folder: config.json, the tokenizer, and preprocessor_config.json if present.
+        """Read a Hugging Face model folder: config.json, the tokenizer, and preprocessor_config.json if
+        present.
 
-        Raises MissingFile without config.json, BadConfig for another architecture, BadInput for a tokenizer of another model.
+        Raises MissingFile without config.json, BadConfig for another architecture, BadInput for a tokenizer
+        of another model.
         """
-        # Plain JSON: the configuration classes of transformers import torch, which takes longer than the rest of this function.
+        # Plain JSON: the configuration classes of transformers import torch, which takes longer than the rest
+        # of this function.
         folder, raw = Path(folder), model_config(folder)
         name = raw["model_type"]
         family, tokenizer = FAMILIES[name], tokenizer or load_tokenizer(folder)
         vision, text = raw.get("vision_config") or {}, raw.get("text_config") or raw
         images = _read_json(folder / "preprocessor_config.json") or {}
-        image_token, video_token = raw.get("image_token_id", family.image_token), raw.get("video_token_id", family.video_token)
-        if name in TEXT_FAMILIES:  # a text model's config.json does not name them, and its vocabulary may be smaller
+        image_token = raw.get("image_token_id", family.image_token)
+        video_token = raw.get("video_token_id", family.video_token)
+        # A text model's config.json does not name them, and its vocabulary may be smaller
+        if name in TEXT_FAMILIES:
             image_token, video_token = (token_id(tokenizer, f"<|{kind}_pad|>") for kind in ("image", "video"))
         vocab = int(text.get("vocab_size", family.vocab))
         stop = token_id(tokenizer, "<|im_end|>")
-        _check_tokens(tokenizer, vocab, {key: raw[key] for key in ("image_token_id", "video_token_id") if key in raw})
+        _check_tokens(
+            tokenizer, vocab, {key: raw[key] for key in ("image_token_id", "video_token_id") if key in raw}
+        )
         return cls(
             family=name,
             patch=int(vision.get("patch_size", family.patch)),
@@ -127,21 +141,30 @@ class ModelSpec:
             vision_start=token_id(tokenizer, "<|vision_start|>"),
             vision_end=token_id(tokenizer, "<|vision_end|>"),
             stop=stop,
-            pad=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else token_id(tokenizer, "<|endoftext|>"),
+            pad=tokenizer.pad_token_id
+            if tokenizer.pad_token_id is not None
+            else token_id(tokenizer, "<|endoftext|>"),
             coordinates=family.coordinates,
             vocab=vocab,
             banned=_banned(tokenizer, stop, vocab, {image_token, video_token}),
-            embedded=bool(raw.get("pixelis_nano")) or folder.resolve().parts[-3:] == ("pixelis", "nano", "base"),
+            embedded=bool(raw.get("pixelis_nano"))
+            or folder.resolve().parts[-3:] == ("pixelis", "nano", "base"),
         )
 
 
 def model_config(folder: str | Path) -> dict[str, Any]:
-    """Read a folder's config.json. Raises MissingFile without it, BadConfig for an unsupported architecture."""
+    """Read a folder's config.json.
+
+    Raises MissingFile without it, BadConfig for an unsupported architecture.
+    """
     raw = _read_json(Path(folder) / "config.json")
     if raw is None:
         raise MissingFile(
             f"no config.json in {folder}",
-            fix="use the folder of a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or of a text model Qwen2.5 or Qwen3",
+            fix=(
+                "use the folder of a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or of a text "
+                "model Qwen2.5 or Qwen3"
+            ),
         )
     if (family := raw.get("model_type")) not in FAMILIES:
         raise BadConfig(
@@ -160,7 +183,10 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     if not (folder / "vocab.json").is_file():
-        raise MissingFile(f"no tokenizer in {folder}", fix="copy tokenizer.json and tokenizer_config.json of the model there")
+        raise MissingFile(
+            f"no tokenizer in {folder}",
+            fix="copy tokenizer.json and tokenizer_config.json of the model there",
+        )
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -170,23 +196,32 @@ def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     """Id of a required token. Raises BadInput if the tokenizer lacks it."""
     token = tokenizer.get_vocab().get(text)
     if token is None:
-        raise BadInput(f"the tokenizer has no token {text}", fix="use the tokenizer that belongs to the model")
+        raise BadInput(
+            f"the tokenizer has no token {text}", fix="use the tokenizer that belongs to the model"
+        )
     return int(token)
 
 
 def is_control(text: str, special: bool) -> bool:
-    """True for tokens that structure a conversation: marked special, ``<|...|>`` or ``<tag>``. Plain text never becomes one."""
+    """True for tokens that structure a conversation: marked special, ``<|...|>`` or ``<tag>``.
+
+    Plain text never becomes one.
+    """
     return special or (text.startswith("<") and text.endswith(">"))
 
 
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, int]) -> None:
-    """Raise BadInput unless the tokenizer matches config.json: ids fit the vocabulary, and placeholder ids are equal."""
+    """Raise BadInput unless the tokenizer matches config.json: ids fit the vocabulary, and placeholder ids
+    are equal.
+    """
     fix = "use the tokenizer and the config.json of one model"
     for key, number in placeholders.items():
         token = f"<|{key.partition('_')[0]}_pad|>"
         if (actual := tokenizer.get_vocab().get(token, number)) != number:
             raise BadInput(
-                f"config.json has {key} {number}, but {token} is {actual} in the tokenizer", code="bad_tokenizer", fix=fix
+                f"config.json has {key} {number}, but {token} is {actual} in the tokenizer",
+                code="bad_tokenizer",
+                fix=fix,
             )
     largest = max(*placeholders.values(), *tokenizer.get_vocab().values())
     if largest >= vocab:
@@ -194,7 +229,9 @@ def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: 
         raise BadInput(message, code="bad_tokenizer", fix=fix)
 
 
-def _banned(tokenizer: PreTrainedTokenizerBase, stop: int, vocab: int, placeholders: set[int]) -> tuple[int, ...]:
+def _banned(
+    tokenizer: PreTrainedTokenizerBase, stop: int, vocab: int, placeholders: set[int]
+) -> tuple[int, ...]:
     out = set(placeholders)
     for index, token in tokenizer.added_tokens_decoder.items():
         if (token.special or token.content.startswith("<|")) and token.content not in SPEAKABLE:

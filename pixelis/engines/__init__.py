@@ -1,4 +1,6 @@
-"""Generation engines with one interface: `hf` (embedded, runs wherever torch runs) and `vllm` (production)."""
+"""Generation engines with one interface: `hf` (embedded, runs wherever torch runs) and `vllm`
+(production).
+"""
 
 from __future__ import annotations
 

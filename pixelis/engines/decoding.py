@@ -1,7 +1,8 @@
 """Batched decoding: the KV cache of a wave, sampling, and the decoding loop. Plain torch, no asyncio.
 
-A wave is a batch of rows (requests). Each distinct new prompt is prefilled once; rows of open episodes bring keys and
-values from earlier waves. Then all rows decode together until each has its stop token or reaches its limit.
+A wave is a batch of rows (requests). Each distinct new prompt is prefilled once; rows of open episodes bring
+keys and values from earlier waves. Then all rows decode together until each has its stop token or reaches its
+limit.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ COMPACT = 0.5
 class KeyValues:
     """KV cache of a batch, [rows, kv heads, columns, width] per layer, written in place.
 
-    valid: the columns that contain a token of the row; the others are padding and never attended to. used: filled columns.
+    valid: the columns that contain a token of the row; the others are padding and never attended to. used:
+    filled columns.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device):
@@ -46,9 +48,14 @@ class KeyValues:
         self.used = 0
 
     def update(
-        self, key: Float[Tensor, "rows heads new width"], value: Float[Tensor, "rows heads new width"], layer: int
+        self,
+        key: Float[Tensor, "rows heads new width"],
+        value: Float[Tensor, "rows heads new width"],
+        layer: int,
     ) -> tuple[Float[Tensor, "rows heads columns width"], Float[Tensor, "rows heads columns width"]]:
-        """Store the new columns of a layer and return all columns so far; called by the attention of transformers."""
+        """Store the new columns of a layer and return all columns so far; called by the attention of
+        transformers.
+        """
         rows, heads, new, width = key.shape
         if layer == len(self.keys):
             shape = (rows, heads, self.valid.shape[1], width)
@@ -62,7 +69,8 @@ class KeyValues:
 
 @dataclass(slots=True)
 class Past:
-    """The state of an episode between turns: its row in a KV cache, the last sampled token (not in the cache) and its position.
+    """The state of an episode between turns: its row in a KV cache, the last sampled token (not in the cache)
+    and its position.
 
     origin: hash of the first prompt.
     """
@@ -114,7 +122,9 @@ class Decoder:
         row.ids = np.asarray(row.tokens if past is None else [past.token, *row.tokens], dtype=np.int64)
         grids = [self.spec.grid(view.shape[0], view.shape[1]) for view in row.views]
         start = 0 if past is None else past.position
-        row.positions, row.free = mrope_positions(row.ids, grids, self.spec.image_token, self.spec.merge, start)
+        row.positions, row.free = mrope_positions(
+            row.ids, grids, self.spec.image_token, self.spec.merge, start
+        )
         row.digests = [view_digest(view) for view in row.views]
         prompt = hashlib.blake2b(b"".join([row.ids.tobytes(), *row.digests]), digest_size=8)
         row.origin = int.from_bytes(prompt.digest()) if past is None else past.origin
@@ -129,7 +139,10 @@ class Decoder:
         if fresh:
             distinct: dict[object, int] = {}
             # Contents are compared too: a wrong key costs time but never gives a wrong answer.
-            keys = [object() if (r := rows[i]).key is None else (r.key, r.ids.tobytes(), *r.digests) for i in fresh]
+            keys = [
+                object() if (r := rows[i]).key is None else (r.key, r.ids.tobytes(), *r.digests)
+                for i in fresh
+            ]
             prompt = [distinct.setdefault(key, len(distinct)) for key in keys]
             first = dict(zip(reversed(prompt), reversed(fresh), strict=True))
             members = [rows[first[p]] for p in range(len(distinct))]
@@ -163,7 +176,9 @@ class Decoder:
             _, store_rows, members = stores.setdefault(id(row.past.store), (row.past.store, [], []))
             store_rows.append(row.past.row)
             members.append(i)
-        parts = [(store, torch.tensor(store_rows, device=self.device)) for store, store_rows, _ in stores.values()]
+        parts = [
+            (store, torch.tensor(store_rows, device=self.device)) for store, store_rows, _ in stores.values()
+        ]
         order = [i for _, _, members in stores.values() for i in members]
         if order != sorted(order):
             joined = join(parts, 0)
@@ -171,7 +186,9 @@ class Decoder:
         return join(parts, extra)
 
     def _prefill(self, rows: Sequence[Row], store: KeyValues) -> Float[Tensor, "rows width"]:
-        """Append the rows' tokens to the store, padded at the right; returns the hidden state of each row's last token."""
+        """Append the rows' tokens to the store, padded at the right; returns the hidden state of each row's
+        last token.
+        """
         lengths = [len(row.ids) for row in rows]
         longest = max(lengths)
         tokens = np.full((len(rows), longest), self.spec.pad, dtype=np.int64)
@@ -186,7 +203,8 @@ class Decoder:
         store.valid[:, start : start + longest] = inside
         # A token attends to all valid columns up to its own.
         causal = torch.ones(longest, start + longest, dtype=torch.bool, device=self.device).tril(start)
-        # A padding query must see something: else its softmax is NaN, which spreads to other rows through masked sums.
+        # A padding query must see something: else its softmax is NaN, which spreads to other rows through
+        # masked sums.
         mask = (store.valid[:, None, : start + longest] & causal) | ~inside[:, :, None]
         features, views = None, [view for row in rows for view in row.views]
         if views:
@@ -228,8 +246,11 @@ class Decoder:
         count = len(rows)
         limits = [row.sampling.max_tokens for row in rows]
         steps = max(limits)
-        # A batch of questions shares a seed: without the prompt's hash all groups would draw the same numbers.
-        sampler = Sampler([row.sampling for row in rows], [(*row.stream, row.origin) for row in rows], steps, self.device)
+        # A batch of questions shares a seed: without the prompt's hash all groups would draw the same
+        # numbers.
+        sampler = Sampler(
+            [row.sampling for row in rows], [(*row.stream, row.origin) for row in rows], steps, self.device
+        )
         limit = torch.tensor(limits, device=self.device)
         position = torch.tensor([row.free for row in rows], device=self.device)
         generated = torch.full((count, steps), self.spec.stop, dtype=torch.int64, device=self.device)
@@ -258,7 +279,11 @@ class Decoder:
                     if (listener := rows[i].on_token) is not None:
                         listener(step, token)
             if has_stops:
-                new = {i for i in open_rows.tolist() if self._is_stopped(rows[i].sampling.stop, generated[i, : step + 1])}
+                new = {
+                    i
+                    for i in open_rows.tolist()
+                    if self._is_stopped(rows[i].sampling.stop, generated[i, : step + 1])
+                }
                 going &= torch.tensor([i not in new for i in alive.tolist()], device=self.device)
                 ended |= new
             going &= (chosen != self.spec.stop) & (limit[alive] > step + 1)
@@ -281,15 +306,30 @@ class Decoder:
             )[:, 0]
             position[alive] = current + going
         results = []
-        columns = zip(rows, generated.tolist(), log_probs.tolist(), length.tolist(), position.tolist(), location, strict=True)
+        columns = zip(
+            rows,
+            generated.tolist(),
+            log_probs.tolist(),
+            length.tolist(),
+            position.tolist(),
+            location,
+            strict=True,
+        )
         for i, (row, tokens, values, size, free, (row_store, row_index)) in enumerate(columns):
             tokens, values = tokens[:size], values[:size]
             self.tokens_written += size
-            completion = Completion(tokens, values, "stop" if tokens[-1] == self.spec.stop or i in ended else "length")
+            completion = Completion(
+                tokens, values, "stop" if tokens[-1] == self.spec.stop or i in ended else "length"
+            )
             if number := row.sampling.top_log_probs:
-                places = zip(top_tokens[i, :size, :number].tolist(), top_log_probs[i, :size, :number].tolist(), strict=True)
+                places = zip(
+                    top_tokens[i, :size, :number].tolist(),
+                    top_log_probs[i, :size, :number].tolist(),
+                    strict=True,
+                )
                 completion.top_log_probs = [
-                    [entry for entry in zip(*place, strict=True) if entry[1] > float("-inf")] for place in places
+                    [entry for entry in zip(*place, strict=True) if entry[1] > float("-inf")]
+                    for place in places
                 ]
             results.append((completion, Past(row_store, row_index, tokens[-1], free, row.origin)))
         return results
@@ -302,9 +342,17 @@ class Decoder:
 class Sampler:
     """Samples the next token of each row with its own settings and random numbers."""
 
-    def __init__(self, settings: Sequence[SamplingParams], streams: Sequence[tuple[int, ...]], steps: int, device: torch.device):
+    def __init__(
+        self,
+        settings: Sequence[SamplingParams],
+        streams: Sequence[tuple[int, ...]],
+        steps: int,
+        device: torch.device,
+    ):
         # Raised, not refused: one caller's row must not end the wave of all.
-        temperature = torch.tensor([s.temperature and max(s.temperature, MIN_TEMPERATURE) for s in settings], device=device)
+        temperature = torch.tensor(
+            [s.temperature and max(s.temperature, MIN_TEMPERATURE) for s in settings], device=device
+        )
         self.greedy = temperature == 0
         # A greedy row reports log-probabilities at temperature 1.
         self.temperature = torch.where(self.greedy, 1.0, temperature)
@@ -315,7 +363,9 @@ class Sampler:
         uniform = np.zeros((len(settings), steps), dtype=np.float32)
         for i, (setting, stream) in enumerate(zip(settings, streams, strict=True)):
             if setting.temperature > 0:
-                uniform[i, : setting.max_tokens] = np.random.default_rng(stream).random(setting.max_tokens, dtype=np.float32)
+                uniform[i, : setting.max_tokens] = np.random.default_rng(stream).random(
+                    setting.max_tokens, dtype=np.float32
+                )
         self.uniform = torch.from_numpy(uniform).to(device)
 
     def __call__(
@@ -334,15 +384,21 @@ class Sampler:
             cumulative = probabilities.cumsum(dim=-1)
             total = cumulative[:, -1:]
             # Strictly below the total, so that the search finds a token with a probability above 0.
-            target = torch.minimum(self.uniform[alive, step][:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+            target = torch.minimum(
+                self.uniform[alive, step][:, None] * total, torch.nextafter(total, torch.zeros_like(total))
+            )
             sampled = torch.searchsorted(cumulative, target, right=True)[:, 0]
             possible = probabilities.gather(1, sampled[:, None])[:, 0] > 0
             chosen = torch.where(greedy | ~possible, best, sampled)
         return chosen, probabilities
 
 
-def nucleus(logits: Float[Tensor, "rows vocab"], top_p: Float[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
-    """Set logits outside the smallest set of tokens with probability >= top_p to -inf; rows with top_p 1 are unchanged."""
+def nucleus(
+    logits: Float[Tensor, "rows vocab"], top_p: Float[Tensor, " rows"]
+) -> Float[Tensor, "rows vocab"]:
+    """Set logits outside the smallest set of tokens with probability >= top_p to -inf; rows with top_p 1 are
+    unchanged.
+    """
     ranked, index = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
     outside = (ranked.cumsum(dim=-1) - ranked >= top_p[:, None]) & (top_p < 1)[:, None]
     return logits.masked_fill(torch.zeros_like(outside).scatter(1, index, outside), float("-inf"))

@@ -1,4 +1,6 @@
-"""The interface of the engines and what they share: sessions, checks of requests, loading, sleep, and health."""
+"""The interface of the engines and what they share: sessions, checks of requests, loading, sleep, and
+health.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 class EngineSession:
-    """One episode of an engine; see `dialogue.session.Session`. ordinal: its number among the sessions of its key."""
+    """One episode of an engine; see `dialogue.session.Session`. ordinal: its number among the sessions of its
+    key.
+    """
 
     def __init__(self, engine: Any, prefix_key: str | None, ordinal: int):
         self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
@@ -35,7 +39,9 @@ class EngineSession:
         if not len(tokens):
             raise BadInput("no new tokens: the policy would generate two turns in a row")
         if min(tokens) < 0 or max(tokens) >= self.engine.spec.vocab:
-            raise BadInput(f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary")
+            raise BadInput(
+                f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary"
+            )
         for view in views:
             if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
                 raise BadInput(f"a view must be uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
@@ -45,7 +51,9 @@ S = TypeVar("S", bound=EngineSession)
 
 
 class Engine(ABC, Generic[S]):
-    """Generates turns for concurrent sessions with one version of the policy. drains: a load waits for open sessions."""
+    """Generates turns for concurrent sessions with one version of the policy. drains: a load waits for open
+    sessions.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     spec: ModelSpec
@@ -75,7 +83,8 @@ class Engine(ABC, Generic[S]):
     async def open(self, prefix_key: str | None = None) -> S:
         """Open a session; waits while a `load` is pending.
 
-        Sessions with equal keys must have equal first prompts (tokens and views), which are then prefilled once.
+        Sessions with equal keys must have equal first prompts (tokens and views), which are then prefilled
+        once.
         """
         while not self._may_open.is_set():
             await self._may_open.wait()
@@ -122,7 +131,10 @@ class Engine(ABC, Generic[S]):
         return not self._awake.is_set()
 
     async def sleep(self) -> None:
-        """Free the accelerator's memory once no session is open; `open` and `load` wait for `wake`. Idempotent."""
+        """Free the accelerator's memory once no session is open; `open` and `load` wait for `wake`.
+
+        Idempotent.
+        """
         async with self._load_lock:
             if self.asleep:
                 return
@@ -146,10 +158,13 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to another version (None: the base model). Raises BadInput, without a switch, for a foreign adapter.
+        """Switch to another version (None: the base model).
 
-        `engine.on_update=drain` waits until no session is open. `keep` switches between two turns (`hf`) or tokens (`vllm`)
-        of open sessions, which keep the old keys and values; log-probs are those at sampling time.
+        Raises BadInput, without a switch, for a foreign adapter.
+
+        `engine.on_update=drain` waits until no session is open. `keep` switches between two turns (`hf`) or
+        tokens (`vllm`) of open sessions, which keep the old keys and values; log-probs are those at sampling
+        time.
         """
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """The embedded engine: batches of requests (waves) run with transformers in one worker thread.
 
-A wave starts when all open sessions are waiting, when `max_num_seqs` are waiting, or when the oldest has waited for `MAX_WAIT_S`.
-The worker thread uses only the model; sessions, queues and futures belong to the event loop.
+A wave starts when all open sessions are waiting, when `max_num_seqs` are waiting, or when the oldest has
+waited for `MAX_WAIT_S`. The worker thread uses only the model; sessions, queues and futures belong to the
+event loop.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class HfSession(EngineSession):
         self.check_turn(tokens, views, self.waiting is not None)
         # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
         stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
-        row = Row(tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream))
+        row = Row(
+            tokens, views, sampling, self.past, self.prefix_key, tuple(s & 0xFFFFFFFFFFFFFFFF for s in stream)
+        )
         row.on_token = _once(on_tokens) if on_tokens is not None else None
         try:
             return await self.engine._submit(self, row)
@@ -87,7 +90,13 @@ class HfEngine(Engine[HfSession]):
     `seed` contributes to the random numbers of every session. Raises the errors of `load_model`.
     """
 
-    def __init__(self, model_folder: str | Path, policy: config.PolicyConfig, engine: config.EngineConfig, seed: int = 0):
+    def __init__(
+        self,
+        model_folder: str | Path,
+        policy: config.PolicyConfig,
+        engine: config.EngineConfig,
+        seed: int = 0,
+    ):
         self.model, self.tokenizer, self.spec = load_model(policy, folder=model_folder)
         self.model.requires_grad_(False)
         self._device = next(self.model.parameters()).device
@@ -97,7 +106,9 @@ class HfEngine(Engine[HfSession]):
         self._decoder = Decoder(self.model, self.spec, self.tokenizer)
         self._base = BaseWeights()
         # OpenMP's number of threads is a setting of each thread: set it in the worker.
-        self._worker = ThreadPoolExecutor(1, "hf-engine", initializer=torch.set_num_threads, initargs=(engine.threads,))
+        self._worker = ThreadPoolExecutor(
+            1, "hf-engine", initializer=torch.set_num_threads, initargs=(engine.threads,)
+        )
         self._pending: list[_Request] = []
         self._wave: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -139,7 +150,9 @@ class HfEngine(Engine[HfSession]):
         decoder = self._decoder
         self.tokens_read, self.tokens_reused = decoder.tokens_read, decoder.tokens_reused
         self.tokens_written = decoder.tokens_written
-        return self._health("hf", len(self._pending), self._wave is not None, self.busy_s) | {"waves": self.waves}
+        return self._health("hf", len(self._pending), self._wave is not None, self.busy_s) | {
+            "waves": self.waves
+        }
 
     async def aclose(self) -> None:
         """Fail pending requests, close all sessions and stop the worker. Idempotent."""
@@ -201,7 +214,9 @@ class HfEngine(Engine[HfSession]):
         loop = asyncio.get_running_loop()
         started = time.perf_counter()
         try:
-            outcomes = await loop.run_in_executor(self._worker, self._compute, [request.row for request in batch])
+            outcomes = await loop.run_in_executor(
+                self._worker, self._compute, [request.row for request in batch]
+            )
         except BaseException as error:
             outcomes = [InfraFailure(f"the engine's worker failed: {error!r}")] * len(batch)
         self.busy_s += time.perf_counter() - started
@@ -236,7 +251,12 @@ class HfEngine(Engine[HfSession]):
         self._decode(rows, prepared, outcomes)
         return [o if o is not None else InfraFailure("no result") for o in outcomes]
 
-    def _decode(self, rows: list[Row], members: list[int], outcomes: list[tuple[Completion, Past] | PixelisError | None]) -> None:
+    def _decode(
+        self,
+        rows: list[Row],
+        members: list[int],
+        outcomes: list[tuple[Completion, Past] | PixelisError | None],
+    ) -> None:
         if not members:
             return
         try:

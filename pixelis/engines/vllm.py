@@ -1,7 +1,7 @@
 """The production engine: vLLM's AsyncLLM with the protocol of `engines`.
 
-vLLM schedules, batches and caches in a separate process. A session stores its whole episode and sends it with every turn; the
-prefix cache avoids recomputation, also between sessions with the same prompt.
+vLLM schedules, batches and caches in a separate process. A session stores its whole episode and sends it with
+every turn; the prefix cache avoids recomputation, also between sessions with the same prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,14 @@ from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.engine import Engine, EngineSession
 from pixelis.engines.vllm_files import OWNER, Scratch, child_environment, link_model, quantized_copy
-from pixelis.errors import BadInput, DeadlineExceeded, InfraFailure, MissingDependency, PixelisError, install_extra
+from pixelis.errors import (
+    BadInput,
+    DeadlineExceeded,
+    InfraFailure,
+    MissingDependency,
+    PixelisError,
+    install_extra,
+)
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
@@ -53,7 +60,10 @@ log = logging.getLogger(__name__)
 
 
 class VllmSession(EngineSession):
-    """One episode; see `dialogue.session.Session`. Stores the episode's ids and pictures; vLLM stores the keys and values."""
+    """One episode; see `dialogue.session.Session`.
+
+    Stores the episode's ids and pictures; vLLM stores the keys and values.
+    """
 
     engine: VllmEngine
 
@@ -68,7 +78,11 @@ class VllmSession(EngineSession):
         self.task: asyncio.Task[Completion] | None = None
 
     async def generate(
-        self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams, on_tokens: TokenCallback | None = None
+        self,
+        tokens: Sequence[int],
+        views: Sequence[np.ndarray],
+        sampling: SamplingParams,
+        on_tokens: TokenCallback | None = None,
     ) -> Completion:
         """Append the new tokens, then generate one turn; see `Session.generate`.
 
@@ -77,13 +91,17 @@ class VllmSession(EngineSession):
         self.check_turn(tokens, views, self.task is not None)
         spec = self.engine.spec
         if (value := sampling.temperature) and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
-            raise BadInput(f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not {value:g}")
+            raise BadInput(
+                f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not {value:g}"
+            )
         self.engine.check_views(len(self.pictures), views)
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
         _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
         lengths = len(self.ids), len(self.short), len(self.pictures)
         # One pad per picture: vLLM expands them, and its prompt is compared with ours afterwards.
-        self.short += collapse(tokens, [spec.image_tokens(*view.shape[:2]) for view in views], spec.image_token)
+        self.short += collapse(
+            tokens, [spec.image_tokens(*view.shape[:2]) for view in views], spec.image_token
+        )
         self.ids += (int(token) for token in tokens)
         self.pictures += [Image.fromarray(view) for view in views]
         self.digests += [view_digest(view).hex() for view in views]
@@ -126,9 +144,9 @@ class VllmSession(EngineSession):
 class VllmEngine(Engine[VllmSession]):
     """Generation with vLLM; see `engines.Engine`.
 
-    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits; ``seed`` contributes to the
-    random numbers of every session. Raises MissingDependency without vLLM, BadInput and MissingFile for an unsupported
-    model, InfraFailure if vLLM does not start.
+    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits; ``seed``
+    contributes to the random numbers of every session. Raises MissingDependency without vLLM, BadInput and
+    MissingFile for an unsupported model, InfraFailure if vLLM does not start.
     """
 
     def __init__(
@@ -140,13 +158,17 @@ class VllmEngine(Engine[VllmSession]):
         seed: int = 0,
     ):
         if importlib.util.find_spec("vllm") is None:
-            raise MissingDependency("engine.name=vllm requires vLLM, which is not installed", fix=install_extra("gpu"))
+            raise MissingDependency(
+                "engine.name=vllm requires vLLM, which is not installed", fix=install_extra("gpu")
+            )
         folder = Path(model_folder)
         self.tokenizer = load_tokenizer(folder)
         self.spec = ModelSpec.load(folder, self.tokenizer)
         super().__init__(fingerprint(folder), drains=engine.on_update == "drain")
         self.seed = seed
-        self.max_context, self.max_images, self.timeout_s = dialogue.max_context, dialogue.max_images, engine.timeout_s
+        self.max_context = dialogue.max_context
+        self.max_images = dialogue.max_images
+        self.timeout_s = engine.timeout_s
         self.max_pixels = max(budget.max_pixels for budget in (dialogue.input, dialogue.crop, dialogue.frame))
         self.merges = merges(policy, engine)
         self._base = BaseFile(folder)
@@ -181,9 +203,14 @@ class VllmEngine(Engine[VllmSession]):
             self.dtype = pick_dtype(policy.dtype, torch.device("cuda" if on_gpu else "cpu"))
             tile, source = self.spec.multiple**2, quantized_copy(folder, engine, self.spec, on_gpu)
             arguments: dict[str, Any] = {
-                "model": str(link_model(source, self._scratch.path / "model", self.spec, tile, max(tile, self.max_pixels))),
+                "model": str(
+                    link_model(
+                        source, self._scratch.path / "model", self.spec, tile, max(tile, self.max_pixels)
+                    )
+                ),
                 "dtype": str(self.dtype).removeprefix("torch."),
-                "quantization": "fp8" if engine.quantization == "fp8" else None,  # a copy's config.json names its own
+                # A copy's config.json names its own
+                "quantization": "fp8" if engine.quantization == "fp8" else None,
                 "seed": self.seed % 2**31,
                 "max_model_len": self.max_context,
                 "max_num_seqs": engine.max_num_seqs,
@@ -191,7 +218,8 @@ class VllmEngine(Engine[VllmSession]):
                 "tensor_parallel_size": engine.tensor_parallel,
                 # Never the Ray backend: in an actor it would reserve the actor's GPUs a second time.
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
-                "gpu_memory_utilization": engine.gpu_memory_utilization * min(1.0, engine.gpus / engine.tensor_parallel or 1.0),
+                "gpu_memory_utilization": engine.gpu_memory_utilization
+                * min(1.0, engine.gpus / engine.tensor_parallel or 1.0),
                 "kv_cache_memory_bytes": None if on_gpu else _CPU_CACHE_BYTES,
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
@@ -207,7 +235,8 @@ class VllmEngine(Engine[VllmSession]):
             if not on_gpu:
                 # Only full blocks are reused, and vLLM's 128 tokens on CPU exceed a small prompt.
                 arguments["block_size"] = _CPU_BLOCK
-                # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU: the engine would crash.
+                # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU: the
+                # engine would crash.
                 arguments["enable_chunked_prefill"] = False
             if self.merges:
                 from vllm.config import WeightTransferConfig
@@ -231,12 +260,16 @@ class VllmEngine(Engine[VllmSession]):
     async def load(self, version: int, adapter: Adapter | None) -> None:
         """Switch to `version`; see `engines.Engine.load`."""
         if adapter is not None and not self.merges and not adapter.is_of_language_layers:
-            raise BadInput("vLLM swaps only adapters of the language model's layers", fix="set engine.adapters=merge")
+            raise BadInput(
+                "vLLM swaps only adapters of the language model's layers", fix="set engine.adapters=merge"
+            )
         async with self._loading(adapter):
             if adapter is not None:
                 await asyncio.to_thread(self._base.updates, adapter)
             self._loads += 1
-            await self._guarded(self._merge(adapter) if self.merges else self._swap(version, adapter), "version load")
+            await self._guarded(
+                self._merge(adapter) if self.merges else self._swap(version, adapter), "version load"
+            )
             self.version = version
 
     async def _free(self) -> None:
@@ -249,7 +282,9 @@ class VllmEngine(Engine[VllmSession]):
             await self._guarded(self._llm.wake_up(), "wake")
 
     async def _swap(self, version: int, adapter: Adapter | None) -> None:
-        """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous adapter."""
+        """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous
+        adapter.
+        """
         from vllm.lora.request import LoRARequest
 
         old, new = self._lora, None
@@ -258,9 +293,13 @@ class VllmEngine(Engine[VllmSession]):
             # The name is part of the prefix cache's keys: versions do not share cached values.
             new = LoRARequest(folder.name, self._loads, str(folder))
             try:
-                await asyncio.to_thread(write_peft, adapter, folder, fold_scale=True, text_only=not self.spec.reads_images)
+                await asyncio.to_thread(
+                    write_peft, adapter, folder, fold_scale=True, text_only=not self.spec.reads_images
+                )
                 await self._llm.add_lora(new)
-            except BaseException:  # of a cancelled load, too: the file would fill shared memory as long as the engine lives
+            except (
+                BaseException
+            ):  # of a cancelled load, too: the file would fill shared memory as long as the engine lives
                 await asyncio.to_thread(shutil.rmtree, folder, True)
                 raise
         self._lora = new
@@ -272,7 +311,8 @@ class VllmEngine(Engine[VllmSession]):
         await asyncio.to_thread(shutil.rmtree, Path(lora.lora_path), True)
 
     async def _merge(self, adapter: Adapter | None) -> None:
-        """Load merged weights into vLLM with its transfer phases, then clear everything computed with the old ones.
+        """Load merged weights into vLLM with its transfer phases, then clear everything computed with the old
+        ones.
 
         Turns in progress keep their cached values, which no other turn reads (see the salt in `_request`).
         """
@@ -336,18 +376,25 @@ class VllmEngine(Engine[VllmSession]):
             self._scratch.remove()
 
     def check_views(self, images: int, views: Sequence[np.ndarray]) -> None:
-        """Raise BadInput for views that vLLM would resize or refuse; `images` is the number of earlier views."""
+        """Raise BadInput for views that vLLM would resize or refuse; `images` is the number of earlier
+        views.
+        """
         if views and not self.spec.reads_images:
             raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision")
         if images + len(views) > self.max_images:
-            raise BadInput(f"{images + len(views)} images in an episode: dialogue.max_images is {self.max_images}")
+            raise BadInput(
+                f"{images + len(views)} images in an episode: dialogue.max_images is {self.max_images}"
+            )
         for view in views:
             if view.shape[0] * view.shape[1] > max(self.max_pixels, self.spec.multiple**2):
                 raise BadInput(
-                    f"a view of {view.shape[0]} x {view.shape[1]} exceeds the largest budget, {self.max_pixels} pixels"
+                    f"a view of {view.shape[0]} x {view.shape[1]} exceeds the largest budget, "
+                    f"{self.max_pixels} pixels"
                 )
 
-    async def complete(self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None) -> Completion:
+    async def complete(
+        self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None
+    ) -> Completion:
         """Generate one turn of the session's episode."""
         self._check_alive()
         room = self.max_context - len(session.ids)
@@ -364,7 +411,9 @@ class VllmEngine(Engine[VllmSession]):
             raise
         except TimeoutError:
             self.failures += 1
-            raise DeadlineExceeded(f"a turn took longer than engine.timeout_s = {self.timeout_s:g} s") from None
+            raise DeadlineExceeded(
+                f"a turn took longer than engine.timeout_s = {self.timeout_s:g} s"
+            ) from None
         except PixelisError:
             self.failures += 1
             raise
@@ -374,7 +423,9 @@ class VllmEngine(Engine[VllmSession]):
             self.failures += 1
             if isinstance(error, (ValueError, TypeError, VLLMClientError)):
                 raise BadInput(f"vLLM refused the request: {error}") from error
-            raise InfraFailure(f"vLLM failed: {self._failure() or repr(error)}", code="engine_failed") from error
+            raise InfraFailure(
+                f"vLLM failed: {self._failure() or repr(error)}", code="engine_failed"
+            ) from error
         finally:
             self._pending -= 1
             if not self._pending:
@@ -386,12 +437,15 @@ class VllmEngine(Engine[VllmSession]):
         self.tokens_read += len(session.ids) - reused
         return completion
 
-    async def _request(self, session: VllmSession, sampling: SamplingParams, room: int, on_tokens: TokenCallback | None) -> Any:
+    async def _request(
+        self, session: VllmSession, sampling: SamplingParams, room: int, on_tokens: TokenCallback | None
+    ) -> Any:
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        # Versions must not share keys and values; an episode that is open during a load continues with its own.
+        # Versions must not share keys and values; an episode that is open during a load continues with its
+        # own.
         prompt: dict[str, Any] = {"prompt_token_ids": list(session.short), "cache_salt": str(session.loads)}
         if session.pictures:
             prompt["multi_modal_data"] = {"image": list(session.pictures)}
@@ -433,7 +487,9 @@ class VllmEngine(Engine[VllmSession]):
     def _read(self, session: VllmSession, output: Any, top: int) -> Completion:
         """Convert vLLM's output. Raises InfraFailure for another prompt or an incomplete output."""
         if list(output.prompt_token_ids) != session.ids:
-            raise InfraFailure("vLLM's prompt differs from the episode's tokens and pictures", code="prompt_mismatch")
+            raise InfraFailure(
+                "vLLM's prompt differs from the episode's tokens and pictures", code="prompt_mismatch"
+            )
         generated = output.outputs[0]
         tokens, values = [int(token) for token in generated.token_ids], generated.logprobs or []
         if generated.finish_reason not in ("stop", "length") or not tokens or len(values) != len(tokens):
@@ -459,7 +515,9 @@ class VllmEngine(Engine[VllmSession]):
     def _check_alive(self) -> None:
         super()._check_alive()
         if (reason := self._failure()) is not None:
-            raise InfraFailure(f"vLLM cannot serve: {reason}", code="engine_dead", fix="restart the generator")
+            raise InfraFailure(
+                f"vLLM cannot serve: {reason}", code="engine_dead", fix="restart the generator"
+            )
 
 
 def collapse(tokens: Sequence[int], sizes: Sequence[int], image_token: int) -> list[int]:

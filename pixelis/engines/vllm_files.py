@@ -1,6 +1,7 @@
 """Files for vLLM's processes: the model folder, adapters, and changed weights.
 
-vLLM reads the model from a folder of links with our image processor settings, so that views of `fit` are not resized again.
+vLLM reads the model from a folder of links with our image processor settings, so that views of `fit` are not
+resized again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Scratch:
         shared = Path("/dev/shm")
         parent = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
         for lock in parent.glob(f"{PREFIX}*.lock"):
-            with contextlib.suppress(filelock.Timeout, OSError), locked(lock, wait=False):  # OSError: another user's
+            # OSError: another user's
+            with contextlib.suppress(filelock.Timeout, OSError), locked(lock, wait=False):
                 shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
                 lock.unlink()
         self.path = parent / f"{PREFIX}{uuid4().hex}"
@@ -62,10 +64,17 @@ class Scratch:
 
 
 def require_served(spec: ModelSpec) -> None:
-    """Raise BadConfig for a vision model whose log-probabilities no test of the engine compares with the learner's."""
+    """Raise BadConfig for a vision model whose log-probabilities no test of the engine compares with the
+    learner's.
+    """
     if spec.reads_images and spec.family not in _PROCESSORS:
-        message = f"the engine vllm does not serve models of type {spec.family}: nothing proves that it samples from the same"
-        raise BadConfig(f"{message} distribution as the learner computes", fix="set engine.name=hf, or use a dense model")
+        message = (
+            f"the engine vllm does not serve models of type {spec.family}: nothing proves that it "
+            "samples from the same"
+        )
+        raise BadConfig(
+            f"{message} distribution as the learner computes", fix="set engine.name=hf, or use a dense model"
+        )
 
 
 QUANT_METHODS = {"int8": "compressed-tensors", "awq": "awq"}
@@ -73,7 +82,8 @@ QUANT_METHODS = {"int8": "compressed-tensors", "awq": "awq"}
 
 
 def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu: bool) -> Path:
-    """The folder from which vLLM loads weights: engine.model if it is a quantised copy of ``folder``, else ``folder``.
+    """The folder from which vLLM loads weights: engine.model if it is a quantised copy of ``folder``, else
+    ``folder``.
 
     Raises BadConfig for a copy of another model or quantisation, and for fp8 without a GPU.
     """
@@ -83,28 +93,41 @@ def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu
         return folder
     copy = Path(settings.model)
     own, original = model_config(copy), model_config(folder)
-    method, expected = (own.get("quantization_config") or {}).get("quant_method"), QUANT_METHODS[settings.quantization]
+    method = (own.get("quantization_config") or {}).get("quant_method")
+    expected = QUANT_METHODS[settings.quantization]
     if method != expected:
         message = (
-            f"engine.model {copy} has the quantisation {method}, but engine.quantization={settings.quantization}: {expected}"
+            f"engine.model {copy} has the quantisation {method}, but "
+            f"engine.quantization={settings.quantization}: {expected}"
         )
         raise BadConfig(message, fix="name a copy of that quantisation")
     texts = [raw.get("text_config") or raw for raw in (own, original)]
-    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+    keys = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+    )
     if different := [key for key in keys if texts[0].get(key) != texts[1].get(key)]:
         message = f"engine.model {copy} is no copy of {folder}: {', '.join(different)} differ"
         raise BadConfig(message, fix="quantise policy.model itself")
     if ModelSpec.load(copy) != spec:
         raise BadConfig(
-            f"engine.model {copy} reads text or pictures differently from {folder}", fix="quantise policy.model itself"
+            f"engine.model {copy} reads text or pictures differently from {folder}",
+            fix="quantise policy.model itself",
         )
     return copy
 
 
 def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max_pixels: int) -> Path:
-    """Create a folder of links to the model's files; returns `target`. A vision model gets image processor settings from `spec`.
+    """Create a folder of links to the model's files; returns `target`.
 
-    vLLM's processor does not resize views of min_pixels to max_pixels pixels whose sides are multiples of `spec.multiple`.
+    A vision model gets image processor settings from `spec`.
+
+    vLLM's processor does not resize views of min_pixels to max_pixels pixels whose sides are multiples of
+    `spec.multiple`.
     """
     target.mkdir(parents=True)
     for file in folder.iterdir():
@@ -131,7 +154,9 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
 
 @contextlib.contextmanager
 def child_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for vLLM's child processes; restores the environment afterwards, which vLLM modifies too."""
+    """Set environment variables for vLLM's child processes; restores the environment afterwards, which vLLM
+    modifies too.
+    """
     original = dict(os.environ)
     os.environ.update(values)
     try:

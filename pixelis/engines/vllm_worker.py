@@ -1,6 +1,8 @@
-"""Code that runs in vLLM's processes: a logits processor that bans tokens, weight updates from files, and the end with the owner.
+"""Code that runs in vLLM's processes: a logits processor that bans tokens, weight updates from files, and the
+end with the owner.
 
-vLLM imports this module by name (logits processor, worker extension). It depends only on `vllm_files` and `policy.export`.
+vLLM imports this module by name (logits processor, worker extension). It depends only on `vllm_files` and
+`policy.export`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as LogitsProcessorV2
@@ -30,7 +36,9 @@ BANNED = "pixelis_banned"
 
 
 class Extension:
-    """An empty worker extension: importing its module registers the transfer engine below and watches the owner."""
+    """An empty worker extension: importing its module registers the transfer engine below and watches the
+    owner.
+    """
 
 
 def _end_with_owner() -> None:
@@ -100,7 +108,9 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """base: the model's folder. changes: a safetensors file with the changed tensors under the same names, or None."""
+    """base: the model's folder. changes: a safetensors file with the changed tensors under the same names, or
+    None.
+    """
 
     base: str
     changes: str | None = None
@@ -137,7 +147,10 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         self.model.load_weights((name, changes.get(name, tensor)) for name, tensor in tensors)
 
     def finish_weight_update(self) -> None:
-        """End the reload. An output layer that is tied to the embedding is packed again: on CPU it is a copy."""
+        """End the reload.
+
+        An output layer that is tied to the embedding is packed again: on CPU it is a copy.
+        """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)

@@ -43,7 +43,11 @@ SCORES: dict[Metric, Callable[[Sequence[Trajectory]], list[float]]] = {
 def question_scores(groups: Mapping[str, Group]) -> dict[str, dict[str, float]]:
     """Metric -> question -> mean over its episodes; unscored questions are left out."""
     return {
-        metric: {name: statistics.fmean(values) for name, group in groups.items() if (values := score(group.trajectories))}
+        metric: {
+            name: statistics.fmean(values)
+            for name, group in groups.items()
+            if (values := score(group.trajectories))
+        }
         for metric, score in SCORES.items()
     }
 
@@ -59,7 +63,8 @@ class Scores:
 
 
 def tabulate(runs: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Scores:
-    """Arrange ``runs`` (arm -> seed -> question -> score); arms, seeds and questions that a test cannot pair are left out.
+    """Arrange ``runs`` (arm -> seed -> question -> score); arms, seeds and questions that a test cannot pair
+    are left out.
 
     Raises ValueError if fewer than two questions remain.
     """
@@ -69,12 +74,16 @@ def tabulate(runs: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Scores:
     questions = sorted(set.intersection(*map(set, scored))) if scored else []
     if len(questions) < 2:
         raise ValueError(f"the arms share {len(seeds)} seeds and {len(questions)} scored questions")
-    values = np.array([[[runs[arm][seed][q] for q in questions] for seed in seeds] for arm in arms], dtype=np.float64)
+    values = np.array(
+        [[[runs[arm][seed][q] for q in questions] for seed in seeds] for arm in arms], dtype=np.float64
+    )
     return Scores(arms, tuple(seeds), tuple(questions), values)
 
 
 def summarise_arms(scores: Scores) -> list[dict[str, Any]]:
-    """For each arm: mean with its bootstrap interval over questions, means by seed and their standard deviation."""
+    """For each arm: mean with its bootstrap interval over questions, means by seed and their standard
+    deviation.
+    """
     rows = []
     for arm, values in zip(scores.arms, scores.values, strict=True):
         by_seed = values.mean(axis=1)
@@ -93,8 +102,8 @@ def summarise_arms(scores: Scores) -> list[dict[str, Any]]:
 def compare(scores: Scores, reference: str) -> list[dict[str, Any]]:
     """Each other arm minus the reference.
 
-    ``p``: permutation test over questions, ``p_seeds``: test over seeds (None for one seed), both corrected by Holm. ``effect``:
-    Cohen's d of the differences of questions, None if they are all equal and not 0.
+    ``p``: permutation test over questions, ``p_seeds``: test over seeds (None for one seed), both corrected
+    by Holm. ``effect``: Cohen's d of the differences of questions, None if they are all equal and not 0.
     """
     base = scores.values[scores.arms.index(reference)].mean(axis=0)
     others = [i for i, arm in enumerate(scores.arms) if arm != reference]
@@ -128,11 +137,17 @@ def verdict(row: Mapping[str, Any]) -> str:
     if row["p_holm"] > ALPHA:
         return "no difference seen"
     direction = "higher" if row["difference"] > 0 else "lower"
-    return direction if row["p_seeds_holm"] is not None and row["p_seeds_holm"] <= ALPHA else f"{direction} in these runs"
+    return (
+        direction
+        if row["p_seeds_holm"] is not None and row["p_seeds_holm"] <= ALPHA
+        else f"{direction} in these runs"
+    )
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """p values corrected for their number (Holm, Scandinavian Journal of Statistics 1979), in the given order."""
+    """p values corrected for their number (Holm, Scandinavian Journal of Statistics 1979), in the given
+    order.
+    """
     order = sorted(range(len(values)), key=values.__getitem__)
     corrected, largest = [0.0] * len(values), 0.0
     for rank, index in enumerate(order):
@@ -152,7 +167,8 @@ def cohen_d(differences: np.ndarray) -> float | None:
 def seed_error(scores: Scores) -> tuple[float, int] | None:
     """Standard error of the difference of two arms over seeds, and its degrees of freedom; None for one seed.
 
-    From the residuals of a two-way analysis of variance (arm, seed) without replication, so that all arms tell how seeds vary.
+    From the residuals of a two-way analysis of variance (arm, seed) without replication, so that all arms
+    tell how seeds vary.
     """
     arms, seeds = len(scores.arms), len(scores.seeds)
     if arms < 2 or seeds < 2:
@@ -179,7 +195,8 @@ def seed_test(scores: Scores, arm: str, reference: str) -> tuple[float, list[flo
 
 
 def detectable(scores: Scores) -> float | None:
-    """Smallest true difference to the reference that the test over seeds finds with a probability of `POWER`; None for one seed.
+    """Smallest true difference to the reference that the test over seeds finds with a probability of `POWER`;
+    None for one seed.
 
     At the level of Holm's first step, with the seeds' variation of this ablation.
     """

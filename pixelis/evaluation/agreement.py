@@ -1,4 +1,7 @@
-"""Agreement between raters. Every table has one row per rated thing and one column per rater, without gaps."""
+"""Agreement between raters.
+
+Every table has one row per rated thing and one column per rater, without gaps.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ Table = Sequence[Sequence[float]] | np.ndarray
 
 
 def cohen_kappa(table: Table) -> float | None:
-    """Cohen's kappa; of more than two raters the mean over their pairs. None if every rater gives one class only.
+    """Cohen's kappa; of more than two raters the mean over their pairs.
+
+    None if every rater gives one class only.
 
     Source: Cohen, Educational and Psychological Measurement 1960; Light, Psychological Bulletin 1971.
     """
@@ -21,7 +26,10 @@ def cohen_kappa(table: Table) -> float | None:
     codes = codes.reshape(np.shape(table))
     kappas = []
     for left, right in itertools.combinations(codes.T, 2):
-        chance = float(np.bincount(left, minlength=len(classes)) @ np.bincount(right, minlength=len(classes))) / len(codes) ** 2
+        chance = (
+            float(np.bincount(left, minlength=len(classes)) @ np.bincount(right, minlength=len(classes)))
+            / len(codes) ** 2
+        )
         if chance < 1:
             kappas.append((float((left == right).mean()) - chance) / (1 - chance))
     return float(np.mean(kappas)) if kappas else None
@@ -39,7 +47,9 @@ def fleiss_kappa(table: Table) -> float | None:
 
 
 def icc(table: Table) -> float | None:
-    """Intraclass correlation ICC(2,1): absolute agreement of single raters drawn from many. None without any variation.
+    """Intraclass correlation ICC(2,1): absolute agreement of single raters drawn from many.
+
+    None without any variation.
 
     Source: Shrout and Fleiss, Psychological Bulletin 1979.
     """
@@ -49,7 +59,10 @@ def icc(table: Table) -> float | None:
 
 
 def icc_interval(table: Table) -> list[float] | None:
-    """The 95 % interval of `icc`; None where it is undefined. Source: McGraw and Wong, Psychological Methods 1996, table 7."""
+    """The 95 % interval of `icc`; None where it is undefined.
+
+    Source: McGraw and Wong, Psychological Methods 1996, table 7.
+    """
     from scipy.stats import f  # scipy.stats takes a second to import
 
     value = icc(table)

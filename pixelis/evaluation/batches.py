@@ -9,7 +9,14 @@ from pixelis.evaluation.metrics import calls_of, exploration_efficiency, has_loo
 from pixelis.records import Group
 from pixelis.rewards.terms import reward_metrics
 
-BINS = ((0.0, "none"), (0.25, "quarter"), (0.5, "half"), (0.75, "three_quarters"), (0.9999, "most"), (1.0, "all"))
+BINS = (
+    (0.0, "none"),
+    (0.25, "quarter"),
+    (0.5, "half"),
+    (0.75, "three_quarters"),
+    (0.9999, "most"),
+    (1.0, "all"),
+)
 """Upper edges and names of the bins of a group's share of right answers."""
 
 NO_MAJORITY = ("no_majority", "tie")
@@ -55,7 +62,11 @@ def _votes(groups: Sequence[Group]) -> dict[str, float]:
     majority. ``vote/label_accuracy``: share of right majorities, over labelled groups only, as in
     ``_against_truth``.
     """
-    voting = [g for g in groups if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)]
+    voting = [
+        g
+        for g in groups
+        if any("majority_vote" in t.rewards or t.unscored in NO_MAJORITY for t in g.trajectories)
+    ]
     elected = [g for g in voting if any("majority_vote" in t.rewards for t in g.trajectories)]
     voted = [[t.rewards for t in g.trajectories if "majority_vote" in t.rewards] for g in elected]
     if not voting:
@@ -63,7 +74,9 @@ def _votes(groups: Sequence[Group]) -> dict[str, float]:
     out = {"vote/none": 1 - len(voted) / len(voting)}
     if voted:
         sizes = [len(g.trajectories) for g in elected]
-        ratios = [sum(r["majority_vote"] >= 1 for r in rewards) / n for rewards, n in zip(voted, sizes, strict=True)]
+        ratios = [
+            sum(r["majority_vote"] >= 1 for r in rewards) / n for rewards, n in zip(voted, sizes, strict=True)
+        ]
         means = [sum(r["majority_vote"] for r in rewards) / len(rewards) for rewards in voted]
         out["vote/majority_ratio"] = sum(ratios) / len(ratios)
         out["vote/majority_voting_reward"] = sum(means) / len(means)
@@ -75,16 +88,21 @@ def _votes(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def learnt_votes(groups: Sequence[Group]) -> dict[str, float]:
-    """``vote/learnt_*``: the metrics of ``_against_truth`` for the rollouts in the batch, which may be fewer than have voted."""
-    rewards = [[t.rewards for t in g.trajectories if {"majority_vote", "accuracy"} <= t.rewards.keys()] for g in groups]
+    """``vote/learnt_*``: the metrics of ``_against_truth`` for the rollouts in the batch, which may be fewer
+    than have voted.
+    """
+    rewards = [
+        [t.rewards for t in g.trajectories if {"majority_vote", "accuracy"} <= t.rewards.keys()]
+        for g in groups
+    ]
     return _against_truth([r for r in rewards if r], "vote/learnt_")
 
 
 def _against_truth(groups: list[list[dict[str, float]]], prefix: str) -> dict[str, float]:
     """Compare the votes with the truth, given the rollouts' rewards by group.
 
-    ``reward_accuracy``: share of rollouts whose vote reward equals the reward by truth. ``truth_share``: share of right rollouts.
-    ``pass_at_n``: share of groups with a right rollout.
+    ``reward_accuracy``: share of rollouts whose vote reward equals the reward by truth. ``truth_share``:
+    share of right rollouts. ``pass_at_n``: share of groups with a right rollout.
     """
     if not groups:
         return {}
@@ -92,7 +110,8 @@ def _against_truth(groups: list[list[dict[str, float]]], prefix: str) -> dict[st
     return {
         f"{prefix}reward_accuracy": sum(vote == truth for vote, truth in flat) / len(flat),
         f"{prefix}truth_share": sum(truth for _, truth in flat) / len(flat),
-        f"{prefix}pass_at_n": sum(any(r["accuracy"] > 0 for r in rewards) for rewards in groups) / len(groups),
+        f"{prefix}pass_at_n": sum(any(r["accuracy"] > 0 for r in rewards) for rewards in groups)
+        / len(groups),
     }
 
 

@@ -1,4 +1,6 @@
-"""Whether a confidence is a probability: how often answers of some confidence are right, and the curve that makes it one."""
+"""Whether a confidence is a probability: how often answers of some confidence are right, and the curve that
+makes it one.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ Calibration = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Answers whose confidence lies in the same tenth: how many there are, their mean confidence, and the share of right ones."""
+    """Answers whose confidence lies in the same tenth: how many there are, their mean confidence, and the
+    share of right ones.
+    """
 
     answers: int
     confidence: float
@@ -34,7 +38,8 @@ def bins(confidences: Sequence[float], right: Sequence[bool]) -> list[Bin]:
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
-    """Mean distance of confidence from the share of right answers, over tenths of confidence, weighted by answers; 0..1.
+    """Mean distance of confidence from the share of right answers, over tenths of confidence, weighted by
+    answers; 0..1.
 
     Source: expected calibration error of Naeini, Cooper and Hauskrecht, AAAI 2015.
     """
@@ -65,6 +70,9 @@ def fit(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Calibratio
     if slope <= 0:
         raise BadInput(
             "answers of more confidence are not right more often",
-            fix="choose another evolution.vote.strategy, or more samples: confidence says nothing about these questions",
+            fix=(
+                "choose another evolution.vote.strategy, or more samples: confidence says nothing about "
+                "these questions"
+            ),
         )
     return (round(slope, 3), round(intercept, 3)), calibration_error(unseen.tolist(), truths.tolist())

@@ -1,7 +1,8 @@
 """How well a policy uses each operation: the calls of its episodes against those that a question needs.
 
-A question names the latter in ``meta.expected_calls``, with the truth about what they should show (`ExpectedCall`). What an
-operation itself can do is measured elsewhere: here a call that is not made scores 0, and one in the wrong place what it shows.
+A question names the latter in ``meta.expected_calls``, with the truth about what they should show
+(`ExpectedCall`). What an operation itself can do is measured elsewhere: here a call that is not made scores
+0, and one in the wrong place what it shows.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ MIN_OBJECT_IOU = 0.5
 class ExpectedCall(Record):
     """A call that a question needs, and the truth about what it should show.
 
-    ``box`` (0..1) and ``mask`` (COCO run lengths) are those of a thing in the picture ``media``, or in ``frame`` of a clip.
-    ``text`` is what stands there, ``track`` its box by frame, ``frames`` are the numbers to select.
+    ``box`` (0..1) and ``mask`` (COCO run lengths) are those of a thing in the picture ``media``, or in
+    ``frame`` of a clip. ``text`` is what stands there, ``track`` its box by frame, ``frames`` are the numbers
+    to select.
     """
 
     op: str
@@ -69,7 +71,9 @@ def expected_calls(group: Group) -> list[ExpectedCall]:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
-        raise BadInput(f"{group.question.id}: meta.expected_calls: {where}: {problem['msg']}", fix="correct the row") from None
+        raise BadInput(
+            f"{group.question.id}: meta.expected_calls: {where}: {problem['msg']}", fix="correct the row"
+        ) from None
 
 
 def executed_calls(trajectory: Trajectory) -> list[Call]:
@@ -90,7 +94,9 @@ def executed_calls(trajectory: Trajectory) -> list[Call]:
 
 
 def shown_place(call: Call) -> tuple[str, int | None, Box] | None:
-    """Media id, frame, and box of the whole picture or frame, of the first view of a call; None without a view of a picture."""
+    """Media id, frame, and box of the whole picture or frame, of the first view of a call; None without a
+    view of a picture.
+    """
     if not call.observation.images or call.observation.images[0].parent == MADE:
         return None
     try:
@@ -112,13 +118,19 @@ def shows(place: tuple[str, int | None, Box] | None, truth: ExpectedCall) -> boo
 
 
 def object_iou(record: Mapping[str, Any], truth: ExpectedCall) -> float:
-    """IoU of a segmented object's mask with the true one, or of the boxes where either has no mask; 0 in another picture."""
+    """IoU of a segmented object's mask with the true one, or of the boxes where either has no mask; 0 in
+    another picture.
+    """
     if (record.get("root"), record.get("frame")) != (truth.media, truth.frame):
         return 0.0
     if truth.mask is None or record.get("mask") is None:
         return box_iou(record["box"], truth.box) if truth.box is not None else 0.0
     one, other = masks.decode(record["mask"]).full(), masks.decode(truth.mask).full()
-    return float(np.count_nonzero(one & other) / np.count_nonzero(one | other)) if one.shape == other.shape else 0.0
+    return (
+        float(np.count_nonzero(one & other) / np.count_nonzero(one | other))
+        if one.shape == other.shape
+        else 0.0
+    )
 
 
 def character_error_rate(reading: str, truth: str) -> float:
@@ -138,7 +150,9 @@ def _segment_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
 def _properties_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
     """Whether the properties of the expected object were measured."""
     objects = [call.trajectory.objects.get(str(call.action.arguments.get("object"))) for call in calls]
-    return float(any(record is not None and object_iou(record, truth) >= MIN_OBJECT_IOU for record in objects))
+    return float(
+        any(record is not None and object_iou(record, truth) >= MIN_OBJECT_IOU for record in objects)
+    )
 
 
 def _read_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
@@ -160,7 +174,10 @@ def _track_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
     """Mean IoU of the best track over the frames of the true one; frames that it lacks count as 0."""
     tracks = [track for call in calls for track in tracks_of(call, truth.media)]
     boxes = truth.track or {}
-    overlaps = [statistics.fmean(box_iou(track[f], box) if f in track else 0.0 for f, box in boxes.items()) for track in tracks]
+    overlaps = [
+        statistics.fmean(box_iou(track[f], box) if f in track else 0.0 for f, box in boxes.items())
+        for track in tracks
+    ]
     return max(overlaps, default=0.0)
 
 
@@ -178,7 +195,9 @@ SCORES: dict[str, tuple[str, Callable[[Sequence[Call], ExpectedCall], float]]] =
     "select_frames": ("frames_f1", _frames_score),
     "track_object": ("track_iou", _track_score),
 }
-"""Name and function of the score 0..1 of an operation: what the successful calls of an episode show of what is expected."""
+"""Name and function of the score 0..1 of an operation: what the successful calls of an episode show of what
+is expected.
+"""
 
 
 # Scores of episodes

@@ -38,7 +38,9 @@ def cause_of(group: Group, trajectory: Trajectory) -> Cause | None:
     if not calls:
         return "never looked"
     called = {call.action.op for call in calls}
-    shown = (_score(calls, truth) >= MIN_SCORE if truth.op in SCORES else truth.op in called for truth in expected)
+    shown = (
+        _score(calls, truth) >= MIN_SCORE if truth.op in SCORES else truth.op in called for truth in expected
+    )
     if not all(shown):
         return "looked elsewhere"
     last = expected[-1]
@@ -53,5 +55,7 @@ def _score(calls: Sequence[Call], truth: ExpectedCall) -> float:
 
 def error_causes(groups: Sequence[Group]) -> dict[str, Any]:
     """Number of wrong episodes by cause, in the order of `CAUSES`; empty if none is known."""
-    counts = Counter(cause for group in groups for t in group.trajectories if (cause := cause_of(group, t)) is not None)
+    counts = Counter(
+        cause for group in groups for t in group.trajectories if (cause := cause_of(group, t)) is not None
+    )
     return {cause: counts[cause] for cause in CAUSES} if counts else {}

@@ -38,10 +38,14 @@ def require_questions(count: int, clusters: int, source: str) -> None:
         raise BadInput(message, fix=f"lower evaluate.clusters to {count // 2}, or evaluate more questions")
 
 
-def balanced_vectors(parts: Sequence[tuple[np.ndarray | None, np.ndarray | None]], weights: tuple[float, float]) -> np.ndarray:
-    """Vectors [n, d] of (visual, text) vectors, in which either part has the share of the variance that its weight says.
+def balanced_vectors(
+    parts: Sequence[tuple[np.ndarray | None, np.ndarray | None]], weights: tuple[float, float]
+) -> np.ndarray:
+    """Vectors [n, d] of (visual, text) vectors, in which either part has the share of the variance that its
+    weight says.
 
-    Without this, the part that happens to vary more decides alone. A missing part stands in the middle of the others.
+    Without this, the part that happens to vary more decides alone. A missing part stands in the middle of the
+    others.
     """
     blocks = [np.zeros((len(parts), 1))]
     for weight, values in zip(weights, zip(*parts, strict=True), strict=True):
@@ -57,7 +61,10 @@ def balanced_vectors(parts: Sequence[tuple[np.ndarray | None, np.ndarray | None]
 
 
 def cluster_vectors(vectors: np.ndarray, clusters: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The cluster of each vector [n, d] by k-means, and its distance to the cluster's centre. Equal vectors may leave fewer."""
+    """The cluster of each vector [n, d] by k-means, and its distance to the cluster's centre.
+
+    Equal vectors may leave fewer.
+    """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
@@ -68,13 +75,17 @@ def cluster_vectors(vectors: np.ndarray, clusters: int, seed: int = 0) -> tuple[
     return labels, np.linalg.norm(vectors - model.cluster_centers_[labels], axis=1)
 
 
-def error_clusters(groups: Sequence[Group], vectors: np.ndarray, clusters: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Clusters of scored questions with vectors [n, d], the one with the highest error rate above that of all others first.
+def error_clusters(
+    groups: Sequence[Group], vectors: np.ndarray, clusters: int, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Clusters of scored questions with vectors [n, d], the one with the highest error rate above that of all
+    others first.
 
     A question is wrong if its mean accuracy is at most one half. Of each cluster:
 
     - ``questions``, ``wrong``, ``error_rate``, and its Wilson interval ``ci95``;
-    - ``rest_error_rate`` of all other questions (None without any) and the ``difference`` to it, with ``p`` of Fisher's exact
+    - ``rest_error_rate`` of all other questions (None without any) and the ``difference`` to it, with ``p``
+      of Fisher's exact
       test, and ``p_holm`` corrected for the number of clusters;
     - ``causes``: wrong episodes by cause, where known;
     - ``words`` that its questions have more often than the others, with their share of both;
@@ -105,7 +116,9 @@ def error_clusters(groups: Sequence[Group], vectors: np.ndarray, clusters: int, 
                 "ci95": list(wilson(errors, n)),
                 "rest_error_rate": rest,
                 "difference": 0.0 if rest is None else errors / n - rest,
-                "p": float(fisher_exact([[errors, n - errors], [other_errors, others - other_errors]]).pvalue),
+                "p": float(
+                    fisher_exact([[errors, n - errors], [other_errors, others - other_errors]]).pvalue
+                ),
                 "causes": {cause: count for cause, count in error_causes(failed).items() if count},
                 "words": words.of(inside),
                 "ids": [groups[i].question.id for i in members],
@@ -136,11 +149,20 @@ class _Words:
             self.weights, self.names = None, np.array([])
 
     def of(self, inside: np.ndarray) -> list[dict[str, Any]]:
-        """The words that stand out in the texts of a mask, with their share of these texts and of the others."""
+        """The words that stand out in the texts of a mask, with their share of these texts and of the
+        others.
+        """
         if self.weights is None or inside.all():
             return []
         own, others = self.weights[inside], self.weights[~inside]
         excess = np.asarray(own.mean(0) - others.mean(0)).ravel()
         shares, rest = (part.getnnz(axis=0) / part.shape[0] for part in (own, others))
-        order = [i for i in np.argsort(-excess, kind="stable") if shares[i] >= max(WORD_SHARE, WORD_RATIO * rest[i])]
-        return [{"word": str(self.names[i]), "share": float(shares[i]), "rest": float(rest[i])} for i in order[:WORDS]]
+        order = [
+            i
+            for i in np.argsort(-excess, kind="stable")
+            if shares[i] >= max(WORD_SHARE, WORD_RATIO * rest[i])
+        ]
+        return [
+            {"word": str(self.names[i]), "share": float(shares[i]), "rest": float(rest[i])}
+            for i in order[:WORDS]
+        ]

@@ -1,4 +1,6 @@
-"""The answers of another model from a file: rows as evaluations write them, or an object of answers by question id."""
+"""The answers of another model from a file: rows as evaluations write them, or an object of answers by
+question id.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,23 @@ SUBMITTED = {"questionId", "answer"}
 
 
 def rows_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of an object of answers by question id: MM-Vet's and MMMU's texts, ScienceQA's numbers of options under ``results``.
+    """Rows of an object of answers by question id: MM-Vet's and MMMU's texts, ScienceQA's numbers of options
+    under ``results``.
 
-    A number becomes the option's letter, one below 0 an empty answer. Raises BadInput ``no_output`` for another object.
+    A number becomes the option's letter, one below 0 an empty answer. Raises BadInput ``no_output`` for
+    another object.
     """
     answers = data["results"] if isinstance(data.get("results"), dict) else data
-    if wrong := [id for id, value in answers.items() if isinstance(value, bool) or not isinstance(value, str | int)]:
+    if wrong := [
+        id for id, value in answers.items() if isinstance(value, bool) or not isinstance(value, str | int)
+    ]:
         message = f"the value of {wrong[0]!r:.60} is no answer"
         raise BadInput(message, code="no_output", fix="give rows, or an object of answers by question id")
-    letters = {id: chr(ord("A") + value) if 0 <= value < 26 else "" for id, value in answers.items() if isinstance(value, int)}
+    letters = {
+        id: chr(ord("A") + value) if 0 <= value < 26 else ""
+        for id, value in answers.items()
+        if isinstance(value, int)
+    }
     return [{"id": id, "pred": letters.get(id, value)} for id, value in answers.items()]
 
 
@@ -38,11 +48,14 @@ def _ids(questions: Sequence[Question]) -> dict[str, str]:
     return {**originals, **{question.id: question.id for question in questions}}
 
 
-def episodes(rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], dialect: str = "plain") -> list[Group]:
+def episodes(
+    rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], dialect: str = "plain"
+) -> list[Group]:
     """One group for each question with the texts of its rows, in the order of the questions.
 
-    A row belongs to the question of its id, ours or the data set's; rows without ids belong to the questions in order. Raises
-    BadInput ``no_output`` for a row without a text, and ``unpaired`` when questions or rows are left over.
+    A row belongs to the question of its id, ours or the data set's; rows without ids belong to the questions
+    in order. Raises BadInput ``no_output`` for a row without a text, and ``unpaired`` when questions or rows
+    are left over.
     """
     texts: dict[str, list[str]] = {question.id: [] for question in questions}
     ids = _ids(questions)
@@ -52,9 +65,19 @@ def episodes(rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], d
         if text is None:
             raise BadInput(f"row {number} has no text in {', '.join(TEXTS)}", code="no_output")
         own_id = next((str(row[name]) for name in IDS if row.get(name) is not None), None)
-        id = ids.get(own_id) if own_id is not None else questions[number].id if number < len(questions) else None
+        id = (
+            ids.get(own_id)
+            if own_id is not None
+            else questions[number].id
+            if number < len(questions)
+            else None
+        )
         if id is None:
-            raise BadInput(f"row {number}: no question {own_id}", code="unpaired", fix="score against the file of its questions")
+            raise BadInput(
+                f"row {number}: no question {own_id}",
+                code="unpaired",
+                fix="score against the file of its questions",
+            )
         texts[id].append(text)
     if missing := [id for id, outputs in texts.items() if not outputs]:
         message = f"{len(missing)} questions have no answer, the first is {missing[0]}"
@@ -82,7 +105,9 @@ def episodes(rows: Iterable[Mapping[str, Any]], questions: Sequence[Question], d
 def with_scores(
     rows: Iterable[Mapping[str, Any]], groups: Sequence[Group], answers: Mapping[str, str | None]
 ) -> list[dict[str, Any]]:
-    """The rows with ``score``, ``extracted_answer`` (of ``answers`` by trajectory) and the cause of being ``unscored``."""
+    """The rows with ``score``, ``extracted_answer`` (of ``answers`` by trajectory) and the cause of being
+    ``unscored``.
+    """
     left = {group.question.id: list(group.trajectories) for group in groups}
     order, result = [group.question.id for group in groups], []
     ids = _ids([group.question for group in groups])

@@ -14,18 +14,23 @@ from pixelis.records import Group, Trajectory
 def summarise(items: Iterable[Group | Trajectory], *, interval: bool = True) -> dict[str, Any]:
     """Summarise a set of episodes.
 
-    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes, None without any. Unscored episodes are
+    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes, None without any.
+      Unscored episodes are
       counted by cause in `unscored` and never as wrong.
     - `ci95`, if `interval`: see `interval_of`.
-    - `rapr`: rate of pixel reasoning (Pixel-Reasoner), the share of episodes with at least one executed operation.
-    - `operations`: number of requested operations. `tool_error_rate`: the share of them that failed, see `operation_counts`.
+    - `rapr`: rate of pixel reasoning (Pixel-Reasoner), the share of episodes with at least one executed
+      operation.
+    - `operations`: number of requested operations. `tool_error_rate`: the share of them that failed, see
+      `operation_counts`.
     - `questions`: number with a scored episode. `stop_reasons`: count by reason.
     - `turns`, `seconds`: mean policy turns and mean wall seconds per episode.
     """
     episodes = list(_flatten(items))
     scores, unscored = _scores(episodes)
     values = [value for of_question in scores.values() for value in of_question]
-    requested, failed = (sum(counts) for counts in zip(*map(operation_counts, episodes), strict=True)) if episodes else (0, 0)
+    requested, failed = (
+        (sum(counts) for counts in zip(*map(operation_counts, episodes), strict=True)) if episodes else (0, 0)
+    )
     stops = Counter(episode.stop_reason.value for episode in episodes)
     return {
         "accuracy": sum(values) / len(values) if values else None,
@@ -51,7 +56,11 @@ def evaluation_metrics(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     for key in ("accuracy", "rapr", "tool_error_rate", "turns"):
         if values := [summary[key] for summary in summaries.values() if summary[key] is not None]:
             metrics[f"evaluate/{key}"] = sum(values) / len(values)
-    named = {name: summary["accuracy"] for name, summary in summaries.items() if name and summary["accuracy"] is not None}
+    named = {
+        name: summary["accuracy"]
+        for name, summary in summaries.items()
+        if name and summary["accuracy"] is not None
+    }
     return metrics | {f"evaluate/accuracy_{name}": accuracy for name, accuracy in named.items()}
 
 
@@ -101,7 +110,9 @@ def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
         if not turn.is_policy or (turn.action is None and not broken):
             continue
         calls = max(len(turn.actions), 1)
-        replies = [later.observation for later in trajectory.turns[i + 1 : i + 1 + calls]] or [turn.observation]
+        replies = [later.observation for later in trajectory.turns[i + 1 : i + 1 + calls]] or [
+            turn.observation
+        ]
         requested += calls
         failed += broken or sum(reply is not None and reply.status == "error" for reply in replies)
     return requested, failed
@@ -122,8 +133,8 @@ def _scores(episodes: Iterable[Trajectory]) -> tuple[dict[str, list[float]], Cou
 def interval_of(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """The 95 % interval of the accuracy of ``scores`` by question.
 
-    Wilson's if every question has one right-or-wrong episode, else a bootstrap over questions: episodes of one question are not
-    independent.
+    Wilson's if every question has one right-or-wrong episode, else a bootstrap over questions: episodes of
+    one question are not independent.
     """
     values = [value for of_question in scores.values() for value in of_question]
     binary = all(value in (0.0, 1.0) for value in values)

@@ -28,9 +28,15 @@ def files(system: System, name: str, groups: Sequence[Group], answers: Answers, 
 
 
 def file_name(name: str) -> str:
-    """``name`` where it is a harmless file name, else its harmless part and a hash, because ids come from data sets."""
+    """``name`` where it is a harmless file name, else its harmless part and a hash, because ids come from
+    data sets.
+    """
     harmless = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:80]
-    return harmless if harmless and harmless == name else f"{harmless}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return (
+        harmless
+        if harmless and harmless == name
+        else f"{harmless}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    )
 
 
 def _pixel_reasoner(name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
@@ -41,7 +47,8 @@ def _pixel_reasoner(name: str, groups: Sequence[Group], answers: Answers, model:
         scored = [t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards]
         if scored:
             benchmarks[_benchmark(group, name)].append(statistics.fmean(scored))
-        counts, context = [operation_counts(t) for t in group.trajectories], Context(group, code, Services(code), ())
+        counts = [operation_counts(t) for t in group.trajectories]
+        context = Context(group, code, Services(code), ())
         rows.append(
             {
                 "qids": group.question.id,
@@ -55,7 +62,13 @@ def _pixel_reasoner(name: str, groups: Sequence[Group], answers: Answers, model:
             }
         )
     metrics = [
-        {"benchname": task, "pass1": statistics.fmean(of), "ncorrect": sum(of), "ntotal": len(of), "modelpath": model}
+        {
+            "benchname": task,
+            "pass1": statistics.fmean(of),
+            "ncorrect": sum(of),
+            "ntotal": len(of),
+            "modelpath": model,
+        }
         for task, of in sorted(benchmarks.items())
     ]
     return {f"metrics_{name}.json": _json(metrics), f"sample.eval_{name}.jsonl": _lines(rows)}
@@ -105,7 +118,8 @@ def _deepeyes(name: str, groups: Sequence[Group], answers: Answers, model: str) 
 
 
 def _mini_o3(name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
-    """``mini_o3-NAME/ID/traj.jsonl``, ``ID_SAMPLE`` if a question has several; ``stats.json``; ``metrics.json``.
+    """``mini_o3-NAME/ID/traj.jsonl``, ``ID_SAMPLE`` if a question has several; ``stats.json``;
+    ``metrics.json``.
 
     As in its code ``pass_at_k`` is the share of right samples.
     """
@@ -145,7 +159,9 @@ def _mini_o3(name: str, groups: Sequence[Group], answers: Answers, model: str) -
 
 def _mini_o3_lines(group: Group, trajectory: Trajectory, doc_id: str) -> list[dict[str, Any]]:
     """The question, then each turn of the policy by number, and the error after a refused call."""
-    lines: list[dict[str, Any]] = [{"doc_id": doc_id, "initial_prompt": _prompt(trajectory), "ground_truth": _truth(group)}]
+    lines: list[dict[str, Any]] = [
+        {"doc_id": doc_id, "initial_prompt": _prompt(trajectory), "ground_truth": _truth(group)}
+    ]
     number = 0
     for turn in trajectory.turns:
         if turn.is_policy:
@@ -157,7 +173,9 @@ def _mini_o3_lines(group: Group, trajectory: Trajectory, doc_id: str) -> list[di
 
 
 def _benchmark(group: Group, name: str) -> str:
-    """The annotated set or task of the question, else what its id begins with as in Pixel-Reasoner's code, else ``name``."""
+    """The annotated set or task of the question, else what its id begins with as in Pixel-Reasoner's code,
+    else ``name``.
+    """
     question = group.question
     if {"original_id", "source"} <= question.meta.keys():
         return str(question.meta["source"])

@@ -1,6 +1,8 @@
-"""Blind comparisons by people: pairs of episodes of two arms, what raters say of them, and the statistics of that.
+"""Blind comparisons by people: pairs of episodes of two arms, what raters say of them, and the statistics of
+that.
 
-The rater sees both episodes of a question side by side, without truth, reward or arm; a `RatingKey` knows which side is which.
+The rater sees both episodes of a question side by side, without truth, reward or arm; a `RatingKey` knows
+which side is which.
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ class Pair:
 def draw_pairs(
     a: Sequence[Group], b: Sequence[Group], names: tuple[str, str], count: int, seed: int
 ) -> tuple[RatingKey, list[Pair]]:
-    """Draw up to ``count`` questions that both arms answered, evenly from all strata, and add the checks; in random order.
+    """Draw up to ``count`` questions that both arms answered, evenly from all strata, and add the checks; in
+    random order.
 
     Compares the first episode of each. Raises BadInput if the arms share no question.
     """
@@ -111,14 +114,18 @@ def draw_pairs(
     for question in sorted(first.keys() & second.keys()):
         strata[_stratum(first[question].trajectories[0], second[question].trajectories[0])].append(question)
     if not strata:
-        raise BadInput("the two evaluations share no answered question", fix="evaluate both policies on the same set")
+        raise BadInput(
+            "the two evaluations share no answered question", fix="evaluate both policies on the same set"
+        )
     for questions in strata.values():
         rng.shuffle(questions)
     in_turn = itertools.chain.from_iterable(itertools.zip_longest(*(strata[name] for name in sorted(strata))))
     drawn = list(itertools.islice((question for question in in_turn if question is not None), count))
     checks = rng.sample(drawn, max(1, round(CHECK_SHARE * len(drawn))))
     items, pairs = dict[str, KeyItem](), list[Pair]()
-    for question, is_check in rng.sample(shown := [(q, False) for q in drawn] + [(q, True) for q in checks], len(shown)):
+    for question, is_check in rng.sample(
+        shown := [(q, False) for q in drawn] + [(q, True) for q in checks], len(shown)
+    ):
         sides: list[Arm] = ["a", "b"]
         rng.shuffle(sides)
         left, right = (sides[0], sides[0]) if is_check else sides
@@ -130,7 +137,9 @@ def draw_pairs(
 
 
 def _stratum(*episodes: Trajectory) -> str:
-    return "+".join(sorted({action.op for episode in episodes for action in episode.actions})) or "no operation"
+    return (
+        "+".join(sorted({action.op for episode in episodes for action in episode.actions})) or "no operation"
+    )
 
 
 def _preference(rating: ItemRating, key: KeyItem) -> float:
@@ -148,11 +157,16 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
     by_item = _by_item(key, files)
     rated = {item: of for item, of in by_item.items() if of and not key.items[item].is_check}
     if len(rated) < 2:
-        raise BadInput(f"{len(rated)} questions are rated", fix="collect the ratings of at least two questions")
+        raise BadInput(
+            f"{len(rated)} questions are rated", fix="collect the ratings of at least two questions"
+        )
     preferences = [statistics.fmean(_preference(r, key.items[i]) for r in of) for i, of in rated.items()]
     comparisons = [_compared("preference", preferences)]
     for name in ("correct", *SCALES):
-        means = {arm: [statistics.fmean(_values(name, arm, of, key.items[i])) for i, of in rated.items()] for arm in ARMS}
+        means = {
+            arm: [statistics.fmean(_values(name, arm, of, key.items[i])) for i, of in rated.items()]
+            for arm in ARMS
+        }
         row = _compared(name, [a - b for a, b in zip(means["a"], means["b"], strict=True)])
         comparisons.append(row | {arm: statistics.fmean(of) for arm, of in means.items()})
     for row, corrected in zip(comparisons, holm([row["p"] for row in comparisons]), strict=True):
@@ -162,7 +176,10 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
     return {
         "arms": key.arms,
         "questions": len(rated),
-        "strata": {name: sum(key.items[i].stratum == name for i in rated) for name in {key.items[i].stratum for i in rated}},
+        "strata": {
+            name: sum(key.items[i].stratum == name for i in rated)
+            for name in {key.items[i].stratum for i in rated}
+        },
         "preferred": {"a": wins, "b": losses, "equal": equal, "share_a_ci95": _share_interval(by_question)},
         "comparisons": comparisons,
         "agreement": _agreement(key, files, rated),
@@ -170,7 +187,9 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
             {
                 "rater": file.rater,
                 "items": len(file.ratings),
-                "checks_passed": sum(r.preference == "equal" for r in file.ratings if key.items[r.item].is_check),
+                "checks_passed": sum(
+                    r.preference == "equal" for r in file.ratings if key.items[r.item].is_check
+                ),
                 "checks": sum(key.items[r.item].is_check for r in file.ratings),
                 "seconds": statistics.median(r.seconds for r in file.ratings) if file.ratings else None,
                 "hasty": sum(r.seconds < HASTY_S for r in file.ratings),
@@ -214,17 +233,21 @@ def _share_interval(votes: Sequence[Sequence[float]]) -> list[float]:
 def _by_item(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, list[ItemRating]]:
     names = [file.rater for file in files]
     if repeated := {name for name in names if names.count(name) > 1}:
-        raise BadInput(f"several files of {', '.join(sorted(repeated))}", fix="pass the last file of each rater")
+        raise BadInput(
+            f"several files of {', '.join(sorted(repeated))}", fix="pass the last file of each rater"
+        )
     by_item: dict[str, list[ItemRating]] = {item: [] for item in key.items}
     for file in files:
         if file.page != key.page:
             raise BadInput(
-                f"{file.rater} rated the page {file.page}, not {key.page}", fix="pass the key and the ratings of one page"
+                f"{file.rater} rated the page {file.page}, not {key.page}",
+                fix="pass the key and the ratings of one page",
             )
         items = [rating.item for rating in file.ratings]
         if len(set(items)) < len(items) or not set(items) <= by_item.keys():
             raise BadInput(
-                f"the ratings of {file.rater} have repeated or unknown items", fix="pass the file as the page saved it"
+                f"the ratings of {file.rater} have repeated or unknown items",
+                fix="pass the file as the page saved it",
             )
         for rating in file.ratings:
             by_item[rating.item].append(rating)
@@ -246,8 +269,12 @@ def _values(name: str, arm: Arm, ratings: Sequence[ItemRating], key: KeyItem) ->
     return [float(getattr(rating.left if key.left == arm else rating.right, name)) for rating in ratings]
 
 
-def _agreement(key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, Sequence[ItemRating]]) -> dict[str, Any]:
-    """Kappas and intraclass correlations over what all raters rated, with 95 % intervals; empty for one rater."""
+def _agreement(
+    key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, Sequence[ItemRating]]
+) -> dict[str, Any]:
+    """Kappas and intraclass correlations over what all raters rated, with 95 % intervals; empty for one
+    rater.
+    """
     items = [item for item, of in rated.items() if len(of) == len(files)]
     if len(files) < 2 or len(items) < 2:
         return {}
@@ -266,7 +293,9 @@ def _agreement(key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, 
 
 
 def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Sequence[Any]) -> dict[str, Any]:
-    """The statistic of [items, ...] with its percentile bootstrap interval over items; None where it is undefined."""
+    """The statistic of [items, ...] with its percentile bootstrap interval over items; None where it is
+    undefined.
+    """
     rows, rng = np.asarray(table), np.random.default_rng(0)
     draws = (statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES))
     known = [value for value in draws if value is not None]
@@ -283,17 +312,24 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     decided = preferred["a"] + preferred["b"]
     if decided:
         share = f"{preferred['a'] / decided:.3f} [{low:.3f}, {high:.3f}]"
-        lines.append(f"preferred: a {preferred['a']}, b {preferred['b']}, equal {preferred['equal']}; a of the decided {share}")
+        lines.append(
+            f"preferred: a {preferred['a']}, b {preferred['b']}, equal {preferred['equal']}; a of the "
+            f"decided {share}"
+        )
     lines += ["", f"{'':<14}{'a':>7}{'b':>7}{'a - b':>9}  95 % interval       d      p (Holm)"]
     for row in report["comparisons"]:
         means = "".join(f"{row[arm]:7.2f}" if arm in row else f"{'':7}" for arm in ("a", "b"))
         effect = f"{row['effect']:6.2f}" if row["effect"] is not None else f"{'–':>6}"
         low, high = row["ci95"]
         lines.append(
-            f"{row['name']:<14}{means}{row['difference']:+9.3f}  [{low:+.3f}, {high:+.3f}]  {effect}  {row['p_holm']:10.2g}"
+            f"{row['name']:<14}{means}{row['difference']:+9.3f}  [{low:+.3f}, {high:+.3f}]  {effect}  "
+            f"{row['p_holm']:10.2g}"
         )
     if report["agreement"]:
-        lines += ["", f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions"]
+        lines += [
+            "",
+            f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions",
+        ]
         for name, measures in report["agreement"].items():
             for measure, estimate in measures.items() if name != "items" else ():
                 text = f"{measure} is undefined: the raters never vary"
@@ -307,11 +343,14 @@ def describe(report: Mapping[str, Any]) -> list[str]:
     lines.append("")
     for rater in report["raters"]:
         lines.append(
-            f"{rater['rater']}: {rater['items']} items, checks passed {rater['checks_passed']} of {rater['checks']}, "
+            f"{rater['rater']}: {rater['items']} items, checks passed {rater['checks_passed']} of "
+            f"{rater['checks']}, "
             f"{rater['hasty']} items in less than {HASTY_S:.0f} s"
         )
     if report["disputed"]:
-        lines.append(f"an expert should decide the items {', '.join(report['disputed'])}: the raters disagree")
+        lines.append(
+            f"an expert should decide the items {', '.join(report['disputed'])}: the raters disagree"
+        )
     return lines
 
 

@@ -1,4 +1,6 @@
-"""Metrics of several samples per question (avg@k, pass@k, maj@k), and accuracies by tool use, split, task and category."""
+"""Metrics of several samples per question (avg@k, pass@k, maj@k), and accuracies by tool use, split, task and
+category.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
     - ``ci95@k``: bootstrap intervals over questions.
     """
     k = max((len(group.trajectories) for group in groups), default=0)
-    accuracies = ({t.id: t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards} for group in groups)
+    accuracies = (
+        {t.id: t.rewards["accuracy"] for t in group.trajectories if "accuracy" in t.rewards}
+        for group in groups
+    )
     scored = [(group, scores) for group, scores in zip(groups, accuracies, strict=True) if scores]
     if k < 2 or not scored:
         return {}
@@ -50,14 +55,17 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
 
 
 def pass_at(right: int, n: int, k: int) -> float:
-    """Probability that one of k of n samples is right, ``right`` of the n being so; unbiased (Codex, arXiv 2107.03374)."""
+    """Probability that one of k of n samples is right, ``right`` of the n being so; unbiased (Codex, arXiv
+    2107.03374).
+    """
     if not 0 <= right <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {right} right of {n}")
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
 def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) -> dict[str, Any]:
-    """Accuracy by seed of groups with ``samples`` episodes of each seed in turn, their ``seed_mean`` and ``seed_std``.
+    """Accuracy by seed of groups with ``samples`` episodes of each seed in turn, their ``seed_mean`` and
+    ``seed_std``.
 
     Empty for fewer than two seeds.
     """
@@ -66,17 +74,22 @@ def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) ->
     by_seed = {}
     for place, seed in enumerate(seeds):
         part = slice(place * samples, (place + 1) * samples)
-        by_seed[str(seed)] = _accuracy([(group.question.id, t) for group in groups for t in group.trajectories[part]])
+        by_seed[str(seed)] = _accuracy(
+            [(group.question.id, t) for group in groups for t in group.trajectories[part]]
+        )
     known = [scores["accuracy"] for scores in by_seed.values() if scores["accuracy"] is not None]
-    spread = {"seed_mean": statistics.fmean(known), "seed_std": statistics.stdev(known)} if len(known) > 1 else {}
+    spread = (
+        {"seed_mean": statistics.fmean(known), "seed_std": statistics.stdev(known)} if len(known) > 1 else {}
+    )
     return {"seeds": by_seed, **spread}
 
 
 def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
-    """Accuracy, interval and number of the episodes by use of operations, and by ``splits``, ``tasks`` and ``categories``.
+    """Accuracy, interval and number of the episodes by use of operations, and by ``splits``, ``tasks`` and
+    ``categories``.
 
-    An episode ``with_operations`` has executed one (Mini-o3). Categories are those of ``categories_of``; a question with several
-    counts in each. The last three are left out where all questions have the same.
+    An episode ``with_operations`` has executed one (Mini-o3). Categories are those of ``categories_of``; a
+    question with several counts in each. The last three are left out where all questions have the same.
     """
     episodes = [(group, t) for group in groups for t in group.trajectories]
     result: dict[str, Any] = {
@@ -96,7 +109,8 @@ def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def count_errors(groups: Sequence[Group], answers: Mapping[str, str | None]) -> dict[str, Any]:
-    """Mean absolute error and root of the mean squared one of the counts (TallyQA); answers without a number are left out.
+    """Mean absolute error and root of the mean squared one of the counts (TallyQA); answers without a number
+    are left out.
 
     Empty without questions of the scorer ``count``.
     """
@@ -118,7 +132,9 @@ def _numbers(texts: Sequence[str]) -> list[float]:
 
 
 def categories_of(group: Group) -> list[str]:
-    """``meta.category`` of the question, a text or a list of them, of benchmarks with categories such as V*."""
+    """``meta.category`` of the question, a text or a list of them, of benchmarks with categories such as
+    V*.
+    """
     category = group.question.meta.get("category")
     values = category if isinstance(category, list) else [category]
     return [value for value in values if isinstance(value, str) and value]
@@ -130,7 +146,9 @@ def category_of(group: Group) -> str:
 
 
 def question_rows(groups: Sequence[Group], answers: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
-    """One row for each question: what its episodes answered and scored; a score is None where the episode is ``unscored``."""
+    """One row for each question: what its episodes answered and scored; a score is None where the episode is
+    ``unscored``.
+    """
     for group in groups:
         question, trajectories = group.question, group.trajectories
         yield {
@@ -158,7 +176,9 @@ def _accuracy(episodes: Sequence[tuple[str, Trajectory]]) -> dict[str, Any]:
     return {"accuracy": statistics.fmean(values), "ci95": list(interval_of(scores)), "n": len(values)}
 
 
-def _majority_score(group: Group, scores: dict[str, float], rewards: RewardsConfig, services: Services) -> float:
+def _majority_score(
+    group: Group, scores: dict[str, float], rewards: RewardsConfig, services: Services
+) -> float:
     question = group.question
     answers = answers_of([group], rewards, services)
     same = Equality(question, rewards.scorer_of(question.task, question.scorer), services)
@@ -166,5 +186,9 @@ def _majority_score(group: Group, scores: dict[str, float], rewards: RewardsConf
     ranked = Counter(name for name in names if name is not None).most_common(1)
     if not ranked:
         return 0.0
-    members = [t.id for t, name in zip(group.trajectories, names, strict=True) if name == ranked[0][0] and t.id in scores]
+    members = [
+        t.id
+        for t, name in zip(group.trajectories, names, strict=True)
+        if name == ranked[0][0] and t.id in scores
+    ]
     return scores[members[0]] if members else 0.0

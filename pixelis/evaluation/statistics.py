@@ -27,9 +27,12 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 
 
 def bootstrap_mean(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Percentile bootstrap interval of a mean over independent questions. Raises ValueError for fewer than two values.
+    """Percentile bootstrap interval of a mean over independent questions.
 
-    Uses percentiles because the bias-corrected interval is undefined if all values are equal. Source: Efron, 1979.
+    Raises ValueError for fewer than two values.
+
+    Uses percentiles because the bias-corrected interval is undefined if all values are equal. Source: Efron,
+    1979.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.size < 2:
@@ -37,12 +40,22 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0, resamples: int = RESA
     from scipy.stats import bootstrap
 
     rng = np.random.default_rng(seed)
-    result = bootstrap((data,), np.mean, n_resamples=resamples, batch=500, confidence_level=LEVEL, method="percentile", rng=rng)
+    result = bootstrap(
+        (data,),
+        np.mean,
+        n_resamples=resamples,
+        batch=500,
+        confidence_level=LEVEL,
+        method="percentile",
+        rng=rng,
+    )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval of a mean of few, about normal values, such as one of each seed. Raises ValueError for fewer than two values.
+    """Interval of a mean of few, about normal values, such as one of each seed.
+
+    Raises ValueError for fewer than two values.
 
     Source: Student, Biometrika 1908.
     """
@@ -76,7 +89,8 @@ def paired_bootstrap(
 def paired_p(differences: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> float:
     """Two-sided p of paired differences under exchanged arms, that is random signs.
 
-    Exact where all differences but 0 have one size, as those of right-or-wrong scores (McNemar's test); else by resampling.
+    Exact where all differences but 0 have one size, as those of right-or-wrong scores (McNemar's test); else
+    by resampling.
     """
     from scipy.stats import binomtest, permutation_test
 
@@ -99,7 +113,10 @@ def paired_p(differences: Sequence[float], seed: int = 0, resamples: int = RESAM
 
 
 def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> dict[str, Any] | None:
-    """`paired_bootstrap` of a - b over the shared questions, with `p` of `paired_p`. None for fewer than two."""
+    """`paired_bootstrap` of a - b over the shared questions, with `p` of `paired_p`.
+
+    None for fewer than two.
+    """
     shared = sorted(a.keys() & b.keys())
     if len(shared) < 2:
         return None

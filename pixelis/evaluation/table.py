@@ -42,16 +42,24 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield value, f"{_value(scores['accuracy'], scores['ci95'])}  {scores['n']}"
     if "count_errors" in summary:
         errors = summary["count_errors"]
-        yield "count errors", f"mean {errors['mae']:.3f}, root mean square {errors['rmse']:.3f} on {errors['n']} numbers"
+        yield (
+            "count errors",
+            f"mean {errors['mae']:.3f}, root mean square {errors['rmse']:.3f} on {errors['n']} numbers",
+        )
     if "seed_mean" in summary:
-        names = ", ".join(f"{seed}: {scores['accuracy']:.3f}" for seed, scores in summary["seeds"].items() if scores["n"])
+        names = ", ".join(
+            f"{seed}: {scores['accuracy']:.3f}" for seed, scores in summary["seeds"].items() if scores["n"]
+        )
         yield "seeds", f"{summary['seed_mean']:.3f} +- {summary['seed_std']:.3f}  ({names})"
     for key, name in (("with_operations", "used operations"), ("without_operations", "used none")):
         if (part := summary[key])["n"] and part["n"] < summary["n"]:
             yield name, f"{_value(part['accuracy'], part['ci95'])}  {part['n']}"
     if "direct" in summary and summary["direct"]["accuracy"] is not None:
         direct = summary["direct"]
-        yield "without operations", f"{_value(direct['accuracy'], direct['ci95'])}  {direct['n']}, the same questions"
+        yield (
+            "without operations",
+            f"{_value(direct['accuracy'], direct['ci95'])}  {direct['n']}, the same questions",
+        )
         yield from _difference("gain by operations", summary["operations_gain"])
     if "baseline" in summary:
         yield from _difference("minus baseline", summary["baseline"])
@@ -69,7 +77,10 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         unnecessary = f"{result['unnecessary']:.2f} unnecessary ones by episode"
         yield "expected calls", f"in order in {order}, {unnecessary}"
     if summary.get("error_causes"):
-        yield "wrong", ", ".join(f"{cause} {count}" for cause, count in summary["error_causes"].items() if count)
+        yield (
+            "wrong",
+            ", ".join(f"{cause} {count}" for cause, count in summary["error_causes"].items() if count),
+        )
     if "clusters" in summary:
         yield from _clusters(summary["clusters"])
     use = f"{summary['rapr']:.3f} of the episodes, {summary['tool_error_rate']:.3f} of the calls failed"
@@ -96,7 +107,14 @@ def _clusters(clusters: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
 def _difference(name: str, pair: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     if pair is not None:
         low, high = pair["ci95"]
-        yield name, f"{pair['mean']:+.3f} [{low:+.3f}, {high:+.3f}], p {pair['p']:.2g} on {pair['n']} questions in pairs"
+        yield (
+            name,
+            (
+                f"{pair['mean']:+.3f} [{low:+.3f}, {high:+.3f}], p {pair['p']:.2g} on {pair['n']} "
+                "questions in "
+                "pairs"
+            ),
+        )
 
 
 def _value(value: float, interval: tuple[float, float]) -> str:

@@ -21,7 +21,9 @@ class TrackingScores:
     """Counts over clips, from which HOTA, IDF1 and MOTA follow."""
 
     hota_counts: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    """Of each clip, for each alpha: TP, FN and FP [3, A], and the sum of the association score over the TP [A]."""
+    """Of each clip, for each alpha: TP, FN and FP [3, A], and the sum of the association score over the TP
+    [A].
+    """
     identities: np.ndarray = field(default_factory=lambda: np.zeros(3))
     """IDTP, boxes of the truth, boxes of the result."""
     clear: np.ndarray = field(default_factory=lambda: np.zeros(3))
@@ -30,14 +32,21 @@ class TrackingScores:
     def add(self, truth: Tracks, result: Tracks) -> None:
         """Count a clip. ``in_truth`` and ``in_result`` below: bool [frames, tracks].
 
-        HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA: Bernardin and
-        Stiefelhagen 2008.
+        HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA:
+        Bernardin and Stiefelhagen 2008.
         """
         frames = sorted({frame for track in (*truth, *result) for frame in track})
-        alike = np.array([[[box_iou(t[f], r[f]) if f in t and f in r else 0.0 for r in result] for t in truth] for f in frames])
+        alike = np.array(
+            [
+                [[box_iou(t[f], r[f]) if f in t and f in r else 0.0 for r in result] for t in truth]
+                for f in frames
+            ]
+        )
         alike = alike.reshape(len(frames), len(truth), len(result))
         in_truth, in_result = (
-            np.array([[f in track for track in tracks] for f in frames], bool).reshape(len(frames), len(tracks))
+            np.array([[f in track for track in tracks] for f in frames], bool).reshape(
+                len(frames), len(tracks)
+            )
             for tracks in (truth, result)
         )
         self._add_hota(alike, in_truth, in_result)
@@ -60,7 +69,9 @@ class TrackingScores:
 
     @property
     def mota(self) -> float:
-        """1 minus misses, false boxes and identity switches by box of the truth; negative for many false boxes."""
+        """1 minus misses, false boxes and identity switches by box of the truth; negative for many false
+        boxes.
+        """
         return float(1 - self.clear[:2].sum() / max(1, self.clear[2]))
 
     def _add_hota(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
@@ -74,7 +85,9 @@ class TrackingScores:
                 matches[:, row, column] += (iou[row, column] > 0) & (iou[row, column] >= ALPHAS - 1e-9)
         hits = matches.sum((1, 2))
         association = (matches * matches / np.maximum(1, counts - matches)).sum((1, 2))
-        self.hota_counts.append((np.stack([hits, in_truth.sum() - hits, in_result.sum() - hits]), association))
+        self.hota_counts.append(
+            (np.stack([hits, in_truth.sum() - hits, in_result.sum() - hits]), association)
+        )
 
     def _add_clear(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:
         last: dict[int, int] = {}

@@ -1,4 +1,6 @@
-"""Alerts: health metrics compared with thresholds, reported to the log, a file and a webhook, with a cooldown."""
+"""Alerts: health metrics compared with thresholds, reported to the log, a file and a webhook, with a
+cooldown.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,17 @@ BUILT_IN = (
     ThresholdConfig(metric="gated_votes", over=99.0, severity="warning", cooldown_s=3600.0),
     ThresholdConfig(metric="p99_latency", over=2.0, severity="warning", cooldown_s=600.0),
 )
-"""Rates and usages 0..1, latency in seconds, KL in nats a token; ``queue_fill`` is queue_size as a share of evolution.queue;
-``gated_votes`` counts votes of a gateway in a row below the gate; ``memory_refuses`` is 1 while the disk of the memory stores
-nothing; ``memory_damaged`` counts experiences found damaged."""
+"""Rates and usages 0..1, latency in seconds, KL in nats a token; ``queue_fill`` is queue_size as a share of
+evolution.queue; ``gated_votes`` counts votes of a gateway in a row below the gate; ``memory_refuses`` is 1
+while the disk of the memory stores nothing; ``memory_damaged`` counts experiences found damaged.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """``value`` of ``metric`` in ``component`` is beyond ``limit``: above it (``over``), or at or below it (``at_most``)."""
+    """``value`` of ``metric`` in ``component`` is beyond ``limit``: above it (``over``), or at or below it
+    (``at_most``).
+    """
 
     time: float
     component: str
@@ -74,7 +79,12 @@ class Alerter:
     ones. Raises BadConfig if WEBHOOK_VARIABLE holds no http(s) URL.
     """
 
-    def __init__(self, config: AlertsConfig, folder: str | Path | None = None, environment: Mapping[str, str] = os.environ):
+    def __init__(
+        self,
+        config: AlertsConfig,
+        folder: str | Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+    ):
         self.thresholds = (*BUILT_IN, *config.extra)
         self.file = None if folder is None else Path(folder) / FILE
         self.url = environment.get(WEBHOOK_VARIABLE, "")
@@ -92,11 +102,13 @@ class Alerter:
         self._latest = {(alert.component, alert.metric): alert for alert in self._recent}
         self._lock = threading.Lock()
 
-    def check(self, metrics: Mapping[str, float], now: float | None = None, component: str = "service") -> list[Alert]:
+    def check(
+        self, metrics: Mapping[str, float], now: float | None = None, component: str = "service"
+    ) -> list[Alert]:
         """Report and return the new alerts of these metrics; NaN is ignored.
 
-        When a metric is beyond several thresholds, the most severe one alerts. The same (component, metric) alerts again after
-        the threshold's ``cooldown_s``, or at once when the severity rises.
+        When a metric is beyond several thresholds, the most severe one alerts. The same (component, metric)
+        alerts again after the threshold's ``cooldown_s``, or at once when the severity rises.
         """
         now = time.time() if now is None else now
         alerts = []
@@ -106,7 +118,10 @@ class Alerter:
                     t
                     for t in self.thresholds
                     if t.metric == metric
-                    and ((t.over is not None and value > t.over) or (t.at_most is not None and value <= t.at_most))
+                    and (
+                        (t.over is not None and value > t.over)
+                        or (t.at_most is not None and value <= t.at_most)
+                    )
                 ]
                 if not exceeded:
                     continue
@@ -118,7 +133,9 @@ class Alerter:
                     and 0 <= now - previous.time < threshold.cooldown_s
                 ):
                     continue
-                side, limit = ("at_most", threshold.at_most) if threshold.over is None else ("over", threshold.over)
+                side, limit = (
+                    ("at_most", threshold.at_most) if threshold.over is None else ("over", threshold.over)
+                )
                 alert = Alert(now, component, metric, float(value), side, limit, threshold.severity)  # type: ignore[arg-type]
                 self._latest[component, metric] = alert
                 self._recent.append(alert)
@@ -147,10 +164,13 @@ class Alerter:
 def post(url: str, body: dict[str, Any]) -> None:
     """Post JSON to the operator's URL. A failure is logged, never raised.
 
-    The URL may hold a secret and is never logged; httpx and requests would log it. Redirects are not followed.
+    The URL may hold a secret and is never logged; httpx and requests would log it. Redirects are not
+    followed.
     """
     opener = urllib.request.build_opener(_NoRedirect)
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST")
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
+    )
     try:
         opener.open(request, timeout=WEBHOOK_TIMEOUT_S).close()
     except Exception as error:

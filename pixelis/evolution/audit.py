@@ -56,7 +56,9 @@ _NAME = re.compile(r"audit-(\d{8})\.jsonl(\.gz)?")
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One line: ``time`` in seconds since the epoch, ``hash`` SHA-256 of the canonical JSON of all other fields."""
+    """One line: ``time`` in seconds since the epoch, ``hash`` SHA-256 of the canonical JSON of all other
+    fields.
+    """
 
     id: str
     time: float
@@ -75,25 +77,35 @@ class AuditEvent:
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """ASCII JSON with sorted keys and no blanks, so that equal content has equal bytes. Raises ValueError, TypeError."""
+    """ASCII JSON with sorted keys and no blanks, so that equal content has equal bytes.
+
+    Raises ValueError, TypeError.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def digest(fields: Mapping[str, Any]) -> str:
     """The hash of all fields of a line but ``hash`` itself."""
-    return hashlib.sha256(canonical({key: value for key, value in fields.items() if key != "hash"})).hexdigest()
+    return hashlib.sha256(
+        canonical({key: value for key, value in fields.items() if key != "hash"})
+    ).hexdigest()
 
 
 def parse(line: bytes) -> AuditEvent | None:
     """The event of a line, or None unless the line is canonical JSON of an event. The hash is not checked."""
     try:
         event = AuditEvent(**json.loads(line))
-        return event if event.line == line and isinstance(event.details, dict) and isinstance(event.hash, str) else None
+        return (
+            event
+            if event.line == line and isinstance(event.details, dict) and isinstance(event.hash, str)
+            else None
+        )
     except (ValueError, TypeError, RecursionError):
         return None
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------
+# -- writing
+# ----------------------------------------------------------------------------------------------------------
 
 
 class AuditLog:
@@ -127,7 +139,12 @@ class AuditLog:
             raise
 
     def write(
-        self, event: str, actor: str, action: str, result: str = "success", details: Mapping[str, Any] | None = None
+        self,
+        event: str,
+        actor: str,
+        action: str,
+        result: str = "success",
+        details: Mapping[str, Any] | None = None,
     ) -> AuditEvent:
         """Append one event and return it when it is on disk.
 
@@ -136,7 +153,9 @@ class AuditLog:
         """
         if event not in EVENTS or result not in RESULTS:
             valid = EVENTS if event not in EVENTS else RESULTS
-            raise BadInput(f"no audit event {event}/{result}", code="unknown_event", fix=f"one of {', '.join(valid)}")
+            raise BadInput(
+                f"no audit event {event}/{result}", code="unknown_event", fix=f"one of {', '.join(valid)}"
+            )
         with self._mutex:
             if self._file is None:
                 raise InfraFailure("the audit log is closed", code="audit_closed", fix="open it again")
@@ -149,15 +168,25 @@ class AuditLog:
                 message = f"cannot append an event to {self._path}: {error}"
                 raise InfraFailure(message, code="audit_write", fix="free space on its disk") from error
 
-    def _append(self, event: str, actor: str, action: str, details: dict[str, Any], result: str = "success") -> AuditEvent:
+    def _append(
+        self, event: str, actor: str, action: str, details: dict[str, Any], result: str = "success"
+    ) -> AuditEvent:
         assert self._file is not None
-        values: dict[str, Any] = {"id": new_id("audit"), "time": time.time(), "event": event, "actor": actor, "action": action}
+        values: dict[str, Any] = {
+            "id": new_id("audit"),
+            "time": time.time(),
+            "event": event,
+            "actor": actor,
+            "action": action,
+        }
         values |= {"result": result, "details": details, "previous": self._head}
         try:
             values["details"] = json.loads(canonical(details))  # as a reader sees them: tuples become lists
             written = AuditEvent(**values, hash=digest(values))
         except (ValueError, TypeError) as error:
-            raise BadInput(f"audit details that JSON cannot take: {error}", fix="plain finite values only") from None
+            raise BadInput(
+                f"audit details that JSON cannot take: {error}", fix="plain finite values only"
+            ) from None
         line = written.line + b"\n"
         self._file.seek(self._size)  # not at the end: a failed write may have left a fragment there
         self._file.truncate()
@@ -199,7 +228,10 @@ class AuditLog:
                     raise BadInput(
                         f"the last line of {path} is no audit event, the chain cannot be continued",
                         code="audit_broken",
-                        fix=f"pixelis audit {self.folder} names the broken lines; move the folder away to begin another log",
+                        fix=(
+                            f"pixelis audit {self.folder} names the broken lines; move the folder away to "
+                            "begin another log"
+                        ),
                     )
                 self._recent.extend(event for event in map(parse, lines) if event is not None)
                 self._head = last.hash
@@ -207,7 +239,9 @@ class AuditLog:
         self._check_anchor([path for _, path in existing])
         if torn:
             text = torn[:MAX_TORN_CHARS].decode("utf-8", "replace")
-            self._append("repair", "audit", "cut", {"file": self._path.name, "bytes": len(torn), "text": text})
+            self._append(
+                "repair", "audit", "cut", {"file": self._path.name, "bytes": len(torn), "text": text}
+            )
         self.prune()
 
     def _check_anchor(self, paths: list[Path]) -> None:
@@ -222,7 +256,11 @@ class AuditLog:
         elif anchor.head in hashes:  # a crash before the anchor was written
             self._events = anchor.events + len(hashes) - 1 - hashes.index(anchor.head)
         else:
-            log.error("the end of the audit log %s was cut off: %d events were written to it", self.folder, anchor.events)
+            log.error(
+                "the end of the audit log %s was cut off: %d events were written to it",
+                self.folder,
+                anchor.events,
+            )
             # The next line follows the lost one, so that the gap stays visible.
             self._head, self._events = anchor.head, anchor.events
             self._append("repair", "audit", "missing_end", {"head": anchor.head, "events": anchor.events})
@@ -242,7 +280,12 @@ class AuditLog:
                 expired.append(path)
                 last_hash = event.hash
             if expired:
-                self._append("retention", "audit", "remove", {"files": [path.name for path in expired], "last_hash": last_hash})
+                self._append(
+                    "retention",
+                    "audit",
+                    "remove",
+                    {"files": [path.name for path in expired], "last_hash": last_hash},
+                )
                 for path in expired:
                     path.unlink()
                 sync(self.folder)
@@ -268,12 +311,15 @@ class AuditLog:
         self.close()
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The end of the chain, in a file beside the log's folder: ``head`` of the last line, number of ``events`` ever written."""
+    """The end of the chain, in a file beside the log's folder: ``head`` of the last line, number of
+    ``events`` ever written.
+    """
 
     head: str
     events: int
@@ -301,7 +347,8 @@ def files(folder: str | Path) -> list[tuple[int, Path]]:
     by_number: dict[int, Path] = {}
     for path in sorted(Path(folder).iterdir()):
         if match := _NAME.fullmatch(path.name):
-            by_number.setdefault(int(match[1]), path)  # `.jsonl` sorts before `.jsonl.gz`: a crash may have left both
+            # `.jsonl` sorts before `.jsonl.gz`: a crash may have left both
+            by_number.setdefault(int(match[1]), path)
     return sorted(by_number.items())
 
 
@@ -317,7 +364,9 @@ def existing_files(folder: str | Path) -> list[Path]:
     """The log's files, oldest first. Raises MissingFile when there is no log."""
     path = Path(folder)
     if not path.is_dir() or not (result := files(path)):
-        raise MissingFile(f"no audit log in {path}", fix="pass the run.dir of a service, or its folder `audit`")
+        raise MissingFile(
+            f"no audit log in {path}", fix="pass the run.dir of a service, or its folder `audit`"
+        )
     return [path for _, path in result]
 
 
@@ -329,7 +378,9 @@ def search(
     until: float | None = None,
     result: str | None = None,
 ) -> Iterator[AuditEvent]:
-    """Events that meet all conditions, in order; times in seconds since the epoch, inclusive. Hashes are not checked.
+    """Events that meet all conditions, in order; times in seconds since the epoch, inclusive.
+
+    Hashes are not checked.
 
     Raises MissingFile when there is no log.
     """
@@ -338,7 +389,11 @@ def search(
         for entry in map(parse, lines_of(path)):
             if entry is None or not low <= entry.time <= high:
                 continue
-            if event in (None, entry.event) and actor in (None, entry.actor) and result in (None, entry.result):
+            if (
+                event in (None, entry.event)
+                and actor in (None, entry.actor)
+                and result in (None, entry.result)
+            ):
                 yield entry
 
 
@@ -356,7 +411,9 @@ class Problem:
 
 @dataclass(slots=True)
 class Report:
-    """Result of ``verify``: ``head`` is the hash of the last line, ``torn`` if it is incomplete, ``anchored`` with an anchor."""
+    """Result of ``verify``: ``head`` is the hash of the last line, ``torn`` if it is incomplete, ``anchored``
+    with an anchor.
+    """
 
     files: int = 0
     lines: int = 0
@@ -384,9 +441,12 @@ def verify(folder: str | Path, head: str | None = None) -> Report:
         if anchor is None:
             raise
         fix = "restore the folder from a backup"
-        raise MissingFile(f"{error.message}, but {anchor.events} events were written to it", fix=fix) from None
+        raise MissingFile(
+            f"{error.message}, but {anchor.events} events were written to it", fix=fix
+        ) from None
     report = Report(anchored=anchor is not None)
-    expected: str | None = None  # hash that the next line must follow; None before the first and after a line that is unreadable
+    # Hash that the next line must follow; None before the first and after a line that is unreadable
+    expected: str | None = None
     first: Problem | None = None
     hashes, retired = {GENESIS}, {GENESIS}
     for path in existing:
@@ -396,16 +456,23 @@ def verify(folder: str | Path, head: str | None = None) -> Report:
                 report.lines += 1
                 event = parse(line)
                 if event is None:
-                    report.problems.append(Problem(path.name, number, "unreadable: not a line that the log wrote"))
+                    report.problems.append(
+                        Problem(path.name, number, "unreadable: not a line that the log wrote")
+                    )
                     expected = None
                     continue
                 if report.lines == 1:
                     text = "removed: the lines before it are missing, and no retention recorded that"
                     first, origin = Problem(path.name, number, text), event.previous
                 if digest(asdict(event)) != event.hash:
-                    report.problems.append(Problem(path.name, number, "changed: its content does not have its hash"))
+                    report.problems.append(
+                        Problem(path.name, number, "changed: its content does not have its hash")
+                    )
                 elif expected not in (None, event.previous):
-                    text = "broken: it does not follow the line before it; lines were removed, inserted or moved here"
+                    text = (
+                        "broken: it does not follow the line before it; lines were removed, inserted or "
+                        "moved here"
+                    )
                     report.problems.append(Problem(path.name, number, text))
                 elif event.event == "retention":
                     retired.add(str(event.details.get("last_hash")))
@@ -424,8 +491,13 @@ def verify(folder: str | Path, head: str | None = None) -> Report:
             file.seek(-1, os.SEEK_END)
             report.torn = file.read(1) != b"\n"
     if head is not None and head not in hashes:
-        report.problems.append(Problem(last.name, 0, f"head: {head} is not in the chain: its end was cut off"))
+        report.problems.append(
+            Problem(last.name, 0, f"head: {head} is not in the chain: its end was cut off")
+        )
     if anchor is not None and anchor.head not in hashes:
-        text = f"head: event {anchor.events}, the last one written, is not in the chain: its end was cut off or emptied"
+        text = (
+            f"head: event {anchor.events}, the last one written, is not in the chain: its end was cut "
+            "off or emptied"
+        )
         report.problems.append(Problem(last.name, 0, text))
     return report

@@ -15,10 +15,15 @@ from typing import Any, Literal
 from pixelis.config import CanaryConfig
 
 Scores = Mapping[str, float | None]
-"""Score 0..1 by question id; no answer is 0. None: unscored because a scorer or generator failed; says nothing of the policy."""
+"""Score 0..1 by question id; no answer is 0.
+
+None: unscored because a scorer or generator failed; says nothing of the policy.
+"""
 
 MIN_SHARE = 0.9
-"""Share of the questions that must be scored for both versions: being unscored on bad questions must not help a candidate."""
+"""Share of the questions that must be scored for both versions: being unscored on bad questions must not help
+a candidate.
+"""
 MIN_QUESTIONS = 2
 PSEUDO_PAIRS = 2
 SIGMA = 2.0
@@ -27,7 +32,13 @@ MAX_HISTORY = 64
 ROUNDING = 1e-9
 
 Reason = Literal[
-    "better", "not_worse", "inconclusive", "fell", "fell_significantly", "traffic_fell_significantly", "too_few_questions"
+    "better",
+    "not_worse",
+    "inconclusive",
+    "fell",
+    "fell_significantly",
+    "traffic_fell_significantly",
+    "too_few_questions",
 ]
 
 
@@ -35,8 +46,8 @@ Reason = Literal[
 class Decision:
     """Comparison of a version with a reference over the ``questions`` scored for both.
 
-    ``mean`` of the paired differences (version - reference), their standard error ``se``, a lower ``bound`` of the true mean, and
-    both accuracies. ``against`` is the reference version, if known.
+    ``mean`` of the paired differences (version - reference), their standard error ``se``, a lower ``bound``
+    of the true mean, and both accuracies. ``against`` is the reference version, if known.
     """
 
     promote: bool
@@ -55,7 +66,9 @@ class Decision:
         return self.reason in ("fell", "fell_significantly", "traffic_fell_significantly")
 
 
-def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None, look: int = 1) -> Decision:
+def compare(
+    candidate: Scores, reference: Scores, config: CanaryConfig, against: int | None = None, look: int = 1
+) -> Decision:
     """Compare a candidate with a reference; ``look`` counts the candidates since the last promotion.
 
     A fall: the mean is below ``-tolerance``, or negative by at least SIGMA standard errors. No harm, which a
@@ -63,19 +76,27 @@ def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against:
     Undecided if fewer than MIN_QUESTIONS, or a smaller share than MIN_SHARE, are scored for both.
     """
     questions = candidate.keys() | reference.keys()
-    pairs = [(c, r) for q in sorted(questions) if (c := candidate.get(q)) is not None and (r := reference.get(q)) is not None]
+    pairs = [
+        (c, r)
+        for q in sorted(questions)
+        if (c := candidate.get(q)) is not None and (r := reference.get(q)) is not None
+    ]
     n = len(pairs)
-    accuracies = (statistics.fmean(c for c, _ in pairs), statistics.fmean(r for _, r in pairs)) if n else (0.0, 0.0)
+    accuracies = (
+        (statistics.fmean(c for c, _ in pairs), statistics.fmean(r for _, r in pairs)) if n else (0.0, 0.0)
+    )
     if n < max(MIN_QUESTIONS, MIN_SHARE * len(questions)):
         return Decision(False, "too_few_questions", 0.0, 0.0, -1.0, *accuracies, n, against)
     differences = [c - r for c, r in pairs]
     mean = math.fsum(differences) / n
     se = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1) / n)
-    # Half a pair won and half a pair lost in addition, and one pair equal: a few changed answers, or none, would otherwise have a
-    # standard error of about 0 (Agresti and Min 2005, doi 10.1002/sim.1781).
+    # Half a pair won and half a pair lost in addition, and one pair equal: a few changed answers, or none,
+    # would otherwise have a standard error of about 0 (Agresti and Min 2005, doi 10.1002/sim.1781).
     m = n + PSEUDO_PAIRS
     cautious_mean = math.fsum(differences) / m
-    cautious_se = math.sqrt(max((math.fsum(d * d for d in differences) + 1.0) / m - cautious_mean**2, 0.0) / m)
+    cautious_se = math.sqrt(
+        max((math.fsum(d * d for d in differences) + 1.0) / m - cautious_mean**2, 0.0) / m
+    )
     bound = min(cautious_mean - critical_value(config.risk, look) * cautious_se, mean)
     reason: Reason
     if mean < -config.tolerance - ROUNDING:
@@ -90,22 +111,27 @@ def compare(candidate: Scores, reference: Scores, config: CanaryConfig, against:
 
 
 def critical_value(risk: float, look: int) -> float:
-    """Standard errors by which look ``look`` (from 1) must exclude the tolerance: the looks spend ``risk`` / (k (k + 1)) each.
+    """Standard errors by which look ``look`` (from 1) must exclude the tolerance: the looks spend ``risk`` /
+    (k (k + 1)) each.
 
-    Their sum is ``risk``, however many candidates are tested before one is promoted. A risk of 1 asks for no evidence: 0.
+    Their sum is ``risk``, however many candidates are tested before one is promoted. A risk of 1 asks for no
+    evidence: 0.
     """
     return statistics.NormalDist().inv_cdf(1.0 - risk / (look * (look + 1))) if risk < 1 else 0.0
 
 
 def least_questions(config: CanaryConfig) -> int:
-    """Questions with which an unchanged candidate is promoted at the first look; with tolerance 0 only a better one is."""
+    """Questions with which an unchanged candidate is promoted at the first look; with tolerance 0 only a
+    better one is.
+    """
     if config.tolerance <= ROUNDING:
         return MIN_QUESTIONS
     return max(MIN_QUESTIONS, math.ceil(critical_value(config.risk, 1) / config.tolerance) - PSEUDO_PAIRS)
 
 
 class PromotionHistory:
-    """The promoted versions in order with their scores; the first is the starting policy, the last one serves.
+    """The promoted versions in order with their scores; the first is the starting policy, the last one
+    serves.
 
     A candidate is compared with the served, the best and the first one, or small falls would add up.
     """
@@ -123,22 +149,33 @@ class PromotionHistory:
 
     def references(self) -> list[tuple[int, Scores]]:
         """The served, the best and the first entry, without duplicates."""
-        return list({id(entry[1]): entry for entry in (self.entries[-1], self.best, self.entries[0])}.values())
+        return list(
+            {id(entry[1]): entry for entry in (self.entries[-1], self.best, self.entries[0])}.values()
+        )
 
     def judge_candidate(self, scores: Scores) -> Decision:
-        """Compare a candidate with all references: the first fall, else the first lack of evidence, else the served version."""
+        """Compare a candidate with all references: the first fall, else the first lack of evidence, else the
+        served version.
+        """
         self.looks += 1
-        decisions = [compare(scores, reference, self.config, version, self.looks) for version, reference in self.references()]
+        decisions = [
+            compare(scores, reference, self.config, version, self.looks)
+            for version, reference in self.references()
+        ]
         fallen = next((d for d in decisions if d.fell), None)
         return fallen or next((d for d in decisions if not d.promote), decisions[0])
 
     def judge_served(self, scores: Scores) -> Decision:
         """Compare the served version's new scores with all references; roll back when ``Decision.fell``."""
-        decisions = [compare(scores, reference, self.config, version) for version, reference in self.references()]
+        decisions = [
+            compare(scores, reference, self.config, version) for version, reference in self.references()
+        ]
         return next((d for d in decisions if d.fell), decisions[0])
 
     def promote(self, version: int, scores: Scores | None = None) -> None:
-        """Record that ``version`` serves, with the scores of its canary; None for a forced promotion keeps the last scores."""
+        """Record that ``version`` serves, with the scores of its canary; None for a forced promotion keeps
+        the last scores.
+        """
         self.looks = 0
         self.entries.append((version, dict(scores) if scores is not None else self.entries[-1][1]))
         if len(self.entries) > MAX_HISTORY:
@@ -146,10 +183,14 @@ class PromotionHistory:
             del self.entries[1 if best != 1 else 2]
 
     def roll_back(self, version: int) -> None:
-        """Record that ``version`` serves again and forget later versions; one not in the history gets the first scores."""
+        """Record that ``version`` serves again and forget later versions; one not in the history gets the
+        first scores.
+        """
         self.looks = 0
         indices = [i for i, (promoted, _) in enumerate(self.entries) if promoted == version]
-        self.entries = self.entries[: indices[-1] + 1] if indices else [self.entries[0], (version, self.entries[0][1])]
+        self.entries = (
+            self.entries[: indices[-1] + 1] if indices else [self.entries[0], (version, self.entries[0][1])]
+        )
 
     def state(self) -> dict[str, Any]:
         """State for ``restore``, as JSON takes it."""

@@ -12,7 +12,9 @@ from pixelis.rewards.scorers import canonical
 WINDOW = 64
 """Number of first and of latest winners that are compared."""
 SIGNIFICANCE = 1e-4
-"""Probability below which a concentration is not taken for chance; small, because it is tested with every verdict."""
+"""Probability below which a concentration is not taken for chance; small, because it is tested with every
+verdict.
+"""
 
 
 class Collapse:
@@ -42,7 +44,11 @@ class Collapse:
         window are not counted.
         """
         key = canonical(verdict.answer) if verdict.answer is not None else ""
-        if not self.config.collapse or not key or (prompt and any(prompt == other for _, other in self.recent)):
+        if (
+            not self.config.collapse
+            or not key
+            or (prompt and any(prompt == other for _, other in self.recent))
+        ):
             return self.collapsed
         if len(self.baseline) < WINDOW:
             self.baseline.append(key)
@@ -51,8 +57,9 @@ class Collapse:
         return self.collapsed
 
     def stats(self) -> dict[str, float]:
-        """``collapsed`` 0 or 1, and of the recent window: number of ``winners``, of distinct ``answers``, their ``entropy`` in
-        bits, the share of the most common answer (``top_share``) and its share in the baseline (``normal_share``).
+        """``collapsed`` 0 or 1, and of the recent window: number of ``winners``, of distinct ``answers``,
+        their ``entropy`` in bits, the share of the most common answer (``top_share``) and its share in the
+        baseline (``normal_share``).
         """
         counts = Counter(key for key, _ in self.recent)
         n = counts.total()

@@ -1,4 +1,6 @@
-"""The confidence gate: what becomes an update, at which learning rate, how often, and what is reviewed first."""
+"""The confidence gate: what becomes an update, at which learning rate, how often, and what is reviewed
+first.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ ROUNDING = 1e-9
 
 
 def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
-    """True when the verdict may become an update: learning is enabled, the winner is clear, confidence >= ``config.gate``.
+    """True when the verdict may become an update: learning is enabled, the winner is clear, confidence >=
+    ``config.gate``.
 
     A verdict with a reason in ``CLOSED`` never does, whatever the threshold: its answer is accidental.
     """
@@ -86,7 +89,9 @@ class ClearShare:
         self.recent: OrderedDict[str, deque[bool]] = OrderedDict()
 
     def add(self, user: str, unclear: int) -> bool:
-        """Count a clear verdict of ``user`` after ``unclear`` ones; True if enough of the latest ones are clear."""
+        """Count a clear verdict of ``user`` after ``unclear`` ones; True if enough of the latest ones are
+        clear.
+        """
         recent = self.recent.setdefault(user, deque(maxlen=WINDOW))
         self.recent.move_to_end(user)
         if len(self.recent) > MAX_USERS:

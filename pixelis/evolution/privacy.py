@@ -1,7 +1,7 @@
 """Redacts text before it is stored: personal data of a known form becomes ``[CATEGORY_xxxxxx]``.
 
-The six hex digits come from a SHA-256 of the redacted value: the same address gets the same mark in all records. Names and
-streets in running text have no known form and stay.
+The six hex digits come from a SHA-256 of the redacted value: the same address gets the same mark in all
+records. Names and streets in running text have no known form and stay.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ PSEUDONYM = re.compile(r"(?=.)([0-9a-f]{16}\.)?([0-9a-f]{16})?")
 def redact(text: str) -> str:
     """Replace personal data in ``text`` by marks and cut it to MAX_CHARS. Idempotent.
 
-    A replacement may make more data match, so patterns are applied until nothing changes. A text that still changes after ROUNDS
-    was crafted, and becomes one mark ``TEXT``.
+    A replacement may make more data match, so patterns are applied until nothing changes. A text that still
+    changes after ROUNDS was crafted, and becomes one mark ``TEXT``.
     """
     original = text
     text = text[: MAX_CHARS + AHEAD]
@@ -76,7 +76,9 @@ def _cut(text: str) -> str:
 
 
 def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None) -> str:
-    """The match with its group ``value`` replaced by a mark; unchanged when it is a mark already or not valid."""
+    """The match with its group ``value`` replaced by a mark; unchanged when it is a mark already or not
+    valid.
+    """
     whole = match[0]
     if match["value"] is None or (valid is not None and not valid(match)):
         return whole
@@ -87,7 +89,9 @@ def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[
 def _digest(value: str) -> str:
     """SHA-256 of the casefolded value; of a number's digits only, to ignore its spelling."""
     folded = value.casefold()
-    return _sha256(folded if any(letter.isalpha() for letter in folded) else "".join(filter(str.isdigit, folded)))
+    return _sha256(
+        folded if any(letter.isalpha() for letter in folded) else "".join(filter(str.isdigit, folded))
+    )
 
 
 def _sha256(text: str) -> str:
@@ -106,7 +110,9 @@ def pseudonym(user: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """Personal data in a text: ``counts`` by category; ``score`` adds 10, 5 or 1 for each; ``level`` low < 10 <= medium < 50."""
+    """Personal data in a text: ``counts`` by category; ``score`` adds 10, 5 or 1 for each; ``level`` low < 10
+    <= medium < 50.
+    """
 
     score: int
     level: Literal["low", "medium", "high"]
@@ -116,7 +122,8 @@ class Risk:
 def risk(text: str) -> Risk:
     """Amount of personal data in ``text``; existing marks do not count."""
     before, after = (
-        Counter(mark[1:].rsplit("_", 1)[0] for mark in re.findall(MARK, part)) for part in (text[:MAX_CHARS], redact(text))
+        Counter(mark[1:].rsplit("_", 1)[0] for mark in re.findall(MARK, part))
+        for part in (text[:MAX_CHARS], redact(text))
     )
     counts = dict(after - before)
     score = sum(WEIGHTS.get(category, 10) * count for category, count in counts.items())
@@ -131,7 +138,8 @@ def clean_png(view: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-# -- records ----------------------------------------------------------------------------------------------------------
+# -- records
+# ----------------------------------------------------------------------------------------------------------
 
 TEXT_FIELDS: dict[type[Record], tuple[str, ...]] = {
     Question: ("question", "answers"),
@@ -213,7 +221,8 @@ def redact_data(value: Any, redact: Redact = redact) -> Any:
     if isinstance(value, str):
         return "" if value.startswith("data:") else redact(value)
     if isinstance(value, Mapping):
-        if value.keys() == {"counts", "size"} and isinstance(value["size"], list | tuple):  # a run-length mask
+        # A run-length mask
+        if value.keys() == {"counts", "size"} and isinstance(value["size"], list | tuple):
             return dict(value)
         cleaned = {redact(key): redact_data(inner, redact) for key, inner in value.items()}
         if "words" in cleaned and cleaned.get("text") != value.get("text"):

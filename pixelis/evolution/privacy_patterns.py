@@ -49,7 +49,8 @@ _NAMED = rf"(?:[ \t_]{{0,3}}(?:number|no|nr|num|id)\b\.?)?{_GAP}"
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
 _DATE = (
     r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})"
-    rf"|{_MONTH}[ \t]\d{{1,2}}(?:st|nd|rd|th)?,?[ \t]\d{{4}}|\d{{1,2}}(?:st|nd|rd|th|\.)?[ \t](?:of[ \t])?{_MONTH},?[ \t]\d{{4}})"
+    rf"|{_MONTH}[ \t]\d{{1,2}}(?:st|nd|rd|th)?,?[ \t]\d{{4}}|\d{{1,2}}(?:st|nd|rd|th|\.)?[ \t](?:of[ "
+    rf"\t])?{_MONTH},?[ \t]\d{{4}})"
 )
 
 
@@ -74,11 +75,17 @@ def _digit_count(minimum: int, maximum: int = 100) -> Check:
 
 def _ssn(match: re.Match[str]) -> bool:
     digits = _digits(match["value"])
-    return digits[:3] not in ("000", "666") and digits[0] != "9" and digits[3:5] != "00" and digits[5:] != "0000"
+    return (
+        digits[:3] not in ("000", "666") and digits[0] != "9" and digits[3:5] != "00" and digits[5:] != "0000"
+    )
 
 
 _VERSION = re.compile(
-    r"(?:\bv|version|ver\.?|release|section|chapter|clause|build|rev(?:ision)?\.?|firmware|driver|§)[ \t:=#]{0,3}$", re.I
+    (
+        r"(?:\bv|version|ver\.?|release|section|chapter|clause|build|rev(?:ision)?\.?|firmware|driver|§)[ "
+        r"\t:=#]{0,3}$"
+    ),
+    re.I,
 )
 _ADDRESS = re.compile(r"\bip(?:v4)?(?:[ \t-]{0,3}addr(?:ess)?)?[ \t:=]{0,3}(?:is[ \t]{1,3})?$", re.I)
 
@@ -91,17 +98,20 @@ def _ip(match: re.Match[str]) -> bool:
         except ValueError:
             return False
         groups = [group for group in value.split(":") if group]
-        return len(groups) > 3 and any(len(group) > 2 for group in groups)  # 1:2:3:4:5:6:7:8 is a ratio, 1::200 a slice
+        # 1:2:3:4:5:6:7:8 is a ratio, 1::200 a slice
+        return len(groups) > 3 and any(len(group) > 2 for group in groups)
     octets = value.split(".")
     if any(int(o) > 255 or (len(o) > 1 and o[0] == "0") for o in octets) or _VERSION.search(before):
         return False
     if octets[0] == "127" or octets == ["0"] * 4:  # loopback and any address
         return False
-    return any(len(o) > 1 for o in octets) or _ADDRESS.search(before) is not None  # 1.2.3.4 is a version or a section
+    # 1.2.3.4 is a version or a section
+    return any(len(o) > 1 for o in octets) or _ADDRESS.search(before) is not None
 
 
 def _mac(match: re.Match[str]) -> bool:
-    return ":" in match["value"] or any(c.isalpha() for c in match["value"])  # 01-02-03-04-05-06 is a row of numbers
+    # 01-02-03-04-05-06 is a row of numbers
+    return ":" in match["value"] or any(c.isalpha() for c in match["value"])
 
 
 def _iban(match: re.Match[str]) -> bool:
@@ -118,7 +128,8 @@ def _international(match: re.Match[str]) -> bool:
 
 def _phone(match: re.Match[str]) -> bool:
     digits = len(_digits(match["value"]))
-    return 7 <= digits <= 15 and not re.match(r"\d\.\d+(?![\d.])", match["value"])  # the confidence of a detected phone
+    # The confidence of a detected phone
+    return 7 <= digits <= 15 and not re.match(r"\d\.\d+(?![\d.])", match["value"])
 
 
 def _secret(match: re.Match[str]) -> bool:
@@ -139,7 +150,8 @@ _END = r"(?![\w]|[.,-]\d)"
 PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     # Keys first: parts of them match other patterns.
     _pattern(
-        "AWS_KEY", r"(?<![A-Za-z0-9])(?P<value>(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{16})(?![A-Za-z0-9])"
+        "AWS_KEY",
+        r"(?<![A-Za-z0-9])(?P<value>(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{16})(?![A-Za-z0-9])",
     ),
     _pattern(
         "AWS_KEY",
@@ -162,16 +174,19 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     _pattern("API_KEY", r"(?<![\w])bearer[ \t]{1,3}(?P<value>[A-Za-z0-9._~+/=-]{16,2000})", _secret, re.I),
     _pattern(
         "API_KEY",
-        r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?token|auth[ _-]?token|token)[\"'*]{0,3}[ \t]{0,3}[:=][ \t\"'*]{0,5}"
+        r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?token|auth[ _-]?token|token)[\"'*]{0,3}[ "
+        r"\t]{0,3}[:=][ \t\"'*]{0,5}"
         r"(?P<value>[A-Za-z0-9_+/=.-]{16,500})",
         _secret,
         re.I,
     ),
     _pattern(
         "API_KEY",
-        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"'*]{0,3}[ \t]{0,3}(?:[:=]|(?P<is>is\b))[ \t\"'*]{0,5}"
+        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"'*]{0,3}[ "
+        r"\t]{0,3}(?:[:=]|(?P<is>is\b))[ \t\"'*]{0,5}"
         r"(?P<value>[^\s\"'\[\]<>{},;]{4,100})",
-        lambda match: not (match["is"] and match["value"].strip(".?!:*").isalpha()),  # "which password is written here?"
+        # "which password is written here?"
+        lambda match: not (match["is"] and match["value"].strip(".?!:*").isalpha()),
         re.I,
     ),
     _pattern("URL", r"(?P<value>(?:https?|ftp)://[^\s/@\[\]<>\"']{1,100}@[^\s\[\]<>\"']{1,300})", flags=re.I),
@@ -187,7 +202,10 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         r"[\w.%-]{2,100}[^\s\[\]<>\"']{0,200})",
         flags=re.I,
     ),
-    _pattern("HANDLE", r"(?<![\w@])(?P<value>@[A-Za-z_][A-Za-z0-9_]{1,29}(?:\.[A-Za-z0-9_]{1,20}){0,2})(?![\w@(]|\.\w)"),
+    _pattern(
+        "HANDLE",
+        r"(?<![\w@])(?P<value>@[A-Za-z_][A-Za-z0-9_]{1,29}(?:\.[A-Za-z0-9_]{1,20}){0,2})(?![\w@(]|\.\w)",
+    ),
     _pattern(
         "BIRTH_DATE",
         r"(?<![A-Za-z])(?:d\.?o\.?b\.?|birth[ \t_-]?date|birthday|birth|born(?:[ \t]on)?|geburtsdatum|geb\.)"
@@ -201,7 +219,12 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         _digit_count(4),
         re.I,
     ),
-    _pattern("PASSPORT", rf"(?<![A-Za-z])passport{_NAMED}(?P<value>[A-Z]{{0,3}}\d[\dA-Z]{{4,10}})(?!\w)", _digit_count(4), re.I),
+    _pattern(
+        "PASSPORT",
+        rf"(?<![A-Za-z])passport{_NAMED}(?P<value>[A-Z]{{0,3}}\d[\dA-Z]{{4,10}})(?!\w)",
+        _digit_count(4),
+        re.I,
+    ),
     _pattern(
         "DRIVER_LICENCE",
         rf"(?<![A-Za-z])(?:driv(?:er|ing)(?:['’]?s)?[ \t_]licen[cs]e|dl[ \t_]?(?:no\b\.?|number|\#)){_NAMED}"
@@ -214,9 +237,14 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         r"(?<![A-Za-z0-9])(?P<value>[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?)(?![A-Za-z0-9])",
         _iban,
     ),
-    _pattern(  # in lower case with digits alone after the bank's code, or words after the number would be taken for a part of it
+    # In lower case with digits alone after the bank's code, or words after the number would be taken for a
+    # part of it
+    _pattern(
         "BANK_ACCOUNT",
-        r"(?<![A-Za-z0-9])(?P<value>[a-z]{2}\d{2}(?: ?[a-z]{4})?(?: ?\d{4}){2,7}(?: ?\d{1,3})?)(?![A-Za-z0-9])",
+        (
+            r"(?<![A-Za-z0-9])(?P<value>[a-z]{2}\d{2}(?: ?[a-z]{4})?(?: ?\d{4}){2,7}(?: "
+            r"?\d{1,3})?)(?![A-Za-z0-9])"
+        ),
         _iban,
     ),
     _pattern(
@@ -230,7 +258,10 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     _pattern("SSN", r"(?<![\w.+-])(?P<value>\d{3}-\d{2}-\d{4})(?![\w-]|\.\d)", _ssn),
     _pattern(
         "SSN",
-        rf"(?<![A-Za-z])(?:ssn|social[ \t_]security){_NAMED}(?P<value>\d{{3}}[ -]?\d{{2}}[ -]?\d{{4}})(?![\w]|\.\d)",
+        (
+            rf"(?<![A-Za-z])(?:ssn|social[ \t_]security){_NAMED}(?P<value>\d{{3}}[ -]?\d{{2}}[ "
+            r"-]?\d{4})(?![\w]|\.\d)"
+        ),
         _ssn,
         re.I,
     ),
@@ -248,15 +279,27 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         _phone,
         re.I,
     ),
-    _pattern("PHONE", r"(?<![\w.+-])(?P<value>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,6})(?![\w]|[.,]\d)", _international),
+    _pattern(
+        "PHONE",
+        r"(?<![\w.+-])(?P<value>\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){2,6})(?![\w]|[.,]\d)",
+        _international,
+    ),
     _pattern(
         "PHONE",
         rf"(?<![\w.+,-])(?P<value>(?:\+?1[ .-])?(?:\([2-9]\d{{2}}\)[ -]?\d{{3}}[ .-]\d{{4}}"
         rf"|[2-9]\d{{2}}([.-])\d{{3}}\2\d{{4}})){_END}",
     ),
-    _pattern("PHONE", rf"(?<![\w.+,-])(?P<value>0[1-9]\d{{1,3}}[ /-][1-9]\d{{2,3}}[ -]?\d{{3,5}}){_END}", _digit_count(10, 13)),
+    _pattern(
+        "PHONE",
+        rf"(?<![\w.+,-])(?P<value>0[1-9]\d{{1,3}}[ /-][1-9]\d{{2,3}}[ -]?\d{{3,5}}){_END}",
+        _digit_count(10, 13),
+    ),
     _pattern("PHONE", rf"(?<![\w.+,-])(?P<value>0[1-9](?:([ .-])\d{{2}})(?:\2\d{{2}}){{3}}){_END}"),
-    _pattern("MAC", r"(?<![\w:-])(?P<value>[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5}))(?![\w:-])", _mac),
+    _pattern(
+        "MAC",
+        r"(?<![\w:-])(?P<value>[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5}))(?![\w:-])",
+        _mac,
+    ),
     _pattern("IP", r"(?<![\w.-])(?P<value>\d{1,3}(?:\.\d{1,3}){3})(?![\w]|[.-]\d)", _ip),
     _pattern("IP", r"(?<![\w:.])(?P<value>[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){3,7})(?![\w:])", _ip),
 )

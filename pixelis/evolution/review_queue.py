@@ -47,8 +47,12 @@ CREATE TABLE IF NOT EXISTS parts (
 CREATE INDEX IF NOT EXISTS by_hash ON parts (hash);
 """
 COLUMNS = "id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer"
-CONTROL_TOKEN = re.compile(r"<\|[^<>|]*\|>|</?(?:think|answer|tool_call|tool_response|grounding)\b[^<>]*>", re.IGNORECASE)
-"""Tokens of chat templates and tags of dialects: in a label they would teach the policy to end or forge turns."""
+CONTROL_TOKEN = re.compile(
+    r"<\|[^<>|]*\|>|</?(?:think|answer|tool_call|tool_response|grounding)\b[^<>]*>", re.IGNORECASE
+)
+"""Tokens of chat templates and tags of dialects: in a label they would teach the policy to end or forge
+turns.
+"""
 DISPUTED = "feedback calls the answer wrong"
 """Comment of a waiting review that no time may approve."""
 
@@ -56,8 +60,8 @@ DISPUTED = "feedback calls the answer wrong"
 class Review(Record):
     """An update with its review decision, if any. ``id`` is the task's id; times in seconds since the epoch.
 
-    ``question`` has no truth and no data URL. ``answer`` is a reviewer's correction. ``task`` is redacted and has neither tokens
-    nor log-probs: ``decide`` returns the task to learn from.
+    ``question`` has no truth and no data URL. ``answer`` is a reviewer's correction. ``task`` is redacted and
+    has neither tokens nor log-probs: ``decide`` returns the task to learn from.
     """
 
     id: str
@@ -75,8 +79,9 @@ class Review(Record):
 class ReviewQueue:
     """The queue in the SQLite file ``path``; thread-safe within one process.
 
-    ``rewards`` score a task again when a reviewer corrects its label. Each decision removes the reviews decided more than
-    ``keep_days`` before it. Every method raises InfraFailure ``review_queue`` when the file cannot be read or written.
+    ``rewards`` score a task again when a reviewer corrects its label. Each decision removes the reviews
+    decided more than ``keep_days`` before it. Every method raises InfraFailure ``review_queue`` when the file
+    cannot be read or written.
     """
 
     def __init__(self, path: str | Path, rewards: RewardsConfig | None = None, keep_days: float = 90.0):
@@ -103,7 +108,8 @@ class ReviewQueue:
         with self.lock:
             self.store.close()
 
-    # -- writing ---------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ---------------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -115,8 +121,8 @@ class ReviewQueue:
     ) -> bool:
         """Store an update until it is decided; False when its id exists already. Durable on return.
 
-        ``pictures`` are PNG bytes by image id of the shown trajectory; ``views`` uint8 arrays by trajectory id, one for each
-        image. Raises BadInput ``missing_views`` and ``bad_view``.
+        ``pictures`` are PNG bytes by image id of the shown trajectory; ``views`` uint8 arrays by trajectory
+        id, one for each image. Raises BadInput ``missing_views`` and ``bad_view``.
         """
         blobs: dict[str, tuple[str, bytes]] = {}
         parts: list[tuple[str, str, str, int, str]] = []
@@ -132,7 +138,11 @@ class ReviewQueue:
                 )
             for place, view in enumerate(arrays):
                 if view.dtype != np.uint8:
-                    raise BadInput(f"a view is {view.dtype} {view.shape}, not uint8", code="bad_view", fix="put uint8 views")
+                    raise BadInput(
+                        f"a view is {view.dtype} {view.shape}, not uint8",
+                        code="bad_view",
+                        fix="put uint8 views",
+                    )
                 shape = ",".join(map(str, view.shape))
                 parts.append((task.id, "view", trajectory.id, place, _add_blob(blobs, shape, view.tobytes())))
         media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
@@ -142,23 +152,30 @@ class ReviewQueue:
         records = (record.model_dump_json() for record in (stored_question, verdict, shown, task))
         with self._transaction():
             inserted = self.store.execute(
-                "INSERT OR IGNORE INTO reviews (id, state, created_at, experience, question, verdict, shown, task)"
+                "INSERT OR IGNORE INTO reviews (id, state, created_at, experience, question, verdict, "
+                "shown, task)"
                 " VALUES (?,'waiting',?,?,?,?,?,?)",
                 (task.id, task.created_at, task.experience_id, *records),
             ).rowcount
             if not inserted:
                 return False
-            self.store.executemany("INSERT OR IGNORE INTO blobs VALUES (?,?,?)", [(key, *blob) for key, blob in blobs.items()])
+            self.store.executemany(
+                "INSERT OR IGNORE INTO blobs VALUES (?,?,?)", [(key, *blob) for key, blob in blobs.items()]
+            )
             self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
         return True
 
-    # -- reading --------------------------------------------------------------------------------------------------------
+    # -- reading
+    # --------------------------------------------------------------------------------------------------------
 
     def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[Review]:
-        """At most ``limit`` reviews in this state (None: any), waiting ones oldest first, others newest first."""
+        """At most ``limit`` reviews in this state (None: any), waiting ones oldest first, others newest
+        first.
+        """
         order = "created_at ASC, rowid ASC" if state == "waiting" else "created_at DESC, rowid DESC"
         rows = self._rows(
-            f"SELECT {COLUMNS} FROM reviews WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?", (state, state, limit)
+            f"SELECT {COLUMNS} FROM reviews WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?",
+            (state, state, limit),
         )
         return [_review(row) for row in rows]
 
@@ -178,22 +195,37 @@ class ReviewQueue:
         try:
             for row in self._parts(id, "view"):
                 shape = [int(side) for side in row["shape"].split(",")]
-                views[row["name"]].append(np.frombuffer(zlib.decompress(row["data"]), np.uint8).reshape(shape).copy())
+                views[row["name"]].append(
+                    np.frombuffer(zlib.decompress(row["data"]), np.uint8).reshape(shape).copy()
+                )
         except (zlib.error, ValueError) as error:
-            raise InfraFailure(f"a stored view is damaged: {error}", code="review_queue", fix="reject the update") from error
+            raise InfraFailure(
+                f"a stored view is damaged: {error}", code="review_queue", fix="reject the update"
+            ) from error
         return views
 
     def dispute(self, experience_id: str, feedback: Feedback) -> int:
-        """Leave waiting reviews of an experience to a person if feedback calls their label wrong; returns their number."""
-        rows = self._rows(f"SELECT {COLUMNS} FROM reviews WHERE state = 'waiting' AND experience = ?", (experience_id,))
+        """Leave waiting reviews of an experience to a person if feedback calls their label wrong; returns
+        their number.
+        """
+        rows = self._rows(
+            f"SELECT {COLUMNS} FROM reviews WHERE state = 'waiting' AND experience = ?", (experience_id,)
+        )
         wrong = [row["id"] for row in rows if contradicts(feedback, _review(row).task.pseudo_label)]
         with self._transaction():
-            self.store.executemany("UPDATE reviews SET comment = ? WHERE id = ?", [(DISPUTED, id) for id in wrong])
+            self.store.executemany(
+                "UPDATE reviews SET comment = ? WHERE id = ?", [(DISPUTED, id) for id in wrong]
+            )
         return len(wrong)
 
     def due(self, now: float, after_s: float) -> list[str]:
-        """Ids of the updates that have waited ``after_s`` seconds or longer and are not disputed, oldest first."""
-        sql = "SELECT id FROM reviews WHERE state = 'waiting' AND comment = '' AND created_at <= ? ORDER BY created_at, rowid"
+        """Ids of the updates that have waited ``after_s`` seconds or longer and are not disputed, oldest
+        first.
+        """
+        sql = (
+            "SELECT id FROM reviews WHERE state = 'waiting' AND comment = '' AND created_at <= ? ORDER "
+            "BY created_at, rowid"
+        )
         return [row["id"] for row in self._rows(sql, (now - after_s,))]
 
     def waiting(self) -> int:
@@ -201,10 +233,16 @@ class ReviewQueue:
         return int(self._rows("SELECT count(*) AS n FROM reviews WHERE state = 'waiting'")[0]["n"])
 
     def stats(self) -> dict[str, float]:
-        """Counts by state, of corrected reviews, mean seconds to a decision, bytes of stored pictures and views."""
-        counts = {row["state"]: row["n"] for row in self._rows("SELECT state, count(*) AS n FROM reviews GROUP BY state")}
+        """Counts by state, of corrected reviews, mean seconds to a decision, bytes of stored pictures and
+        views.
+        """
+        counts = {
+            row["state"]: row["n"]
+            for row in self._rows("SELECT state, count(*) AS n FROM reviews GROUP BY state")
+        }
         decided = self._rows(
-            "SELECT count(answer) AS corrected, coalesce(avg(decided_at - created_at), 0) AS wait FROM reviews"
+            "SELECT count(answer) AS corrected, coalesce(avg(decided_at - created_at), 0) AS wait FROM "
+            "reviews"
             " WHERE state != 'waiting'"
         )[0]
         size = self._rows("SELECT coalesce(sum(length(data)), 0) AS n FROM blobs")[0]["n"]
@@ -215,7 +253,8 @@ class ReviewQueue:
             "picture_bytes": float(size),
         }
 
-    # -- decisions --------------------------------------------------------------------------------------------------
+    # -- decisions
+    # --------------------------------------------------------------------------------------------------
 
     def decide(
         self,
@@ -238,7 +277,10 @@ class ReviewQueue:
         answer = (answer or "").strip() or None
         if answer is not None and (token := CONTROL_TOKEN.search(answer)):
             raise BadInput(
-                f"the answer spells the control token {token.group():.60}, which no policy may learn to write in an answer",
+                (
+                    f"the answer spells the control token {token.group():.60}, which no policy may learn to "
+                    "write in an answer"
+                ),
                 code="control_token",
                 fix="give the answer as text alone",
             )
@@ -252,14 +294,24 @@ class ReviewQueue:
                 changed = self.store.execute(
                     "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=?, task=?"
                     " WHERE id=? AND state='waiting'",
-                    (decision, now, reviewer, redact(comment), stored_answer, task and task.model_dump_json(), id),
+                    (
+                        decision,
+                        now,
+                        reviewer,
+                        redact(comment),
+                        stored_answer,
+                        task and task.model_dump_json(),
+                        id,
+                    ),
                 ).rowcount
             if changed:
                 self.prune(now - self.keep_s)
                 self._truncate_wal()
                 return task
             review = self._existing(id)  # another thread decided first
-        same_answer = agrees(review.answer, stored_answer) if stored_answer is not None else review.answer is None
+        same_answer = (
+            agrees(review.answer, stored_answer) if stored_answer is not None else review.answer is None
+        )
         if review.state != decision or not same_answer:
             earlier = review.state + (f" with the answer {review.answer!r:.80}" if review.answer else "")
             raise BadInput(
@@ -272,7 +324,9 @@ class ReviewQueue:
     def _existing(self, id: str) -> Review:
         review = self.get(id)
         if review is None:
-            raise BadInput(f"no review {id:.80}", code="unknown_review", fix="take an id from the list of reviews")
+            raise BadInput(
+                f"no review {id:.80}", code="unknown_review", fix="take an id from the list of reviews"
+            )
         return review
 
     def approved(self) -> list[str]:
@@ -293,19 +347,26 @@ class ReviewQueue:
         if count:
             self._truncate_wal()
 
-    # -- removing -------------------------------------------------------------------------------------------------
+    # -- removing
+    # -------------------------------------------------------------------------------------------------
 
     def forget(self, experience_ids: Sequence[str]) -> int:
-        """Remove the reviews of these experiences, decided or not, with their pictures; returns their number."""
+        """Remove the reviews of these experiences, decided or not, with their pictures; returns their
+        number.
+        """
         return self._remove("experience = ?", [(id,) for id in experience_ids if id])
 
     def prune(self, before: float) -> int:
-        """Remove the reviews decided before this time (seconds since the epoch), with their pictures; returns their number."""
+        """Remove the reviews decided before this time (seconds since the epoch), with their pictures; returns
+        their number.
+        """
         return self._remove("state != 'waiting' AND decided_at < ?", [(before,)])
 
     def _remove(self, where: str, values: Sequence[tuple[Any, ...]]) -> int:
         with self._transaction():
-            count = sum(self.store.execute(f"DELETE FROM reviews WHERE {where}", value).rowcount for value in values)
+            count = sum(
+                self.store.execute(f"DELETE FROM reviews WHERE {where}", value).rowcount for value in values
+            )
             self.store.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT hash FROM parts)")
         if count:
             self._truncate_wal()
@@ -315,14 +376,18 @@ class ReviewQueue:
         """Remove deleted data from the write-ahead log too."""
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    # -- SQLite -----------------------------------------------------------------------------------------------------
+    # -- SQLite
+    # -----------------------------------------------------------------------------------------------------
 
     def _rows(self, sql: str, values: tuple = ()) -> list[sqlite3.Row]:
         with self._failures(), self.lock:
             return self.store.execute(sql, values).fetchall()
 
     def _parts(self, id: str, kind: str) -> list[sqlite3.Row]:
-        sql = "SELECT name, shape, data FROM parts JOIN blobs USING (hash) WHERE review = ? AND kind = ? ORDER BY name, place"
+        sql = (
+            "SELECT name, shape, data FROM parts JOIN blobs USING (hash) WHERE review = ? AND kind = ? "
+            "ORDER BY name, place"
+        )
         return self._rows(sql, (id, kind))
 
     @contextmanager
@@ -345,7 +410,9 @@ class ReviewQueue:
 
 
 def _add_blob(blobs: dict[str, tuple[str, bytes]], shape: str, data: bytes) -> str:
-    """Add a blob under the hash of shape and content, which is returned; arrays are compressed, PNG is not."""
+    """Add a blob under the hash of shape and content, which is returned; arrays are compressed, PNG is
+    not.
+    """
     key = hashlib.sha256(shape.encode() + b"\0" + data).hexdigest()
     if key not in blobs:
         blobs[key] = (shape, data if shape == "png" else zlib.compress(data, 1))
@@ -360,6 +427,7 @@ def without_tokens(trajectory: Trajectory) -> Trajectory:
 
 def _review(row: sqlite3.Row) -> Review:
     values = {key: row[key] for key in row.keys() if key != "shown"}  # noqa: SIM118 - a row iterates over values
-    question, verdict = Question.model_validate_json(row["question"]), Verdict.model_validate_json(row["verdict"])
+    question = Question.model_validate_json(row["question"])
+    verdict = Verdict.model_validate_json(row["verdict"])
     task = UpdateTask.model_validate_json(row["shown"])
     return Review(**values | {"question": question, "verdict": verdict, "task": task})

@@ -1,6 +1,7 @@
 """Caps how much of an update, and of a candidate, one user or one question in many copies may decide.
 
-A vote shows what the samples agree on, not that the traffic is honest: whoever sends most of it would elect most of the labels.
+A vote shows what the samples agree on, not that the traffic is honest: whoever sends most of it would elect
+most of the labels.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from pixelis.config import EvolutionConfig
 
 SIDE = 16
 MAX_PICTURE_DIFFERENCE = 5.0
-"""Mean difference of grey values (0..255) of two reduced pictures below which they are near-identical. Noise, JPEG, shifts and
-crops of a few pixels stay below 3; two pictures of the embedded model's world differ by 8 or more."""
+"""Mean difference of grey values (0..255) of two reduced pictures below which they are near-identical.
+
+Noise, JPEG, shifts and crops of a few pixels stay below 3; two pictures of the embedded model's world differ
+by 8 or more.
+"""
 MIN_TEXT_RATIO = 85.0
 """Similarity (0..100, rapidfuzz) of two questions from which they are near-identical."""
 MAX_QUESTIONS = 1000
@@ -33,14 +37,19 @@ WINDOW_S = 86_400.0
 
 
 class Source(NamedTuple):
-    """Where a task comes from: ``user`` is a pseudonym, empty for callers that give no name; ``question`` its group of copies."""
+    """Where a task comes from: ``user`` is a pseudonym, empty for callers that give no name; ``question`` its
+    group of copies.
+    """
 
     user: str
     question: str
 
 
 class NearQuestions:
-    """Groups near-identical questions: similar text about a similar picture. Holds the last MAX_QUESTIONS groups."""
+    """Groups near-identical questions: similar text about a similar picture.
+
+    Holds the last MAX_QUESTIONS groups.
+    """
 
     def __init__(self) -> None:
         self.groups: OrderedDict[str, tuple[str, Float[np.ndarray, SIDE * SIDE]]] = OrderedDict()
@@ -72,7 +81,9 @@ class NearQuestions:
 
 @dataclass(frozen=True, slots=True)
 class LargestShares:
-    """Shares (0..1) of the user and of the question with the most of ``tasks``, and the number of their users."""
+    """Shares (0..1) of the user and of the question with the most of ``tasks``, and the number of their
+    users.
+    """
 
     tasks: int
     users: int
@@ -127,20 +138,25 @@ class Shares:
         return {"users": self.users(now), "user_cap": self.user_cap(now)}
 
     def choose(self, waiting: Sequence[Source], least: int, most: int, now: float) -> list[int]:
-        """Indices of the largest batch of ``least`` to ``most`` waiting tasks within the caps, oldest first; empty if none is."""
+        """Indices of the largest batch of ``least`` to ``most`` waiting tasks within the caps, oldest first;
+        empty if none is.
+        """
         cap = self.user_cap(now)
         if cap != self.cap:
             self.cap, self.counted = cap, []
         counts = Counter(source.user for source in self.counted)
         oldest, before, ranks = list(range(len(waiting))), counts.copy(), list[int]()
-        for user, _ in waiting:  # the tasks that a user has before each of its tasks, in the candidate and in the queue
+        # The tasks that a user has before each of its tasks, in the candidate and in the queue
+        for user, _ in waiting:
             ranks.append(before[user])
             before[user] += 1
         in_turn = sorted(oldest, key=ranks.__getitem__)
         for size in range(min(most, len(waiting)), max(least, 1) - 1, -1):
             for order in (oldest, in_turn):
                 chosen = self._fill(waiting, order, size)
-                if len(chosen) == size and self._completable(counts + Counter(waiting[i].user for i in chosen), size):
+                if len(chosen) == size and self._completable(
+                    counts + Counter(waiting[i].user for i in chosen), size
+                ):
                     return sorted(chosen)
         return []
 
@@ -157,7 +173,9 @@ class Shares:
     def _fill(self, waiting: Sequence[Source], order: Sequence[int], size: int) -> list[int]:
         """The first tasks of ``order``, at most ``size``, that fit the caps of batch and candidate."""
         users = _Cap(self.cap, size, Counter(source.user for source in self.counted))
-        questions = _Cap(self.config.max_share_per_question, size, Counter(source.question for source in self.candidate))
+        questions = _Cap(
+            self.config.max_share_per_question, size, Counter(source.question for source in self.candidate)
+        )
         chosen: list[int] = []
         for index in order:
             user, question = waiting[index]
@@ -178,7 +196,12 @@ class Shares:
     def state(self, now: float, wall: float) -> dict[str, Any]:
         """The state as JSON values; ``wall`` is the time since the epoch at ``now``."""
         seen = {user: now - at for user, at in self.seen.items()}
-        batches = {"candidate": self.candidate, "counted": self.counted, "batches": self.batches, "cap": self.cap}
+        batches = {
+            "candidate": self.candidate,
+            "counted": self.counted,
+            "batches": self.batches,
+            "cap": self.cap,
+        }
         return {"saved_at": wall, "seen_ago_s": seen, **batches}
 
     def restore(self, state: Mapping[str, Any], now: float, wall: float) -> None:
@@ -200,7 +223,9 @@ class Shares:
 
 
 class _Cap:
-    """A cap on the tasks of one name in a batch of ``size`` and in the candidate, whose ``earlier`` tasks are counted."""
+    """A cap on the tasks of one name in a batch of ``size`` and in the candidate, whose ``earlier`` tasks are
+    counted.
+    """
 
     def __init__(self, share: float, size: int, earlier: Counter[str]):
         self.in_batch, self.in_candidate = most_tasks(share, size), most_tasks(share, earlier.total() + size)
@@ -217,7 +242,9 @@ def most_tasks(share: float, tasks: int) -> int:
 
 
 def most_abundant(waiting: Sequence[Source]) -> int:
-    """Index of the oldest task of the question with the most tasks of the user with the most: what a full queue gives up."""
+    """Index of the oldest task of the question with the most tasks of the user with the most: what a full
+    queue gives up.
+    """
     users = Counter(source.user for source in waiting)
     questions = Counter(waiting)
     return max(range(len(waiting)), key=lambda i: (users[waiting[i].user], questions[waiting[i]], -i))

@@ -35,7 +35,9 @@ MIN_QUESTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class TrafficQuestion:
-    """A question with its elected answer, its uint8 pictures by media id, and when it was asked (seconds since the epoch)."""
+    """A question with its elected answer, its uint8 pictures by media id, and when it was asked (seconds
+    since the epoch).
+    """
 
     question: Question
     pictures: dict[str, np.ndarray]
@@ -45,7 +47,8 @@ class TrafficQuestion:
 
 
 class TrafficQuestions:
-    """At most ``canary.traffic`` questions, the newest: one of each group of near-identical ones, and few of one user.
+    """At most ``canary.traffic`` questions, the newest: one of each group of near-identical ones, and few of
+    one user.
 
     They are stored in ``folder``, one file each; None stores none.
     """
@@ -56,12 +59,16 @@ class TrafficQuestions:
         self.lock = threading.Lock()
 
     def load(self, group: Callable[[str, np.ndarray | None], str]) -> None:
-        """Read the stored questions, the oldest first. ``group`` names the group of a question and its first picture.
+        """Read the stored questions, the oldest first.
+
+        ``group`` names the group of a question and its first picture.
 
         A file that cannot be read is left out with a warning.
         """
         items = []
-        for file in sorted(self.folder.glob("*.npz") if self.folder else (), key=lambda file: file.stat().st_mtime_ns):
+        for file in sorted(
+            self.folder.glob("*.npz") if self.folder else (), key=lambda file: file.stat().st_mtime_ns
+        ):
             try:
                 item = _read(file)
             except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
@@ -78,7 +85,10 @@ class TrafficQuestions:
         try:
             with self.lock:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                current = {f"{hashlib.sha256(item.question.id.encode()).hexdigest()[:32]}.npz": item for item in self.items}
+                current = {
+                    f"{hashlib.sha256(item.question.id.encode()).hexdigest()[:32]}.npz": item
+                    for item in self.items
+                }
                 stored = {file.name for file in self.folder.glob("*.npz")}
                 for name in stored - current.keys():
                     (self.folder / name).unlink()
@@ -88,9 +98,12 @@ class TrafficQuestions:
             log.warning("the canary's questions of the traffic are not stored: %s", error)
 
     def wants(self, task: UpdateTask, question: Question, source: Source, user_cap: float) -> bool:
-        """Whether to take this task, a share ``canary.traffic_share`` of the confident ones. Then it must not be learnt from.
+        """Whether to take this task, a share ``canary.traffic_share`` of the confident ones.
 
-        ``user_cap`` is the share of the questions that one user may have. A redacted question is not the one that was answered.
+        Then it must not be learnt from.
+
+        ``user_cap`` is the share of the questions that one user may have. A redacted question is not the one
+        that was answered.
         """
         limit = self.config.traffic
         fraction = int.from_bytes(hashlib.sha256(f"traffic {task.id}".encode()).digest()[:8], "big") / 2**64
@@ -103,11 +116,20 @@ class TrafficQuestions:
             return False
         return not is_redacted(question.conversation + task.pseudo_label)
 
-    def add(self, task: UpdateTask, question: Question, source: Source, pictures: Mapping[str, np.ndarray]) -> None:
-        """Take a task. ``pictures``: those of the question by media id, so large that operations can look closer."""
+    def add(
+        self, task: UpdateTask, question: Question, source: Source, pictures: Mapping[str, np.ndarray]
+    ) -> None:
+        """Take a task.
+
+        ``pictures``: those of the question by media id, so large that operations can look closer.
+        """
         shapes = {id: picture.shape for id, picture in pictures.items()}
-        media = [m.model_copy(update={"height": shapes[m.id][0], "width": shapes[m.id][1]}) for m in question.media]
-        canary_question = question.model_copy(update={"id": task.id, "media": media, "answers": [task.pseudo_label]})
+        media = [
+            m.model_copy(update={"height": shapes[m.id][0], "width": shapes[m.id][1]}) for m in question.media
+        ]
+        canary_question = question.model_copy(
+            update={"id": task.id, "media": media, "answers": [task.pseudo_label]}
+        )
         item = TrafficQuestion(canary_question, dict(pictures), source, task.experience_id, task.created_at)
         self.items = [*self.items, item][-self.config.traffic :]
 
@@ -128,7 +150,8 @@ class TrafficQuestions:
 def judge_traffic(candidate: Scores, served: Scores, config: CanaryConfig, against: int) -> Decision:
     """Compare a candidate with the served version on traffic questions.
 
-    Their answers are votes, not truths, so that a few changes prove nothing: only a significant fall refuses the candidate.
+    Their answers are votes, not truths, so that a few changes prove nothing: only a significant fall refuses
+    the candidate.
     """
     return compare(candidate, served, config.model_copy(update={"tolerance": 1.0}), against)
 
@@ -141,7 +164,9 @@ def _write(path: Path, item: TrafficQuestion) -> None:
         "created_at": item.created_at,
         "pictures": list(item.pictures),
     }
-    arrays: dict[str, Any] = {f"picture_{index}": picture for index, picture in enumerate(item.pictures.values())}
+    arrays: dict[str, Any] = {
+        f"picture_{index}": picture for index, picture in enumerate(item.pictures.values())
+    }
     with replacing(path, permissions=0o600) as file:
         np.savez_compressed(file, record=np.frombuffer(json.dumps(record).encode(), np.uint8), **arrays)
 

@@ -37,7 +37,9 @@ def make_task(
     unscored, trajectories = _without_labels(group), []
     scored = unscored if rewards.needs_scorer else score_group(unscored, rewards, truths=[verdict.answer])
     for trajectory in scored.trajectories:
-        images = [i.model_copy(update={"uri": ""}) if i.uri.startswith("data:") else i for i in trajectory.images]
+        images = [
+            i.model_copy(update={"uri": ""}) if i.uri.startswith("data:") else i for i in trajectory.images
+        ]
         trajectories.append(trajectory.model_copy(update={"images": images}))
     return UpdateTask(
         question_id=group.question.id,
@@ -51,9 +53,16 @@ def make_task(
 
 
 def relabel(task: UpdateTask, question: Question, label: str, rewards: RewardsConfig) -> UpdateTask:
-    """The task scored against a reviewer's label; id and confidence stay. Raises BadInput ``blank_answer``."""
+    """The task scored against a reviewer's label; id and confidence stay.
+
+    Raises BadInput ``blank_answer``.
+    """
     if not canonical(label):
-        raise BadInput("a blank answer is no label", code="blank_answer", fix="give the right answer, or reject the update")
+        raise BadInput(
+            "a blank answer is no label",
+            code="blank_answer",
+            fix="give the right answer, or reject the update",
+        )
     group = as_question_group(task, question)
     scored = group if rewards.needs_scorer else score_group(group, rewards, truths=[label])
     return task.model_copy(update={"trajectories": scored.trajectories, "pseudo_label": label})
@@ -69,7 +78,13 @@ def as_question_group(task: UpdateTask, question: Question | None) -> Group:
 
 def _without_labels(group: Group) -> Group:
     """A copy without true answers, and without rewards and advantages computed from them."""
-    cleared: dict[str, Any] = {"rewards": {}, "weighted": {}, "reward": None, "unscored": None, "advantage": None}
+    cleared: dict[str, Any] = {
+        "rewards": {},
+        "weighted": {},
+        "reward": None,
+        "unscored": None,
+        "advantage": None,
+    }
     return group.model_copy(
         update={
             "question": unlabelled(group.question),
@@ -85,17 +100,25 @@ def unlabelled(question: Question) -> Question:
 
 
 def as_group(task: UpdateTask) -> Group:
-    """The task as a group for the learner, without the question's text and pictures: tokens and views contain both."""
+    """The task as a group for the learner, without the question's text and pictures: tokens and views contain
+    both.
+    """
     first = task.trajectories[0]
     meta = {"pseudo_label": task.pseudo_label}
     question = Question(id=task.question_id, question="", task="evolution", split="serve", meta=meta)
-    return Group(id=first.group_id, question=question, trajectories=task.trajectories, policy_version=first.policy_version)
+    return Group(
+        id=first.group_id,
+        question=question,
+        trajectories=task.trajectories,
+        policy_version=first.policy_version,
+    )
 
 
 def agreeing(trajectories: Sequence[Trajectory], label: str) -> list[Trajectory]:
     """The trajectories that gave the label.
 
-    Others looked elsewhere: ending them with the label as well would teach an answer that their pictures do not show.
+    Others looked elsewhere: ending them with the label as well would teach an answer that their pictures do
+    not show.
     """
 
     def agreed(trajectory: Trajectory) -> bool:

@@ -1,11 +1,13 @@
-"""Train and evaluate the arms of an ablation file with several seeds, and test which differences are more than chance.
+"""Train and evaluate the arms of an ablation file with several seeds, and test which differences are more
+than chance.
 
 usage: pixelis ablate FILE [key=value ...] [--dry-run]
 
-`key=value` replaces a key of the file (seeds, dir, parallel, recipe, ...) or is an override of every arm, such as
-policy.adapter=runs/nano/sft/checkpoints/step_00000150. --dry-run checks the inputs of every arm, and prints the trials and what
-differs between each arm and the reference. Writes report.json and report.html to the `dir` of the file. The other trials go on
-when one fails. Running again repeats what has failed, continues what was interrupted, and adds what is new; finished trials stay.
+`key=value` replaces a key of the file (seeds, dir, parallel, recipe, ...) or is an override of every arm,
+such as policy.adapter=runs/nano/sft/checkpoints/step_00000150. --dry-run checks the inputs of every arm, and
+prints the trials and what differs between each arm and the reference. Writes report.json and report.html to
+the `dir` of the file. The other trials go on when one fails. Running again repeats what has failed, continues
+what was interrupted, and adds what is new; finished trials stay.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ STOP_S = 60.0
 
 
 def start(stage: str, trial: Trial, address: str) -> subprocess.Popen[bytes]:
-    """Start a trial on the cluster at ``address``; configuration and output are trial.yaml and trial.log in its folder."""
+    """Start a trial on the cluster at ``address``; configuration and output are trial.yaml and trial.log in
+    its folder.
+    """
     trial.folder.mkdir(parents=True, exist_ok=True)
     write_json(trial.folder / STAGE, {"stage": stage})
     (trial.folder / SAVED).write_text(trial.config.to_yaml(), encoding="utf-8")
@@ -61,12 +65,19 @@ def start(stage: str, trial: Trial, address: str) -> subprocess.Popen[bytes]:
 
 
 def finish(ablation: AblationConfig, trial: Trial, code: int, seconds: float) -> None:
-    """Write the result of a trial that has ended: the scores of every question. Raises InfraFailure with its error."""
+    """Write the result of a trial that has ended: the scores of every question.
+
+    Raises InfraFailure with its error.
+    """
     if code:
         log = trial.folder / LOG
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
-        reason = next((line for line in reversed(lines) if line.startswith(f"pixelis {ablation.stage}: ")), lines[-1])
-        raise InfraFailure(f"{reason} (exit code {code})", fix=f"see {log}; run the ablation again to repeat this trial")
+        reason = next(
+            (line for line in reversed(lines) if line.startswith(f"pixelis {ablation.stage}: ")), lines[-1]
+        )
+        raise InfraFailure(
+            f"{reason} (exit code {code})", fix=f"see {log}; run the ablation again to repeat this trial"
+        )
     scores = question_scores(read_groups(trial.folder / EVALUATION))
     result = {"arm": trial.arm, "seed": trial.seed, "seconds": round(seconds, 1), "scores": scores}
     write_json(trial.folder / RESULT, result)
@@ -96,14 +107,18 @@ def result_of(ablation: AblationConfig, trial: Trial) -> dict[str, Any] | None:
     if stage.is_file() and json.loads(stage.read_text(encoding="utf-8"))["stage"] != ablation.stage:
         changed = ["stage", *changed]
     if changed:
-        raise BadConfig(f"{trial.folder} has a trial of another configuration ({', '.join(changed)} changed)", fix=fix)
+        raise BadConfig(
+            f"{trial.folder} has a trial of another configuration ({', '.join(changed)} changed)", fix=fix
+        )
     path = trial.folder / RESULT
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 @contextmanager
 def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[str]:
-    """The address of the cluster that the trials share: the joined one, else a local one for ``parallel`` trials."""
+    """The address of the cluster that the trials share: the joined one, else a local one for ``parallel``
+    trials.
+    """
     if joined := config.cluster.address or os.environ.get("RAY_ADDRESS"):
         yield joined
         return
@@ -129,19 +144,28 @@ def run(ablation: AblationConfig) -> dict[str, Any]:
     if remaining:
         with trial_cluster(ablation, remaining[0].config) as address:
             print(
-                f"running {len(remaining)} trials, {ablation.parallel} at once; Ctrl-C stops, running again resumes", flush=True
+                (
+                    f"running {len(remaining)} trials, {ablation.parallel} at once; Ctrl-C stops, running "
+                    "again resumes"
+                ),
+                flush=True,
             )
             failures = run_trials(ablation, remaining, address)
     results = [result for trial in every if (result := result_of(ablation, trial)) is not None]
     report = ablation_report.write(ablation, results, failures)
     if failures:
         names = "\n".join(f"  {name}: {reason}" for name, reason in failures.items())
-        raise InfraFailure(f"{len(failures)} of {total} trials failed:\n{names}", fix="run the ablation again to repeat them")
+        raise InfraFailure(
+            f"{len(failures)} of {total} trials failed:\n{names}", fix="run the ablation again to repeat them"
+        )
     return report
 
 
 def run_trials(ablation: AblationConfig, remaining: Sequence[Trial], address: str) -> dict[str, str]:
-    """Run trials, ``parallel`` at once; returns the messages of failed ones by name. Raises Stopped when interrupted."""
+    """Run trials, ``parallel`` at once; returns the messages of failed ones by name.
+
+    Raises Stopped when interrupted.
+    """
     waiting, running = deque(remaining), list[tuple[Trial, subprocess.Popen[bytes], float]]()
     failures, done = dict[str, str](), 0
     try:
@@ -181,20 +205,38 @@ def show_plan(ablation: AblationConfig) -> None:
     every = trials(ablation)
     configs = {trial.arm: trial.config for trial in every if trial.seed == ablation.seeds[0]}
     seeds = ", ".join(map(str, ablation.seeds))
-    print(f"{len(every)} trials: {len(configs)} arms x seeds {seeds}; stage {ablation.stage} of {ablation.recipe}")
+    print(
+        f"{len(every)} trials: {len(configs)} arms x seeds {seeds}; stage {ablation.stage} of "
+        f"{ablation.recipe}"
+    )
     for arm, config in configs.items():
         changes = differences(configs[ablation.reference], config)
-        print(f"\n{arm}" + (" (reference)" if arm == ablation.reference else "" if changes else " (the same as the reference)"))
+        print(
+            f"\n{arm}"
+            + (
+                " (reference)"
+                if arm == ablation.reference
+                else ""
+                if changes
+                else " (the same as the reference)"
+            )
+        )
         for key, (before, after) in changes.items():
             print(f"    {key}: {json.dumps(before, default=str)} -> {json.dumps(after, default=str)}")
     config = configs[ablation.reference]
-    held_out = ", ".join(source if not name else f"{name} {source}" for name, source in config.held_out.items())
+    held_out = ", ".join(
+        source if not name else f"{name} {source}" for name, source in config.held_out.items()
+    )
     print(
-        f"\neach is evaluated on up to {config.evaluate.questions} questions of {held_out}, {config.evaluate.samples} episode(s) "
+        f"\neach is evaluated on up to {config.evaluate.questions} questions of {held_out}, "
+        f"{config.evaluate.samples} episode(s) "
         f"each; compared: {ablation.metric}"
     )
     finished = sum(result_of(ablation, trial) is not None for trial in every)
-    print(f"results: {Path(ablation.dir).absolute()}/ARM/seed_SEED, report.json, report.html; {finished} trials are finished\n")
+    print(
+        f"results: {Path(ablation.dir).absolute()}/ARM/seed_SEED, report.json, report.html; {finished} "
+        "trials are finished\n"
+    )
     for arm, config in configs.items():
         jobs = dict.fromkeys((ablation.stage, "evaluate"))
         output = io.StringIO()
@@ -226,7 +268,10 @@ def main() -> None:
         options = parser.parse_intermixed_args(words)
         files = [word for word in options.words if "=" not in word]
         if len(files) != 1:
-            raise BadConfig(f"{len(files)} ablation files", fix="pixelis ablate FILE [key=value ...]; see configs/ablations")
+            raise BadConfig(
+                f"{len(files)} ablation files",
+                fix="pixelis ablate FILE [key=value ...]; see configs/ablations",
+            )
         ablation = read(files[0], [word for word in options.words if "=" in word])
         if options.dry_run:
             show_plan(ablation)

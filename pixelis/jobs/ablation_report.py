@@ -26,28 +26,41 @@ CURVES = {
 """Stage -> the metrics of its steps that are drawn, as far as a run has them."""
 
 
-def write(ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> dict[str, Any]:
+def write(
+    ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
+) -> dict[str, Any]:
     """Write and print the report of finished trials; returns its content.
 
     Raises DataFailure if no two questions were scored by every arm, or the reference has no finished trial.
     """
     by_arm = {arm: {r["seed"]: r for r in results if r["arm"] == arm} for arm in ablation.arms}
     if not by_arm[ablation.reference]:
-        raise DataFailure(f"no trial of the reference {ablation.reference} is finished", fix="see the failures above; run again")
+        raise DataFailure(
+            f"no trial of the reference {ablation.reference} is finished",
+            fix="see the failures above; run again",
+        )
     try:
-        scores = tabulate({arm: {s: r["scores"][ablation.metric] for s, r in runs.items()} for arm, runs in by_arm.items()})
+        scores = tabulate(
+            {arm: {s: r["scores"][ablation.metric] for s, r in runs.items()} for arm, runs in by_arm.items()}
+        )
     except ValueError as error:
-        raise DataFailure(f"{ablation.metric}: {error}", fix="raise evaluate.questions, or finish more trials") from None
+        raise DataFailure(
+            f"{ablation.metric}: {error}", fix="raise evaluate.questions, or finish more trials"
+        ) from None
     arms = summarise_arms(scores)
     for row in arms:
         runs = [by_arm[row["arm"]][seed] for seed in scores.seeds]
         row["metrics"] = {
-            name: statistics.fmean(values) if (values := [v for run in runs for v in run["scores"][name].values()]) else None
+            name: statistics.fmean(values)
+            if (values := [v for run in runs for v in run["scores"][name].values()])
+            else None
             for name in SCORES
         }
         row["seconds"] = statistics.fmean(run["seconds"] for run in runs)
     used = {(arm, seed) for arm in scores.arms for seed in scores.seeds}
-    left_out = [f"{arm}, seed {seed}" for arm in ablation.arms for seed in ablation.seeds if (arm, seed) not in used]
+    left_out = [
+        f"{arm}, seed {seed}" for arm in ablation.arms for seed in ablation.seeds if (arm, seed) not in used
+    ]
     report = {
         "recipe": ablation.recipe,
         "stage": ablation.stage,
@@ -74,7 +87,9 @@ def write(ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failur
     return report
 
 
-def curves(ablation: AblationConfig, arms: Sequence[str], seeds: Sequence[int]) -> dict[str, dict[str, list[Any]]]:
+def curves(
+    ablation: AblationConfig, arms: Sequence[str], seeds: Sequence[int]
+) -> dict[str, dict[str, list[Any]]]:
     """Metric -> arm -> `mean_curve` over the seeds, for the metrics that the runs have."""
     drawn = {}
     for metric in ablation.curves or CURVES[ablation.stage]:
@@ -85,7 +100,10 @@ def curves(ablation: AblationConfig, arms: Sequence[str], seeds: Sequence[int]) 
         for arm in arms:
             runs = [events.read(Path(ablation.dir) / arm / f"seed_{seed}", kind) for seed in seeds]
             by_arm[arm] = mean_curve(
-                [{row["step"]: v for row in run if (v := events.as_number(row.get(metric))) is not None} for run in runs]
+                [
+                    {row["step"]: v for row in run if (v := events.as_number(row.get(metric))) is not None}
+                    for run in runs
+                ]
             )
         if by_arm := {arm: curve for arm, curve in by_arm.items() if curve}:
             drawn[metric] = by_arm
@@ -107,14 +125,20 @@ def table(report: Mapping[str, Any]) -> str:
         )
     if compared:
         lines.append(
-            f"\n{'minus ' + report['reference']:{width}}  {'differs':>8}  {'questions, 95 %':16}  {'p (Holm)':>8}  {'d':>5}  "
+            f"\n{'minus ' + report['reference']:{width}}  {'differs':>8}  {'questions, 95 %':16}  "
+            f"{'p (Holm)':>8}  {'d':>5}  "
             f"{'seeds, 95 %':16}  {'p (Holm)':>8}"
         )
     for arm, row in compared.items():
         effect = "    -" if row["effect"] is None else f"{row['effect']:+5.2f}"
-        over_seeds = "one seed" if row["ci95_seeds"] is None else f"{_interval(row['ci95_seeds'])}  {row['p_seeds_holm']:8.2g}"
+        over_seeds = (
+            "one seed"
+            if row["ci95_seeds"] is None
+            else f"{_interval(row['ci95_seeds'])}  {row['p_seeds_holm']:8.2g}"
+        )
         lines.append(
-            f"{arm:{width}}  {row['difference']:+8.3f}  {_interval(row['ci95'])}  {row['p_holm']:8.2g}  {effect}  {over_seeds}  "
+            f"{arm:{width}}  {row['difference']:+8.3f}  {_interval(row['ci95'])}  {row['p_holm']:8.2g}  "
+            f"{effect}  {over_seeds}  "
             f"{row['verdict']}"
         )
     lines.append(f"\n{limits(report)}")
@@ -130,8 +154,13 @@ def limits(report: Mapping[str, Any]) -> str:
     elif size == 0:
         text += "The differences are the same for every seed."
     else:
-        shown = f"{100 * size:.1f} points" if report["metric"] in ("accuracy", "pass", "rapr") else f"{size:.3g}"
-        text += f"With {seeds} seeds that vary like these, a true difference under {shown} is likely to be missed (power 80 %)."
+        shown = (
+            f"{100 * size:.1f} points" if report["metric"] in ("accuracy", "pass", "rapr") else f"{size:.3g}"
+        )
+        text += (
+            f"With {seeds} seeds that vary like these, a true difference under {shown} is likely to be "
+            "missed (power 80 %)."
+        )
     return text + (f" Left out: {'; '.join(report['left_out'])}." if report["left_out"] else "")
 
 

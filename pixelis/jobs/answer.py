@@ -1,15 +1,18 @@
-"""Answer a file of questions about pictures and clips, and write the answers with their trajectories as JSON lines.
+"""Answer a file of questions about pictures and clips, and write the answers with their trajectories as JSON
+lines.
 
-usage: pixelis answer FILE [CONFIG.yaml] [key=value ...] [--url URL] [--out OUT.jsonl] [--limit N] [--concurrency N] [--calibrate]
+usage: pixelis answer FILE [CONFIG.yaml] [key=value ...] [--url URL] [--out OUT.jsonl] [--limit N]
+[--concurrency N] [--calibrate]
        [--dry-run]
 
-FILE is any source of questions (docs/data.md); true answers in it are not read. serve.samples samples of each question vote,
-with serve.sampling and up to dialogue.max_turns_test turns, on the generators of a job of its own (policy.adapter names the
-checkpoint), or with --url at a running service, behind its callers, with the key in PIXELIS_API_KEY; nothing is stored or learnt
-there. A line of OUT.jsonl (default: answers.jsonl in run.dir) has id, question, answer, confidence, verdict, trajectory,
-policy_version and error: why a question could not be answered. Repeating the command answers what is missing. --calibrate reads
-the true answers when all questions are answered, shows how often answers of which confidence are right, and prints the setting
-that makes confidence the probability of a right answer. --dry-run checks FILE and the configuration.
+FILE is any source of questions (docs/data.md); true answers in it are not read. serve.samples samples of each
+question vote, with serve.sampling and up to dialogue.max_turns_test turns, on the generators of a job of its
+own (policy.adapter names the checkpoint), or with --url at a running service, behind its callers, with the
+key in PIXELIS_API_KEY; nothing is stored or learnt there. A line of OUT.jsonl (default: answers.jsonl in
+run.dir) has id, question, answer, confidence, verdict, trajectory, policy_version and error: why a question
+could not be answered. Repeating the command answers what is missing. --calibrate reads the true answers when
+all questions are answered, shows how often answers of which confidence are right, and prints the setting that
+makes confidence the probability of a right answer. --dry-run checks FILE and the configuration.
 """
 
 from __future__ import annotations
@@ -55,7 +58,10 @@ REPORT_S = 10.0
 RESOURCES = ("workers", "cpus", "gpus", "timeout_s", "memory_bytes", "cache_bytes")
 """Keys of `toolbox` that may change while a file is answered."""
 Answerer = Callable[[Question], Awaitable[dict[str, Any]]]
-"""Answers a question with the fields of a line. Raises BadInput and DataFailure for what cannot be answered."""
+"""Answers a question with the fields of a line.
+
+Raises BadInput and DataFailure for what cannot be answered.
+"""
 
 
 @dataclass
@@ -86,7 +92,9 @@ def parse(words: list[str]) -> Options:
     if known.limit < 0 or (known.concurrency is not None and known.concurrency < 1):
         raise BadConfig("--limit and --concurrency are positive numbers", fix="pixelis answer --help")
     if known.calibrate and known.url is not None:
-        raise BadConfig("a running service applies its own calibration", fix="leave out --url, or --calibrate")
+        raise BadConfig(
+            "a running service applies its own calibration", fix="leave out --url, or --calibrate"
+        )
     source = rest.pop(place)
     return Options(source, **vars(known), rest=[*rest, f"data.evaluate={source}"])
 
@@ -112,7 +120,10 @@ class AnswerFile:
             except (ValueError, KeyError, TypeError):
                 raise BadInput(f"{path} has lines that are no answers", fix="choose another --out") from None
             if not same:
-                raise BadInput(f"{path} has answers made with other settings", fix="choose another --out, or move it away")
+                raise BadInput(
+                    f"{path} has answers made with other settings",
+                    fix="choose another --out, or move it away",
+                )
             size += len(line)
         file.truncate(size)
         file.seek(size)
@@ -129,7 +140,10 @@ class AnswerFile:
 
 @contextmanager
 def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
-    """Open the file of answers, which is created if it does not exist. BadConfig for a folder, BadInput if it is in use."""
+    """Open the file of answers, which is created if it does not exist.
+
+    BadConfig for a folder, BadInput if it is in use.
+    """
     with ExitStack() as stack:
         stack.enter_context(disk_failures(path))
         try:
@@ -137,24 +151,39 @@ def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
             path.touch()
             file = stack.enter_context(path.open("r+b"))
         except (IsADirectoryError, NotADirectoryError, FileExistsError):
-            raise BadConfig(f"{path} is a folder, or below a file", fix="name another file by --out") from None
+            raise BadConfig(
+                f"{path} is a folder, or below a file", fix="name another file by --out"
+            ) from None
         except filelock.Timeout:
-            raise BadInput(f"another process writes {path}", fix="wait for it, or choose another --out") from None
+            raise BadInput(
+                f"another process writes {path}", fix="wait for it, or choose another --out"
+            ) from None
         yield AnswerFile(file, path, settings)
 
 
-def questions_of(config: Config, options: Options, on_labels: OnLabels = drop_labels) -> Iterator[tuple[int, Question]]:
+def questions_of(
+    config: Config, options: Options, on_labels: OnLabels = drop_labels
+) -> Iterator[tuple[int, Question]]:
     """The numbered questions of the file, without their true answers, which only ``on_labels`` gets."""
     if options.source.startswith("cards:") and not options.limit:
         raise BadConfig("cards: has no end", fix="add --limit N")
     rows = read_questions(
-        config.data.evaluate or "", epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=on_labels, limit=options.limit
+        config.data.evaluate or "",
+        epochs=1,
+        max_bad_rows=config.data.max_bad_rows,
+        on_labels=on_labels,
+        limit=options.limit,
     )
     return enumerate(itertools.islice(rows, options.limit or None))
 
 
-async def answer_all(questions: Iterator[tuple[int, Question]], out: AnswerFile, answer: Answerer, concurrency: int) -> None:
-    """Answer what ``out`` lacks, ``concurrency`` questions at a time. Raises InfraFailure; what is written remains."""
+async def answer_all(
+    questions: Iterator[tuple[int, Question]], out: AnswerFile, answer: Answerer, concurrency: int
+) -> None:
+    """Answer what ``out`` lacks, ``concurrency`` questions at a time.
+
+    Raises InfraFailure; what is written remains.
+    """
     skipped, reported = len(out.done), time.monotonic()
     lock = asyncio.Lock()
 
@@ -171,17 +200,26 @@ async def answer_all(questions: Iterator[tuple[int, Question]], out: AnswerFile,
                 fields = await answer(question)
             except (BadInput, DataFailure) as error:
                 fields = {"answer": None, "error": {"code": error.code, "message": error.message}}
-            await asyncio.to_thread(out.add, number, question, {**fields, "seconds": round(time.monotonic() - started, 3)})
+            await asyncio.to_thread(
+                out.add, number, question, {**fields, "seconds": round(time.monotonic() - started, 3)}
+            )
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
-                print(f"[answer] {len(out.done)} questions, {out.failed} without an answer", file=sys.stderr, flush=True)
+                print(
+                    f"[answer] {len(out.done)} questions, {out.failed} without an answer",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     missing = ((number, question) for number, question in questions if (number, question.id) not in out.done)
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
             group.create_task(work())
     new = len(out.done) - skipped
-    print(f"[answer] {new} questions answered now, {skipped} before; {out.failed} could not be answered", file=sys.stderr)
+    print(
+        f"[answer] {new} questions answered now, {skipped} before; {out.failed} could not be answered",
+        file=sys.stderr,
+    )
 
 
 @asynccontextmanager
@@ -190,18 +228,29 @@ async def local_agent(config: Config, actors: placement.Actors) -> AsyncIterator
     router = GeneratorRouter(actors.generators, RouterTimeouts.of(config))
     await router.load(0)
     s, d, services = config.serve, config.dialogue, shared_services(config.rewards)
-    sampling = SamplingParams(s.sampling.temperature, s.sampling.top_p, d.max_turn_tokens, config.run.seed, BATCH_PRIORITY)
+    sampling = SamplingParams(
+        s.sampling.temperature, s.sampling.top_p, d.max_turn_tokens, config.run.seed, BATCH_PRIORITY
+    )
     samples = s.samples if sampling.temperature else 1
 
     async def answer(question: Question) -> dict[str, Any]:
         operations = config.toolbox.has_tools and bool(question.media)
         name = f"answer-{question.id}"
         request = RolloutRequest(
-            question, name, samples, sampling, operations, d.max_turns_test, augmentations=s.augmentations, views=False
+            question,
+            name,
+            samples,
+            sampling,
+            operations,
+            d.max_turns_test,
+            augmentations=s.augmentations,
+            views=False,
         )
         group = (await router.rollout(request)).group
         same = Equality(question, config.rewards.scorer_of(question.task, question.scorer), services)
-        verdict = await asyncio.to_thread(vote.vote, group.trajectories, [], config.evolution, question, time.time(), same)
+        verdict = await asyncio.to_thread(
+            vote.vote, group.trajectories, [], config.evolution, question, time.time(), same
+        )
         winner = without_tokens(winning(group.trajectories, verdict), {})
         return {
             "answer": verdict.answer,
@@ -227,7 +276,10 @@ def settings_of(config: Config, url: str | None) -> str:
             "rewards": ("scorer", "scorers"),
             "run": ("seed",),
         }
-        parts |= {name: getattr(config, name).model_dump(mode="json", include=set(keys)) for name, keys in names.items()}
+        parts |= {
+            name: getattr(config, name).model_dump(mode="json", include=set(keys))
+            for name, keys in names.items()
+        }
         parts["dialogue"] = config.dialogue.model_dump(mode="json")
         parts["toolbox"] = config.toolbox.model_dump(mode="json", exclude=set(RESOURCES))
         parts["tasks"] = {task: of.scorer for task, of in config.rewards.tasks.items() if of.scorer}
@@ -235,7 +287,9 @@ def settings_of(config: Config, url: str | None) -> str:
 
 
 def show_calibration(config: Config, options: Options, path: Path, configured: Calibration | None) -> None:
-    """Print how often the answers in ``path`` of which confidence are right, and the calibration fitted to them. BadInput."""
+    """Print how often the answers in ``path`` of which confidence are right, and the calibration fitted to
+    them. BadInput.
+    """
     confidences, right = correctness(config, options, path)
     fitted, unseen = fit(confidences, right)
     print(f"{len(right)} answers, {sum(right) / len(right):.3f} of them right\n\nanswers  confidence  right")
@@ -251,7 +305,9 @@ def show_calibration(config: Config, options: Options, path: Path, configured: C
 
 
 def correctness(config: Config, options: Options, path: Path) -> tuple[list[float], list[bool]]:
-    """Confidence (0..1) and correctness of each elected answer in ``path`` whose question has true answers."""
+    """Confidence (0..1) and correctness of each elected answer in ``path`` whose question has true
+    answers.
+    """
     rows = [json.loads(line) for line in path.read_bytes().splitlines()]  # text would be split at U+2028 too
     elected = {row["number"]: row for row in rows if row["error"] is None and not row["verdict"]["reason"]}
     rewards, services, truths = config.rewards, shared_services(config.rewards), dict[str, Labels]()
@@ -289,12 +345,20 @@ def check(config: Config) -> None:
     dry_run.show_operations(config)
     needs = reservations.needs(config, learner=False, rollouts=True)
     dry_run.show_findings("answer", config, [*estimate.check(config, "evaluate"), *plan.check(config, needs)])
-    questions = dry_run.Input("data.evaluate", config.data.evaluate, functools.partial(_read_question, config))
+    questions = dry_run.Input(
+        "data.evaluate", config.data.evaluate, functools.partial(_read_question, config)
+    )
     dry_run.check_inputs([*dry_run.policy_inputs(config), *([questions] if config.data.evaluate else [])])
 
 
 def _read_question(config: Config, source: str) -> None:
-    if next(read_questions(source, epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=drop_labels), None) is None:
+    if (
+        next(
+            read_questions(source, epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=drop_labels),
+            None,
+        )
+        is None
+    ):
         raise BadInput("has no questions", fix="see docs/data.md for the rows")
 
 
@@ -308,7 +372,9 @@ def main() -> None:
     except BadConfig as error:
         print(f"pixelis answer: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    config = from_command_line(__doc__ or "", "answer", options.rest, default="configs/nano/evaluate.yaml", check=check)
+    config = from_command_line(
+        __doc__ or "", "answer", options.rest, default="configs/nano/evaluate.yaml", check=check
+    )
     configured = config.evolution.vote.calibration
     if options.calibrate:  # of what the strategy computes
         plain = config.evolution.vote.model_copy(update={"calibration": None})

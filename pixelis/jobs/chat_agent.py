@@ -1,4 +1,6 @@
-"""Lets a chat model use the operations: its calls are text in a dialect, and run on toolboxes as those of a policy do."""
+"""Lets a chat model use the operations: its calls are text in a dialect, and run on toolboxes as those of a
+policy do.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ MULTIPLE = 28
 
 
 class ChatAgent:
-    """Episodes of ``model`` with the operations of ``dialogue.dialect``. Starts or joins a cluster. BadConfig without any."""
+    """Episodes of ``model`` with the operations of ``dialogue.dialect``. Starts or joins a cluster.
+
+    BadConfig without any.
+    """
 
     def __init__(self, config: Config, model: ChatModel):
         self.config, self.model, self.dialect = config, model, DIALECTS[config.dialogue.dialect]
@@ -63,7 +68,9 @@ class ChatAgent:
     ) -> Trajectory:
         opened, (images, views) = await pool.open(question.media)
         d, names = self.config.dialogue, question.tools
-        operations = {n: o for n, o in self.operations.items() if with_operations and (names is None or n in names)}
+        operations = {
+            n: o for n, o in self.operations.items() if with_operations and (names is None or n in names)
+        }
         conversation = ChatConversation(
             self.model.asker(seed, sample),
             self.dialect,

@@ -1,4 +1,6 @@
-"""Asks a model behind an OpenAI-compatible address the questions of an evaluation; its replies become episodes."""
+"""Asks a model behind an OpenAI-compatible address the questions of an evaluation; its replies become
+episodes.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ MAX_FAILURES_IN_A_ROW = 10
 class ChatModel:
     """The model of ``evaluate.api``; thread-safe. Raises BadConfig when url, model or key are missing.
 
-    Replies are kept in ``folder``, so that a repeated evaluation asks only what is missing. ``max_pixels`` shrinks pictures;
-    without it they are sent in full.
+    Replies are kept in ``folder``, so that a repeated evaluation asks only what is missing. ``max_pixels``
+    shrinks pictures; without it they are sent in full.
     """
 
     def __init__(self, config: Config, folder: Path, max_pixels: int | None = None):
@@ -61,7 +63,12 @@ class ChatModel:
             for path in folder.glob(f"{store.name}*"):
                 path.unlink()
         self.client = LlmClient(
-            self.api, "evaluate.api", store, code="api", concurrency=self.api.concurrency, temperature_step=0.0
+            self.api,
+            "evaluate.api",
+            store,
+            code="api",
+            concurrency=self.api.concurrency,
+            temperature_step=0.0,
         )
         self._failures = 0
         self._lock = threading.Lock()
@@ -70,13 +77,17 @@ class ChatModel:
             threading.Thread(target=self._work, name="chat", daemon=True).start()
 
     def groups(
-        self, questions: Sequence[Question], samples: int, seeds: Sequence[int], on_done: Callable[[int], None]
+        self,
+        questions: Sequence[Question],
+        samples: int,
+        seeds: Sequence[int],
+        on_done: Callable[[int], None],
     ) -> list[Group]:
         """``samples`` episodes of each question for each seed (without seeds: in total).
 
-        ``on_done`` receives the number of finished episodes. InfraFailure when several questions in a row get no answer from the
-        service; what was answered is kept. BadConfig for a wrong key, model or address, BadInput for a picture or clip that
-        cannot be opened.
+        ``on_done`` receives the number of finished episodes. InfraFailure when several questions in a row get
+        no answer from the service; what was answered is kept. BadConfig for a wrong key, model or address,
+        BadInput for a picture or clip that cannot be opened.
         """
         return asyncio.run(self.play_groups(self.episode, questions, samples, seeds, on_done))
 
@@ -88,7 +99,9 @@ class ChatModel:
         seeds: Sequence[int],
         on_done: Callable[[int], None],
     ) -> list[Group]:
-        """The groups of ``groups`` with the episodes that ``episode`` plays for a question, a seed and a sample."""
+        """The groups of ``groups`` with the episodes that ``episode`` plays for a question, a seed and a
+        sample.
+        """
         draws = list(itertools.product(seeds or (None,), range(samples)))
         slots, count = asyncio.Semaphore(self.api.concurrency), itertools.count(1)
 
@@ -99,18 +112,25 @@ class ChatModel:
             return trajectory
 
         try:
-            trajectories = iter(await asyncio.gather(*(play_one(question, *draw) for question in questions for draw in draws)))
+            trajectories = iter(
+                await asyncio.gather(*(play_one(question, *draw) for question in questions for draw in draws))
+            )
         except BaseException:
             self.client.stopping.set()
             raise
-        return [Group(id=q.id, question=q, trajectories=list(itertools.islice(trajectories, len(draws)))) for q in questions]
+        return [
+            Group(id=q.id, question=q, trajectories=list(itertools.islice(trajectories, len(draws))))
+            for q in questions
+        ]
 
     async def episode(self, question: Question, seed: int | None, sample: int) -> Trajectory:
         """One answer without operations; for errors see ``groups``."""
         shown = await self.submit(lambda: [pair for media in question.media for pair in self._parts(media)])
         parts = {view.id: messages for view, messages in shown}
         instruct = self.config.dialogue.system != "none"
-        conversation = ChatConversation(self.asker(seed, sample), DIALECT, {}, "unit", instruct=instruct, parts=parts)
+        conversation = ChatConversation(
+            self.asker(seed, sample), DIALECT, {}, "unit", instruct=instruct, parts=parts
+        )
         return await self.play(conversation, question, seed, sample, [view for view, _ in shown])
 
     def asker(self, seed: int | None, sample: int) -> Callable[[list[Message]], Awaitable[ChatReply]]:
@@ -138,7 +158,9 @@ class ChatModel:
         )
         try:
             limits = Limits.of(self.config.dialogue, test=True)
-            trajectory.stop_reason = await play(conversation, question, Episode(trajectory, list(views)), tools, limits)
+            trajectory.stop_reason = await play(
+                conversation, question, Episode(trajectory, list(views)), tools, limits
+            )
         except DataFailure as failure:
             trajectory.stop_reason, trajectory.unscored = StopReason.ERROR, failure.code
         trajectory.seconds = time.perf_counter() - started
@@ -161,7 +183,10 @@ class ChatModel:
                 future.set_exception(error)
 
     def ask(self, messages: list[Message], seed: int | None, sample: int) -> ChatReply:
-        """The reply to a chat; equal chats of different samples are asked for separately. DataFailure, and see ``groups``."""
+        """The reply to a chat; equal chats of different samples are asked for separately.
+
+        DataFailure, and see ``groups``.
+        """
         sampling = self.config.evaluate.sampling
         body: dict[str, Any] = {"model": self.api.model, "messages": messages, **self.api.parameters}
         body |= {"max_tokens": self.api.max_tokens} if self.api.max_tokens else {}
@@ -170,7 +195,12 @@ class ChatModel:
             body["seed"] = int.from_bytes(hashlib.sha256(f"{seed}:{sample}".encode()).digest()[:4]) >> 1
         try:
             reply = self.client.post(
-                "chat/completions", body, _extract, lambda text: ChatReply(**json.loads(text)), sample, sampling.temperature
+                "chat/completions",
+                body,
+                _extract,
+                lambda text: ChatReply(**json.loads(text)),
+                sample,
+                sampling.temperature,
             )
         except DataFailure as failure:
             if failure.code in UNREACHABLE:
@@ -189,7 +219,9 @@ class ChatModel:
         return reply
 
     def _parts(self, media: Media) -> list[tuple[ImageView, list[Message]]]:
-        """The picture, or ``dialogue.frames`` evenly spread frames of the clip, each with its parts of the message."""
+        """The picture, or ``dialogue.frames`` evenly spread frames of the clip, each with its parts of the
+        message.
+        """
         toolbox = self.config.toolbox
         if media.kind == "video":
             clip = open_media(media, toolbox)
@@ -210,8 +242,10 @@ class ChatModel:
         else:
             content = read_encoded(media.uri, toolbox.max_image_bytes, "image")
             picture = load_image(content, toolbox.max_image_bytes, toolbox.max_image_pixels)
-            with Image.open(io.BytesIO(content)) as opened:  # not every service turns a picture as its EXIF tag says
-                kind, upright = SENT.get(opened.format or ""), opened.getexif().get(ExifTags.Base.Orientation, 1) == 1
+            # Not every service turns a picture as its EXIF tag says
+            with Image.open(io.BytesIO(content)) as opened:
+                kind = SENT.get(opened.format or "")
+                upright = opened.getexif().get(ExifTags.Base.Orientation, 1) == 1
             if self._shrunk(picture) is picture and kind and upright:
                 url = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
                 return [(_view(media.id, picture, picture), [picture_part(url)])]
@@ -232,7 +266,9 @@ class ChatModel:
 
 
 def _extract(body: bytes) -> str:
-    """Text, reasoning and finish reason of a chat completion, as JSON; ValueError and KeyError for anything else."""
+    """Text, reasoning and finish reason of a chat completion, as JSON; ValueError and KeyError for anything
+    else.
+    """
     choice = json.loads(body)["choices"][0]
     message = choice["message"]
     text = message.get("content") or ""
@@ -242,7 +278,9 @@ def _extract(body: bytes) -> str:
         raise ValueError("the reply has no text")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     truncated = choice.get("finish_reason") == "length"
-    return json.dumps({"text": text, "reasoning": reasoning if isinstance(reasoning, str) else "", "truncated": truncated})
+    return json.dumps(
+        {"text": text, "reasoning": reasoning if isinstance(reasoning, str) else "", "truncated": truncated}
+    )
 
 
 def _view(name: str, source: np.ndarray, view: np.ndarray, **origin: Any) -> ImageView:

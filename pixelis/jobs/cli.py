@@ -1,4 +1,6 @@
-"""The `pixelis` command: ``pixelis JOB [CONFIG.yaml] [key=value ...]`` runs a job like ``python -m pixelis.jobs.JOB``."""
+"""The `pixelis` command: ``pixelis JOB [CONFIG.yaml] [key=value ...]`` runs a job like ``python -m
+pixelis.jobs.JOB``.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ def overview() -> str:
     """The text of `pixelis --help`."""
     jobs = "\n".join(f"  {name:<12} {line}" for name, line in JOBS.items())
     return (
-        f"Pixelis {__version__}: train, serve and evolve vision-language models that reason with pixel operations.\n\n"
+        f"Pixelis {__version__}: train, serve and evolve vision-language models that reason with pixel "
+        "operations.\n\n"
         f"usage: pixelis JOB [CONFIG.yaml] [key=value ...] [--dry-run] [--help]\n\n{jobs}\n\n"
-        "`pixelis JOB --help` explains a job; every job also runs as `python -m pixelis.jobs.JOB` and under `ray job submit`.\n"
+        "`pixelis JOB --help` explains a job; every job also runs as `python -m pixelis.jobs.JOB` and "
+        "under `ray job submit`.\n"
         'Completion: eval "$(pixelis completion bash)"'
     )
 
@@ -62,7 +66,8 @@ def main() -> None:
         print(f"pixelis: no job `{sys.argv[1]}`\n  fix: {hint}", file=sys.stderr)
         raise SystemExit(2)
     sys.argv = [f"pixelis {name}", *sys.argv[2:]]
-    if "" not in sys.path:  # like `python -m`: user-defined rewards and algorithms may be in the current folder
+    # Like `python -m`: user-defined rewards and algorithms may be in the current folder
+    if "" not in sys.path:
         sys.path.insert(0, "")
     raise SystemExit(importlib.import_module(f"pixelis.jobs.{name.replace('-', '_')}").main())
 

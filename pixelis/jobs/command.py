@@ -1,4 +1,6 @@
-"""Commands with options of their own: their help is the module's text, their errors name a fix, their exit codes agree."""
+"""Commands with options of their own: their help is the module's text, their errors name a fix, their exit
+codes agree.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,15 @@ from pixelis.errors import BadConfig, PixelisError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the words of ``pixelis COMMAND``. Raises BadConfig for invalid ones instead of ending the process."""
+    """Parses the words of ``pixelis COMMAND``.
+
+    Raises BadConfig for invalid ones instead of ending the process.
+    """
 
     def __init__(self, command: str = "", **options: Any):
-        super().__init__(**{"prog": f"pixelis {command}", "add_help": False, "allow_abbrev": False, **options})
+        super().__init__(
+            **{"prog": f"pixelis {command}", "add_help": False, "allow_abbrev": False, **options}
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise the error of invalid words."""
@@ -29,7 +36,9 @@ def asks_for_help(words: Sequence[str]) -> bool:
 
 @contextmanager
 def command(name: str, text: str | None) -> Iterator[CommandParser]:
-    """Context of a command's main, with its parser. Prints ``text`` and ends the process if the words ask for help.
+    """Context of a command's main, with its parser.
+
+    Prints ``text`` and ends the process if the words ask for help.
 
     An error ends it too: with 2 for a BadConfig, with 1 for other errors of Pixelis and of files.
     """

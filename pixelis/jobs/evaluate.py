@@ -1,13 +1,15 @@
 """Evaluate a policy on held-out questions with complete episodes.
 
-Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the tool error rate;
-writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and report.html to run.dir. `evaluate.samples`
-adds avg@k, pass@k and maj@k, `evaluate.seeds` the spread over sampling seeds, `evaluate.direct` the gain by operations on the
-same questions, `evaluate.baseline` the difference to another evaluation, both with a paired test. `evaluate.sets` evaluates
-several sets by name, `evaluate.max_pixels` each with several pixel budgets; `evaluate.clusters` shows which kinds of questions
-are wrong most often; `evaluate.images` also saves the pictures that the policy saw, and `evaluate.outputs` writes the files of
-other systems. Instead of a policy, `evaluate.api` evaluates any model behind an OpenAI-compatible address (url, model, key in an
-environment variable), and `evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
+Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the
+tool error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and
+report.html to run.dir. `evaluate.samples` adds avg@k, pass@k and maj@k, `evaluate.seeds` the spread over
+sampling seeds, `evaluate.direct` the gain by operations on the same questions, `evaluate.baseline` the
+difference to another evaluation, both with a paired test. `evaluate.sets` evaluates several sets by name,
+`evaluate.max_pixels` each with several pixel budgets; `evaluate.clusters` shows which kinds of questions are
+wrong most often; `evaluate.images` also saves the pictures that the policy saw, and `evaluate.outputs` writes
+the files of other systems. Instead of a policy, `evaluate.api` evaluates any model behind an
+OpenAI-compatible address (url, model, key in an environment variable), and `evaluate.answers` scores another
+model's answers from a file and writes NAME_with_score.json.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def measure(
     samples: int = 1,
     seeds: Sequence[int] = (),
 ) -> Arm:
-    """Evaluate policy ``version`` on ``source`` (default data.evaluate) with ``samples`` episodes per question and seed.
+    """Evaluate policy ``version`` on ``source`` (default data.evaluate) with ``samples`` episodes per
+    question and seed.
 
     The correctness of a question is the mean over its episodes.
     """
@@ -64,7 +67,9 @@ def measure(
     truncated = False
     if not source.startswith("cards:"):  # `cards:` is endless
         on_labels = None if config.rewards.labelled else drop_labels
-        total = sum(1 for _ in read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels))
+        total = sum(
+            1 for _ in read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels)
+        )
         truncated, count = 0 < count < total, min(total, count or total)
         require_questions(count, config.evaluate.clusters, source)
 
@@ -73,13 +78,17 @@ def measure(
         config,
         f"evaluate {name}",
         count * max(1, len(seeds)),
-        lambda: ray.get(coordinator.evaluate.remote(source, count, version, operations, name=name, **request)),
+        lambda: ray.get(
+            coordinator.evaluate.remote(source, count, version, operations, name=name, **request)
+        ),
         lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}),
         waiting="answering the first questions",
     )
     summary = summary_of(config, name, groups, shared_services(config.rewards), seeds, samples)
     arm = Arm(name, summary | ({"truncated": True} if truncated else {}), groups, views)
-    EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **arm.summary)
+    EventLog(config.run.dir).write(
+        "evaluate", version=version, source=source, tools=operations, **arm.summary
+    )
     return arm
 
 
@@ -104,7 +113,9 @@ def evaluate_policy(
     arms = evaluate_sets(config, folder, max_pixels, measure_set, e.operations)
     examples: dict[str, list[list[report.Chosen]]] = {}
     for arm in arms if e.clusters else ():
-        arm.summary["clusters"] = clusters = error_clusters.find(config, actors.embedder, arm.groups, arm.views)
+        arm.summary["clusters"] = clusters = error_clusters.find(
+            config, actors.embedder, arm.groups, arm.views
+        )
         examples[arm.name] = evaluation_report.choose_wrong(clusters, arm.groups, arm.views)
     first, summaries = arms[0], [*previous, *(arm.summary for arm in arms)]
     episodes = evaluation_report.choose_with_causes(first.name, first.groups, first.views, e.trajectories)
@@ -117,7 +128,9 @@ def show(summary: dict[str, Any]) -> None:
     """Print a summary; DataFailure if no episode was scored."""
     if summary["accuracy"] is None:
         causes = ", ".join(f"{cause} x{count}" for cause, count in summary["unscored"].items())
-        raise DataFailure(f"{summary['name']}: no episode could be scored ({causes})", fix="give the questions answers")
+        raise DataFailure(
+            f"{summary['name']}: no episode could be scored ({causes})", fix="give the questions answers"
+        )
     print("\n".join(table.lines(summary)))
     if problem := diagnosis.of_evaluation(summary):
         print(f"warning: {problem}", file=sys.stderr, flush=True)
@@ -132,8 +145,8 @@ def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
 def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> None:
     """Evaluate on every set with every pixel budget; writes all results to run.dir and prints the summaries.
 
-    actors: those of a training run, to evaluate its policy ``version`` without `evaluate.max_pixels`; by default actors are
-    placed for `policy.adapter`.
+    actors: those of a training run, to evaluate its policy ``version`` without `evaluate.max_pixels`; by
+    default actors are placed for `policy.adapter`.
     """
     check_baseline(config)
     e, summaries = config.evaluate, list[dict[str, Any]]()
@@ -165,7 +178,8 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             print(f"{n} pixels: accuracy {mean:.3f}")
 
 
-# -- the dry run ------------------------------------------------------------------------------------------------------
+# -- the dry run
+# ------------------------------------------------------------------------------------------------------
 
 
 def needs(config: Config) -> list[reservations.Need]:
@@ -181,8 +195,14 @@ def inputs(config: Config) -> Iterator[Input]:
     if e.api.url is None and e.answers is None:
         player = dry_run.player_of(config)
         yield from dry_run.policy_inputs(config)
-    for item in dry_run.held_out_inputs(config, config.held_out if e.answers is None else {"": config.data.evaluate}, player):
-        yield item if not e.clusters else item._replace(read=functools.partial(_read_for_clusters, config, item.read))
+    for item in dry_run.held_out_inputs(
+        config, config.held_out if e.answers is None else {"": config.data.evaluate}, player
+    ):
+        yield (
+            item
+            if not e.clusters
+            else item._replace(read=functools.partial(_read_for_clusters, config, item.read))
+        )
     if e.answers is not None:
         yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
     if e.baseline is not None:

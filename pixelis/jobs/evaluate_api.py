@@ -27,8 +27,11 @@ from pixelis.telemetry.html.report import write_report
 from pixelis.telemetry.progress import Progress
 
 
-def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Evaluate the model of `evaluate.api` on each set; returns ``previous`` and the new summaries, and writes the report.
+def evaluate_api(
+    config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Evaluate the model of `evaluate.api` on each set; returns ``previous`` and the new summaries, and
+    writes the report.
 
     No cluster is started unless the model is offered operations.
     """
@@ -57,11 +60,15 @@ def evaluate_api(config: Config, folder: Path, max_pixels: int | None, previous:
         grader.close()
     summaries, pages = [*previous, *(arm.summary for arm in arms)], list[EpisodePage]()
     no_views = [None] * len(arms[0].groups)
-    for title, group, _ in evaluation_report.choose_with_causes(arms[0].name, arms[0].groups, no_views, e.trajectories):
+    for title, group, _ in evaluation_report.choose_with_causes(
+        arms[0].name, arms[0].groups, no_views, e.trajectories
+    ):
         trajectory, pictures = group.trajectories[0], dict[str, Any]()
         for media in group.question.media:
             pictures |= report.load_pictures(media, trajectory, config.toolbox)
-        pages.append(EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title))
+        pages.append(
+            EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title)
+        )
     print(f"report: {write_report(folder, {'arms': summaries}, [], pages)}")
     return summaries
 
@@ -78,7 +85,9 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
     grader = Grader(config.rewards, folder)
     try:
         arm = graded(config, grader, path.stem, groups)
-        scored = foreign_answers.with_scores(rows, arm.groups, answers_of(arm.groups, config.rewards, grader.services))
+        scored = foreign_answers.with_scores(
+            rows, arm.groups, answers_of(arm.groups, config.rewards, grader.services)
+        )
     finally:
         grader.close()
     text = json.dumps(scored, indent=2, ensure_ascii=False)
@@ -92,7 +101,9 @@ def score_answers(config: Config, folder: Path) -> dict[str, Any]:
 def answer_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of answers. MissingFile, BadInput."""
     if not path.is_file():
-        raise MissingFile(f"evaluate.answers={path} is no file", fix="name the file of the other model's answers")
+        raise MissingFile(
+            f"evaluate.answers={path} is no file", fix="name the file of the other model's answers"
+        )
     if path.suffix == ".json":
         with path.open("rb") as file:  # bytes, because a wrong encoding is reported by the readers
             is_object = file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
@@ -107,7 +118,9 @@ def answer_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_texts(config: Config) -> Config:
-    """For models that need not know our tags: the whole text may be the answer, unless ``rewards.extractor`` is set."""
+    """For models that need not know our tags: the whole text may be the answer, unless ``rewards.extractor``
+    is set.
+    """
     if config.rewards.extractor != "dialect":
         return config
     return config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "whole"})})

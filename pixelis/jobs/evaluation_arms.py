@@ -1,4 +1,6 @@
-"""An evaluated policy or model: its summary and episodes, the files of an evaluation, and comparisons with others."""
+"""An evaluated policy or model: its summary and episodes, the files of an evaluation, and comparisons with
+others.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,33 @@ class Arm:
 
 
 def summary_of(
-    config: Config, name: str, groups: Sequence[Group], services: Services, seeds: Sequence[int] = (), samples: int = 1
+    config: Config,
+    name: str,
+    groups: Sequence[Group],
+    services: Services,
+    seeds: Sequence[int] = (),
+    samples: int = 1,
 ) -> dict[str, Any]:
     """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
     metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
     answers = answers_of(groups, config.rewards, services)
-    metrics |= {"answered": sum(answer is not None for answer in answers.values()), **count_errors(groups, answers)}
+    metrics |= {
+        "answered": sum(answer is not None for answer in answers.values()),
+        **count_errors(groups, answers),
+    }
     if uses := capabilities(groups):
         metrics |= {"capabilities": uses, "error_causes": error_causes(groups)}
     return {"name": name, **summarise(groups), **breakdown(groups), **metrics}
 
 
-def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds: Sequence[int] = (), samples: int = 1) -> Arm:
+def graded(
+    config: Config,
+    grader: Grader,
+    name: str,
+    groups: list[Group],
+    seeds: Sequence[int] = (),
+    samples: int = 1,
+) -> Arm:
     """The scored episodes of a model that is no policy of ours."""
     with ThreadPoolExecutor(4) as pool:
         scored = list(pool.map(grader.score, groups))
@@ -63,7 +80,11 @@ def graded(config: Config, grader: Grader, name: str, groups: list[Group], seeds
 
 
 def evaluate_sets(
-    config: Config, folder: Path, max_pixels: int | None, measure: Callable[[str, str, bool], Arm], operations: bool
+    config: Config,
+    folder: Path,
+    max_pixels: int | None,
+    measure: Callable[[str, str, bool], Arm],
+    operations: bool,
 ) -> list[Arm]:
     """Measure every set, also without operations if `evaluate.direct` is set; saves the episodes.
 
@@ -92,13 +113,16 @@ def arm_name(name: str, max_pixels: int | None) -> str:
 
 
 def save(config: Config, folder: Path, arm: Arm) -> None:
-    """Write ``trajectories-NAME.jsonl``, one group per line, and ``scores-NAME.jsonl``, one question per line.
+    """Write ``trajectories-NAME.jsonl``, one group per line, and ``scores-NAME.jsonl``, one question per
+    line.
 
-    With ``evaluate.images`` also every view, below ``images-NAME``: the ``uri`` of an image in a trajectory is then its file,
-    relative to ``folder``. With ``evaluate.outputs`` also the files of those systems.
+    With ``evaluate.images`` also every view, below ``images-NAME``: the ``uri`` of an image in a trajectory
+    is then its file, relative to ``folder``. With ``evaluate.outputs`` also the files of those systems.
     """
     if config.evaluate.images and arm.views:
-        paths = ray.get(evaluation_report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views))
+        paths = ray.get(
+            evaluation_report.save_images.remote(str(folder / f"images-{arm.name}"), arm.groups, arm.views)
+        )
         for trajectory in (trajectory for group in arm.groups for trajectory in group.trajectories):
             for image, path in zip(trajectory.images, paths[trajectory.id], strict=True):
                 image.uri = str(Path(path).relative_to(folder))
@@ -106,7 +130,9 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
         out.writelines(group.model_dump_json() + "\n" for group in arm.groups)
     answers = answers_of(arm.groups, config.rewards, shared_services(config.rewards))
     with (folder / f"scores-{arm.name}.jsonl").open("w", encoding="utf-8") as out:
-        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in question_rows(arm.groups, answers))
+        out.writelines(
+            json.dumps(row, ensure_ascii=False) + "\n" for row in question_rows(arm.groups, answers)
+        )
     model = config.evaluate.api.model or config.policy.adapter or config.policy.model
     for system in config.evaluate.outputs:
         for name, text in outputs.files(system, arm.name, arm.groups, answers, model).items():
@@ -115,7 +141,8 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-# -- comparisons ------------------------------------------------------------------------------------------------------
+# -- comparisons
+# ------------------------------------------------------------------------------------------------------
 
 
 def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
@@ -137,28 +164,36 @@ def baseline_scores(baseline: str, name: str) -> dict[str, float]:
     if not path.is_file():
         others = sorted(folder.glob("scores-*.jsonl"))
         if len(others) != 1:
-            message = f"evaluate.baseline={baseline} has {len(others) or 'no'} files of scores and no {path.name}"
+            message = (
+                f"evaluate.baseline={baseline} has {len(others) or 'no'} files of scores and no {path.name}"
+            )
             raise MissingFile(message, fix="name the run.dir of an evaluation of the same sets")
         (path,) = others
     try:
-        rows = [json.loads(line) for line in path.read_bytes().splitlines()]  # text would be split at U+2028 too
+        # Text would be split at U+2028 too
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
         scores = {row["id"]: [score for score in row["scores"] if score is not None] for row in rows}
         return {id: statistics.fmean(values) for id, values in scores.items() if values}
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise BadInput(f"{path} is no file of scores: {error!r:.100}", fix="name the run.dir of an evaluation") from None
+        raise BadInput(
+            f"{path} is no file of scores: {error!r:.100}", fix="name the run.dir of an evaluation"
+        ) from None
 
 
 def check_baseline(config: Config) -> None:
     """Read the scores of `evaluate.baseline`, if it is set, for every set and pixel budget.
 
-    Raises BadConfig if it is the evaluation's own run.dir, whose scores are replaced before they are compared; and as
-    `baseline_scores`.
+    Raises BadConfig if it is the evaluation's own run.dir, whose scores are replaced before they are
+    compared; and as `baseline_scores`.
     """
     e = config.evaluate
     if e.baseline is None:
         return
     if Path(e.baseline).resolve() == Path(config.run.dir).resolve():
-        message = f"evaluate.baseline={e.baseline} is the run.dir of this evaluation, which would be compared with itself"
+        message = (
+            f"evaluate.baseline={e.baseline} is the run.dir of this evaluation, which would be "
+            "compared with itself"
+        )
         raise BadConfig(message, fix="choose another run.dir")
     names = [Path(e.answers).stem] if e.answers is not None else list(e.sets) or [config.run.name]
     budgets: list[int | None] = [*e.max_pixels] if e.answers is None else []

@@ -2,8 +2,10 @@
 
 usage: pixelis export CHECKPOINT OUT [--merge] [--model FOLDER] [--dtype bfloat16|float16|float32] [--dry-run]
 
-CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with PEFT, and vLLM with
---enable-lora, load the adapter beside the base model; they load the merged folder like any other model. Policies of
+CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with
+PEFT, and vLLM with
+--enable-lora, load the adapter beside the base model; they load the merged folder like any other model.
+Policies of
 policy.full=true can only be merged.
 
   --model FOLDER   base model; default: policy.model of the run
@@ -27,9 +29,18 @@ from pixelis.policy.model_path import fingerprint, resolve
 
 
 def export(
-    source: Path, out: Path, *, merge: bool, model: str | None = None, dtype: str | None = None, dry_run: bool = False
+    source: Path,
+    out: Path,
+    *,
+    merge: bool,
+    model: str | None = None,
+    dtype: str | None = None,
+    dry_run: bool = False,
 ) -> str:
-    """Write the export and return a description. Raises BadInput if ``out`` exists, InfraFailure if the disk is too small."""
+    """Write the export and return a description.
+
+    Raises BadInput if ``out`` exists, InfraFailure if the disk is too small.
+    """
     folder = _checkpoint(source)
     policy = load_adapter(folder, lazily=True)
     base = _base_model(folder, model, policy.base_sha256)
@@ -50,7 +61,8 @@ def export(
     shutil.rmtree(aside, ignore_errors=True)
     try:
         _write(policy, base, aside, merge, dtype)
-        for file in aside.iterdir():  # a crash after the rename must not leave empty files under the final name
+        # A crash after the rename must not leave empty files under the final name
+        for file in aside.iterdir():
             sync(file)
         aside.rename(out)
     except OSError as error:
@@ -67,16 +79,23 @@ def _checkpoint(path: Path) -> Path:
     best = (path / "best").resolve() if is_run else path
     folder = best if best.is_dir() else checkpoint.latest(path)
     if folder is None or not folder.is_dir():
-        raise MissingFile(f"no checkpoint in {path}", fix="name a run, or a folder like RUN/checkpoints/step_00000010")
+        raise MissingFile(
+            f"no checkpoint in {path}", fix="name a run, or a folder like RUN/checkpoints/step_00000010"
+        )
     return folder
 
 
 def _base_model(folder: Path, name: str | None, sha256: str) -> Path:
-    """Folder of the base model: ``name``, or that of the run's configuration. Raises BadInput if it is another model."""
+    """Folder of the base model: ``name``, or that of the run's configuration.
+
+    Raises BadInput if it is another model.
+    """
     if name is None:
         config = folder.parent.parent / "config.yaml"
         if not config.is_file():
-            raise MissingFile(f"{config} is missing, so the base model is unknown", fix="name it with --model FOLDER")
+            raise MissingFile(
+                f"{config} is missing, so the base model is unknown", fix="name it with --model FOLDER"
+            )
         name = str(yaml.safe_load(config.read_text(encoding="utf-8"))["policy"]["model"])
     model = resolve(name)
     if sha256 and fingerprint(model) != sha256:

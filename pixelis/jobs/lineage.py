@@ -2,8 +2,8 @@
 
 usage: pixelis lineage RESULT [--mermaid] [--help]
 
-RESULT is a file or folder: a data set, a run, a checkpoint or a rank file. Exits with 1 if an input has changed, is missing or
-depends on itself.
+RESULT is a file or folder: a data set, a run, a checkpoint or a rank file. Exits with 1 if an input has
+changed, is missing or depends on itself.
 """
 
 from __future__ import annotations
@@ -60,12 +60,16 @@ def trace(path: str | Path) -> Node:
     if not path.exists():
         raise MissingFile(f"{path} does not exist")
     if (located := lineage.find_record(path)) is None:
-        raise MissingFile(f"{path} has no lineage", fix="name a result with a lineage.json in it or beside it")
+        raise MissingFile(
+            f"{path} has no lineage", fix="name a result with a lineage.json in it or beside it"
+        )
     result, known = located
     damaged = (result / MANIFEST).is_file() and not is_complete(result)
     state: State = "ok" if known.sha256 in (None, lineage.digest(result)[0]) and not damaged else "changed"
     name = result.name if result == path else f"{result.name} (holds {path.name})"
-    return _node(name, "result", state, known.sha256, located, result if result.is_dir() else result.parent, ())
+    return _node(
+        name, "result", state, known.sha256, located, result if result.is_dir() else result.parent, ()
+    )
 
 
 def _node(
@@ -88,8 +92,11 @@ def _source(item: lineage.Input, result: Path, root: Path, above: tuple[Path, ..
     """The node of an input of ``result``, named by its path relative to ``root``, the folder of the traced
     result."""
     if item.path is None:
-        known = item.source == "nano" and item.sha256 is not None  # the embedded model, which lies in the package
-        state: State = "unhashed" if not known else "ok" if fingerprint(resolve("nano")) == item.sha256 else "changed"
+        # The embedded model, which lies in the package
+        known = item.source == "nano" and item.sha256 is not None
+        state: State = (
+            "unhashed" if not known else "ok" if fingerprint(resolve("nano")) == item.sha256 else "changed"
+        )
         return Node(item.source, item.role, state, item.sha256)
     path = Path(os.path.normpath((result if result.is_dir() else result.parent) / item.path))
     name = lineage.relative_to(root, item, path).source
@@ -106,12 +113,20 @@ def tree(node: Node, indent: str = "", last: bool = True, first: bool = True) ->
     """The chain as lines of text, each result above its inputs."""
     parts = [f"{node.role}: {node.name}"] + ([f"sha256 {node.sha256[:12]}"] if node.sha256 else [])
     if (known := node.record) is not None:
-        commit = f" {known.code.commit[:10]}{'+changes' if known.code.dirty else ''}" if known.code.commit else ""
-        parts += [known.kind, f"pixelis {known.code.version}{commit}", f"seed {known.seed}" if known.seed is not None else ""]
+        commit = (
+            f" {known.code.commit[:10]}{'+changes' if known.code.dirty else ''}" if known.code.commit else ""
+        )
+        parts += [
+            known.kind,
+            f"pixelis {known.code.version}{commit}",
+            f"seed {known.seed}" if known.seed is not None else "",
+        ]
         parts += [f"config {known.config_sha256[:12]}" if known.config_sha256 else "", known.made]
         parts += [f"resumed {len(known.earlier)} times with other settings" if known.earlier else ""]
     parts.append(STATE_LABELS[node.state])
-    lines = [("" if first else indent + ("└─ " if last else "├─ ")) + "  ".join(part for part in parts if part)]
+    lines = [
+        ("" if first else indent + ("└─ " if last else "├─ ")) + "  ".join(part for part in parts if part)
+    ]
     below = "" if first else indent + ("   " if last else "│  ")
     for number, source in enumerate(node.sources, 1):
         lines += tree(source, below, number == len(node.sources), first=False)
@@ -127,7 +142,9 @@ def mermaid(node: Node) -> str:
         key = (item.name, item.sha256)
         if key not in ids:
             ids[key] = f"n{len(ids)}"
-            label = "<br/>".join(part for part in (item.name, (item.sha256 or "")[:12], STATE_LABELS[item.state]) if part)
+            label = "<br/>".join(
+                part for part in (item.name, (item.sha256 or "")[:12], STATE_LABELS[item.state]) if part
+            )
             boxes.append(f'  {ids[key]}["{label.replace(chr(34), "#quot;")}"]')
         return ids[key]
 
@@ -149,7 +166,10 @@ def main() -> None:
         node = trace(arguments.result)
         print(mermaid(node) if arguments.mermaid else "\n".join(tree(node)))
         if broken := node.broken:
-            print(f"pixelis lineage: {len(broken)} of {len(list(node.walk()))} have changed or are missing", file=sys.stderr)
+            print(
+                f"pixelis lineage: {len(broken)} of {len(list(node.walk()))} have changed or are missing",
+                file=sys.stderr,
+            )
             raise SystemExit(1)
 
 

@@ -1,11 +1,13 @@
-"""Run a pixel operation on a picture or clip. It prints the observation as JSON and writes it, with pictures, to a folder.
+"""Run a pixel operation on a picture or clip.
+
+It prints the observation as JSON and writes it, with pictures, to a folder.
 
 usage: pixelis operate MEDIA OPERATION ['{"ARGUMENT": VALUE, ...}'] [options] [toolbox.KEY=VALUE ...]
        pixelis operate --list              # the operations and their arguments
 
-MEDIA is a picture, a clip or a folder of frames; OPERATION is a name of the list or package.module:Class. Coordinates in
-arguments and in `data` are 0..1 of the picture: a box is [left, top, right, bottom], a point [x, y]. `text` is what a policy
-reads, with coordinates in 0..1000.
+MEDIA is a picture, a clip or a folder of frames; OPERATION is a name of the list or package.module:Class.
+Coordinates in arguments and in `data` are 0..1 of the picture: a box is [left, top, right, bottom], a point
+[x, y]. `text` is what a policy reads, with coordinates in 0..1000.
 
   --out DIR             folder for pictures and JSON (default runs/operate/NAME)
   --after RESULT.json   earlier result whose object ids and views are available; may be repeated
@@ -15,12 +17,11 @@ reads, with coordinates in 0..1000.
   --view SIDE           show what a policy sees with SIDE x SIDE pixels per view (448)
 
 examples:
-  pixelis operate photo.jpg read_text
-  pixelis operate photo.jpg zoom_in '{"box": [0.1, 0.2, 0.4, 0.5]}'
+  pixelis operate photo.jpg read_text pixelis operate photo.jpg zoom_in '{"box": [0.1, 0.2, 0.4, 0.5]}'
   pixelis operate photo.jpg segment_object_at '{"point": [0.5, 0.6]}' toolbox.segmenter=models/sam-vit-base
-  pixelis operate photo.jpg get_properties '{"object": "3f9ac1d2"}' --after runs/operate/photo/segment_object_at.json
-  pixelis operate clip.mp4 track_object '{"box": [0.2, 0.3, 0.4, 0.6], "end": 90}'
-  pixelis operate clip.mp4 read_text --frame 45
+  pixelis operate photo.jpg get_properties '{"object": "3f9ac1d2"}' --after
+  runs/operate/photo/segment_object_at.json pixelis operate clip.mp4 track_object '{"box": [0.2, 0.3, 0.4,
+  0.6], "end": 90}' pixelis operate clip.mp4 read_text --frame 45
 
 exit code: 0 done, 1 the operation or the media gave an error, 2 the command line is wrong
 """
@@ -94,21 +95,32 @@ def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: T
     (operation,) = select([options.operation])
     with redirect_stdout(sys.stderr):  # stdout holds the JSON alone
         operation.ready(settings)
-        moving = options.frame is not None or operation.name in ("track_object", "select_frames", "search_clip")
+        moving = options.frame is not None or operation.name in (
+            "track_object",
+            "select_frames",
+            "search_clip",
+        )
         about, media = _open(options.media, moving, options.fps, settings)
         scene, target, successes = _scene(options, about, media, settings)
         action = Action(op=operation.name, target=target, arguments=arguments)
         start = time.perf_counter()
         observation, views = execute(action, scene, {operation.name: operation})
         observation.seconds = round(time.perf_counter() - start, 4)
-    name = options.media if options.media.startswith(("data:", "cards:")) else Path(options.media).resolve().stem
+    name = (
+        options.media if options.media.startswith(("data:", "cards:")) else Path(options.media).resolve().stem
+    )
     folder = options.out or Path("runs/operate") / (re.sub(r"[^\w.-]+", "-", name)[:60] or "media")
     pictures: list[Path] = []
     if observation.status == "ok":
         observation = name_observation(observation, successes)
         folder.mkdir(parents=True, exist_ok=True)
         pictures = write_pictures(folder, action, observation, views, scene)
-    result = {"media": {"source": options.media[:500], **about}, "op": operation.name, "target": target, "arguments": arguments}
+    result = {
+        "media": {"source": options.media[:500], **about},
+        "op": operation.name,
+        "target": target,
+        "arguments": arguments,
+    }
     result |= observation.model_dump(mode="json") | {"pictures": [*map(str, pictures)]}
     text = json.dumps(result, indent=1, ensure_ascii=False)
     # Boxes and points take a line each.
@@ -124,7 +136,12 @@ def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: T
         raise SystemExit(1)
     output = folder / f"{operation.name}.json"
     output.write_text(text + "\n", encoding="utf-8")
-    print(observation.text, f"{operation.name} took {observation.seconds:.2f} s; written:", sep="\n", file=sys.stderr)
+    print(
+        observation.text,
+        f"{operation.name} took {observation.seconds:.2f} s; written:",
+        sep="\n",
+        file=sys.stderr,
+    )
     print(*(f"  {path}" for path in [output, *pictures]), sep="\n", file=sys.stderr)
 
 
@@ -144,20 +161,31 @@ def _form(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(map(json.dumps, schema["enum"]))
     if schema.get("type") == "array":
-        items = [*map(_form, schema["prefixItems"])] if "prefixItems" in schema else [_form(schema.get("items", {})), "..."]
+        items = (
+            [*map(_form, schema["prefixItems"])]
+            if "prefixItems" in schema
+            else [_form(schema.get("items", {})), "..."]
+        )
         return f"[{', '.join(items)}]"
     return str(schema.get("type", "value"))
 
 
-def _open(source: str, moving: bool, fps: float, settings: ToolboxConfig) -> tuple[dict[str, Any], np.ndarray | Clip]:
+def _open(
+    source: str, moving: bool, fps: float, settings: ToolboxConfig
+) -> tuple[dict[str, Any], np.ndarray | Clip]:
     """The result's description of the media, and its pixels. ``moving``: an animation is opened as a clip."""
     path, media, problem = Path(source), Media(id="vid0", kind="video", uri=source), None
     if os.path.isdir(source):  # also for a data: URL, which is too long for Path
         files = [file for file in path.iterdir() if file.suffix.lower() in FRAMES]
-        files.sort(key=lambda file: [(not part.isdigit(), part.zfill(12)) for part in re.split(r"(\d+)", file.name) if part])
+        files.sort(
+            key=lambda file: [
+                (not part.isdigit(), part.zfill(12)) for part in re.split(r"(\d+)", file.name) if part
+            ]
+        )
         if not files or not 0 < fps < 1e6:
             raise BadConfig(
-                f"{path} has no pictures" if not files else "--fps is a positive number", fix="pixelis operate --help"
+                f"{path} has no pictures" if not files else "--fps is a positive number",
+                fix="pixelis operate --help",
             )
         media = Media(id="vid0", kind="video", frames=[*map(str, files)], fps=fps)
     elif not (moving and path.suffix.lower() in (".gif", ".webp")):
@@ -173,7 +201,11 @@ def _open(source: str, moving: bool, fps: float, settings: ToolboxConfig) -> tup
     try:
         clip = open_media(media, settings)
     except BadImage as error:
-        raise error if problem is None else BadImage(f"as a picture: {problem}\nas a clip: {error}", code=error.code) from None
+        raise (
+            error
+            if problem is None
+            else BadImage(f"as a picture: {problem}\nas a clip: {error}", code=error.code)
+        ) from None
     assert isinstance(clip, Clip)
     size = {"width": clip.width, "height": clip.height, "frames": len(clip.times)}
     return {"id": "vid0", **size, "seconds": round(clip.duration, 3), "sha256": clip.sha256}, clip
@@ -182,11 +214,14 @@ def _open(source: str, moving: bool, fps: float, settings: ToolboxConfig) -> tup
 def _scene(
     options: argparse.Namespace, about: Mapping[str, Any], media: np.ndarray | Clip, settings: ToolboxConfig
 ) -> tuple[Scene, str, int]:
-    """The scene after the earlier results, the id of the target, and the number of the last successful observation."""
+    """The scene after the earlier results, the id of the target, and the number of the last successful
+    observation.
+    """
     root, size, count = about["id"], (about["width"], about["height"]), about.get("frames", 0)
     if options.frame is not None and not 0 <= options.frame < count:
         raise BadConfig(
-            f"--frame {options.frame}: {options.media} " + (f"has frames 0..{count - 1}" if count else "is not a clip")
+            f"--frame {options.frame}: {options.media} "
+            + (f"has frames 0..{count - 1}" if count else "is not a clip")
         )
     first = ImageView(id=root, source_size=size, view_size=size)
     if isinstance(media, Clip):
@@ -204,7 +239,9 @@ def _scene(
         except (ValueError, KeyError, TypeError):
             raise BadConfig(f"--after {path}: not a result of `pixelis operate`") from None
         if not same:
-            raise BadConfig(f"--after {path}: the result belongs to other media ({raw['media'].get('source')})")
+            raise BadConfig(
+                f"--after {path}: the result belongs to other media ({raw['media'].get('source')})"
+            )
         images |= {image.id: image for image in earlier.images if image.id not in images}
     budget, multiple = UNBOUNDED, 1
     if options.view:

@@ -1,4 +1,5 @@
-"""Checks of `--dry-run` across the parts of a job: placement on its machines, the engine, reward phases, the judge.
+"""Checks of `--dry-run` across the parts of a job: placement on its machines, the engine, reward phases, the
+judge.
 
 The machines are those of `cluster.nodes`, by default this one. Nothing is started.
 """
@@ -35,7 +36,9 @@ class Node:
     def fits(self, need: Need, parts: int = 1) -> bool:
         """Whether so many parts of a need fit."""
         slack = 1e-2  # processes that reserve nothing still take a thousandth of a CPU
-        return parts * need.total("CPU") <= self.cpus + slack and parts * need.total("GPU") <= self.gpus + 1e-6
+        return (
+            parts * need.total("CPU") <= self.cpus + slack and parts * need.total("GPU") <= self.gpus + 1e-6
+        )
 
     def place(self, need: Need, parts: int = 1) -> None:
         """Place so many parts of a need here."""
@@ -55,7 +58,8 @@ def check(config: Config, needs: Sequence[Need], grows: bool = False) -> list[Fi
     return findings
 
 
-# -- placement -------------------------------------------------------------------------------------------------------------------
+# -- placement
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def _placement(config: Config, parts: Sequence[Need], grows: bool) -> list[Finding]:
@@ -73,7 +77,9 @@ def _placement(config: Config, parts: Sequence[Need], grows: bool) -> list[Findi
         missing = _place(part, nodes)
         if missing:
             needed = f"{describe(part.bundles)}{' on one machine' if len(part.bundles) > 1 else ''}"
-            message = f"{missing} of {part.count} x {part.role} find no room on {machines}: each needs {needed}"
+            message = (
+                f"{missing} of {part.count} x {part.role} find no room on {machines}: each needs {needed}"
+            )
             # Where the machines are not named, the job may be meant for others.
             named = given.gpus is not None or not part.total("GPU")
             message += "" if named else "; name the machines of the job with cluster.nodes"
@@ -84,17 +90,28 @@ def _placement(config: Config, parts: Sequence[Need], grows: bool) -> list[Findi
         late = Need("generator with its toolboxes", more, generator_bundles(config))
         missing = _place(late, nodes)
         message = f"{more - missing} of {more} generators beyond engine.workers have room on {machines}"
-        waiting = "the others join when nodes are added" if config.cluster.autoscaling or missing < more else "none can join"
-        out.append(Finding("note" if missing else "ok", "generators", message + (f"; {waiting}" if missing else "")))
+        waiting = (
+            "the others join when nodes are added"
+            if config.cluster.autoscaling or missing < more
+            else "none can join"
+        )
+        out.append(
+            Finding("note" if missing else "ok", "generators", message + (f"; {waiting}" if missing else ""))
+        )
     if not any(f.subject == "placement" for f in out):
-        layouts = Counter(", ".join(f"{n} x {role}" for role, n in sorted(node.parts.items())) for node in nodes)
+        layouts = Counter(
+            ", ".join(f"{n} x {role}" for role, n in sorted(node.parts.items())) for node in nodes
+        )
         text = "; ".join(f"on {n}: {layout or 'nothing'}" for layout, n in layouts.items())
         out.append(Finding("ok", "placement", f"{machines}: {text}"))
     return out
 
 
 def _place(part: Need, nodes: list[Node]) -> int:
-    """Place the parts of a need; returns how many find no room. Learners share a machine if one has room for all."""
+    """Place the parts of a need; returns how many find no room.
+
+    Learners share a machine if one has room for all.
+    """
     if part.role == "learner":
         for node in nodes:
             if node.fits(part, part.count):
@@ -108,11 +125,14 @@ def _place(part: Need, nodes: list[Node]) -> int:
     return 0
 
 
-# -- rewards ---------------------------------------------------------------------------------------------------------------------
+# -- rewards
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def rewards(config: Config) -> list[Finding]:
-    """When the phases of the curriculum begin, and whether the judge and own reward functions can be called."""
+    """When the phases of the curriculum begin, and whether the judge and own reward functions can be
+    called.
+    """
     return [*_curriculum(config), *_services(config)]
 
 
@@ -122,18 +142,30 @@ def _curriculum(config: Config) -> list[Finding]:
     if settings.kind == "none":
         return []
     rollouts = config.rft.prompts_per_step * config.rft.group_size
-    spans = _triggered_spans(settings, rollouts) if settings.kind == "trigger" else [(s[0], s[0]) for s in settings.steps[1:]]
+    spans = (
+        _triggered_spans(settings, rollouts)
+        if settings.kind == "trigger"
+        else [(s[0], s[0]) for s in settings.steps[1:]]
+    )
     out = []
     for phase, (earliest, latest) in enumerate(spans, 2):
         when = f"at step {earliest}" if earliest == latest else f"at step {earliest} to {latest}, by progress"
         message = f"phase {phase} of {len(spans) + 1} begins {when}, of rft.steps {steps}"
         if earliest >= steps:
             key = (
-                "rewards.curriculum.steps" if settings.kind == "steps" else "check_every, min_samples, first_steps, second_steps"
+                "rewards.curriculum.steps"
+                if settings.kind == "steps"
+                else "check_every, min_samples, first_steps, second_steps"
             )
-            out.append(Finding("note", "curriculum", f"{message}: the run ends before; lower {key}, or raise rft.steps"))
+            out.append(
+                Finding(
+                    "note", "curriculum", f"{message}: the run ends before; lower {key}, or raise rft.steps"
+                )
+            )
         elif latest >= steps:
-            out.append(Finding("note", "curriculum", f"{message}: without enough progress the run ends before"))
+            out.append(
+                Finding("note", "curriculum", f"{message}: without enough progress the run ends before")
+            )
         else:
             out.append(Finding("ok", "curriculum", message))
     return out
@@ -148,8 +180,12 @@ def _triggered_spans(settings: CurriculumConfig, rollouts: int) -> list[tuple[in
 
     enough = math.ceil(settings.min_samples / rollouts)
     first = check_at(enough), check_at(max(enough, settings.first_steps + 1))
-    # The slope is fitted over checks of phase 2, but a product of success and coherence can end it at the first one.
-    second = first[0] + settings.check_every, max(check_at(settings.second_steps + 1), first[1] + settings.check_every)
+    # The slope is fitted over checks of phase 2, but a product of success and coherence can end it at the
+    # first one.
+    second = (
+        first[0] + settings.check_every,
+        max(check_at(settings.second_steps + 1), first[1] + settings.check_every),
+    )
     return [first, second]
 
 
@@ -165,7 +201,9 @@ def _engine(config: Config) -> list[Finding]:
 
 
 def _services(config: Config) -> list[Finding]:
-    """Whether the judge has a url, a model and a key in the environment, and own reward functions can be called."""
+    """Whether the judge has a url, a model and a key in the environment, and own reward functions can be
+    called.
+    """
     judge, services = config.rewards.judge, Services(config.rewards)
     try:
         services.check()
@@ -173,4 +211,8 @@ def _services(config: Config) -> list[Finding]:
         return [Finding("error", "rewards", f"{error.message} ({error.fix})")]
     finally:
         services.close()
-    return [Finding("ok", "rewards", f"judge {judge.model} at {judge.url}, which is not asked now")] if judge.url else []
+    return (
+        [Finding("ok", "rewards", f"judge {judge.model} at {judge.url}, which is not asked now")]
+        if judge.url
+        else []
+    )

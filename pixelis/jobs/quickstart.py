@@ -1,7 +1,9 @@
-"""Run the whole system in about ten minutes: SFT, RFT, evaluation, serving and online adaptation of the embedded model.
+"""Run the whole system in about ten minutes: SFT, RFT, evaluation, serving and online adaptation of the
+embedded model.
 
-Writes run.dir/summary.json and run.dir/report.html. The stages call the functions of the other jobs; run them one by one with
-`pixelis sft`, `rft`, `evaluate` and `serve`. Re-running continues with the first unfinished stage.
+Writes run.dir/summary.json and run.dir/report.html. The stages call the functions of the other jobs; run them
+one by one with `pixelis sft`, `rft`, `evaluate` and `serve`. Re-running continues with the first unfinished
+stage.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any
     """Configuration of one stage: a folder below run.dir, the initial adapter, and learner settings."""
     run = config.run.model_copy(update={"name": name, "dir": f"{config.run.dir}/{name}"})
     policy = config.policy.model_copy(update={"adapter": str(adapter) if adapter else None})
-    return config.model_copy(update={"run": run, "policy": policy, "learner": config.learner.model_copy(update=learner)})
+    return config.model_copy(
+        update={"run": run, "policy": policy, "learner": config.learner.model_copy(update=learner)}
+    )
 
 
 class Quickstart:
@@ -82,19 +86,32 @@ class Quickstart:
         print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
         print("1/4  SFT: demonstrations teach the protocol; most of them answer without zooming")
-        sft_adapter = self.timed("sft", lambda: sft.run(stage(self.config, "sft", lr=SFT_LR, schedule="cosine")))
+        sft_adapter = self.timed(
+            "sft", lambda: sft.run(stage(self.config, "sft", lr=SFT_LR, schedule="cosine"))
+        )
         config = stage(self.config, "rft", adapter=sft_adapter, lr=RFT_LR)
-        with run_folder(config, config.data.train), placement.placed(config, initial=str(sft_adapter)) as actors:
-            print("2/4  RFT: rollouts choose where to zoom, correct answers are rewarded; evaluated on held-out pictures")
+        with (
+            run_folder(config, config.data.train),
+            placement.placed(config, initial=str(sft_adapter)) as actors,
+        ):
+            print(
+                "2/4  RFT: rollouts choose where to zoom, correct answers are rewarded; evaluated on "
+                "held-out pictures"
+            )
             self.measure(config, actors, "direct", 0, operations=False)
             self.measure(config, actors, "sft", 0)
             rft_adapter = self.timed("rft", lambda: rft.run(config, actors))
-            # Published again, because an earlier run of the last stage may have displaced these weights; what that promoted ends.
+            # Published again, because an earlier run of the last stage may have displaced these weights; what
+            # that promoted ends.
             weights, step = load_adapter(rft_adapter), checkpoint.step_of(rft_adapter)
             published = ray.get(actors.store.publish.remote(weights, "rft", step, restart=True))
             self.policies = {"sft": 0, "rft": published}
             self.measure(config, actors, "rft", self.policies["rft"])
-            print("3/4  serve over HTTP; the agent adapts to a stream of changed, unlabelled pictures by its own votes")
+            print(
+                "3/4  serve over HTTP; the agent adapts to a stream of changed, unlabelled pictures by "
+                "its "
+                "own votes"
+            )
             self.timed("serve", lambda: self.serve_and_adapt(config, actors, rft_adapter))
             self.measure(config, actors, "evolved", self.policies["evolved"])
             print("4/4  report")
@@ -108,24 +125,36 @@ class Quickstart:
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
         return result
 
-    def measure(self, config: Config, actors: placement.Actors, name: str, policy: int, operations: bool = True) -> None:
+    def measure(
+        self, config: Config, actors: placement.Actors, name: str, policy: int, operations: bool = True
+    ) -> None:
         """Evaluate policy version ``policy`` as arm ``name``."""
-        self.arms[name] = self.timed("evaluate", lambda: evaluate.measure(config, actors, name, policy, operations=operations))
+        self.arms[name] = self.timed(
+            "evaluate", lambda: evaluate.measure(config, actors, name, policy, operations=operations)
+        )
 
     def serve_and_adapt(self, config: Config, actors: placement.Actors, adapter: Path) -> None:
-        """Ask one question over HTTP, then send the stream; measures accuracy on other changed pictures before and after."""
+        """Ask one question over HTTP, then send the stream; measures accuracy on other changed pictures
+        before and after.
+        """
         q = self.config.quickstart
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
-        lora = online.policy.lora.model_copy(update={"vision_tower": True})  # what changes is the look of the pictures
-        policy, run = online.policy.model_copy(update={"lora": lora}), online.run.model_copy(update={"resume": False})
+        # What changes is the look of the pictures
+        lora = online.policy.lora.model_copy(update={"vision_tower": True})
+        policy = online.policy.model_copy(update={"lora": lora})
+        run = online.run.model_copy(update={"resume": False})
         online = online.model_copy(update={"policy": policy, "run": run})
-        evaluation = online.model_copy(update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})})
+        evaluation = online.model_copy(
+            update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})}
+        )
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # The stream is the same in every run, so an earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
         with run_folder(online), serve.serving(online, actors) as (url, backend):
             if (evolution := backend.evolution) is None:
-                raise BadConfig("the last stage of the quickstart learns from traffic", fix="evolution.enabled=true")
+                raise BadConfig(
+                    "the last stage of the quickstart learns from traffic", fix="evolution.enabled=true"
+                )
             self.reply = ask(url, next(read_questions(config.data.evaluate)), learn=False)
             print(
                 f"     asked {url}/v1/agent about a held-out picture: {self.reply['answer']} "
@@ -134,17 +163,23 @@ class Quickstart:
             with ThreadPoolExecutor(1) as background:
                 learning = background.submit(serve.evolve, online, actors, evolution)
                 try:
-                    before = evaluate.measure(evaluation, actors, "shift-before", self.policies["rft"], source=held_out)
+                    before = evaluate.measure(
+                        evaluation, actors, "shift-before", self.policies["rft"], source=held_out
+                    )
                     while not ray.get(evolution.stats.remote())["learning"]:
                         if learning.done():
-                            raise learning.exception() or InfraFailure("the online learner ended before the stream began")
+                            raise learning.exception() or InfraFailure(
+                                "the online learner ended before the stream began"
+                            )
                         time.sleep(0.2)
                     stats = self.stream(online, url, evolution, lambda: learning.result())
                     decisions = [row["decision"] for row in ray.get(evolution.canary_curve.remote())]
                 finally:
                     ray.get(evolution.stop.remote())
             self.policies["evolved"] = newest(actors, "evolve", default=self.policies["rft"])
-            after = evaluate.measure(evaluation, actors, "shift-after", self.policies["evolved"], source=held_out)
+            after = evaluate.measure(
+                evaluation, actors, "shift-after", self.policies["evolved"], source=held_out
+            )
         self.shift = {
             "name": q.shift,
             "before": before.summary,
@@ -171,7 +206,9 @@ class Quickstart:
             self.correct.append(canonical(reply["answer"] or "") == canonical(reply["truth"]))
 
         def run() -> dict[str, int]:
-            questions = read_questions(f"cards:?split=validation&seed=9&shift={q.shift}", limit=q.stream, epochs=1)
+            questions = read_questions(
+                f"cards:?split=validation&seed=9&shift={q.shift}", limit=q.stream, epochs=1
+            )
             with ThreadPoolExecutor(CLIENTS) as pool:
                 list(pool.map(send, questions))
             ray.get(evolution.drain.remote())
@@ -186,33 +223,50 @@ class Quickstart:
 
     def write(self, config: Config, total: float) -> str:
         """Write summary.json, the trajectories of every arm and report.html; returns the report's path."""
-        rft_minus_sft = paired_bootstrap(self.arms["rft"].correct, self.arms["sft"].correct, seed=self.config.run.seed)
+        rft_minus_sft = paired_bootstrap(
+            self.arms["rft"].correct, self.arms["sft"].correct, seed=self.config.run.seed
+        )
         summary = {
             "arms": [
-                {key: arm.summary[key] for key in ("name", "accuracy", "ci95", "n", "rapr", "tool_error_rate", "turns")}
+                {
+                    key: arm.summary[key]
+                    for key in ("name", "accuracy", "ci95", "n", "rapr", "tool_error_rate", "turns")
+                }
                 for arm in self.arms.values()
             ],
             "paired": {"rft_minus_sft": rft_minus_sft},
             "seconds": {**self.seconds, "total": round(total, 1)},
-            "versions": {**software(), **{f"policy/{name}": str(number) for name, number in self.policies.items()}},
+            "versions": {
+                **software(),
+                **{f"policy/{name}": str(number) for name, number in self.policies.items()},
+            },
             "seed": self.config.run.seed,
             "shift": self.shift,
-            "served": {key: self.reply[key] for key in ("answer", "truth", "confidence", "policy_version", "seconds")},
+            "served": {
+                key: self.reply[key] for key in ("answer", "truth", "confidence", "policy_version", "seconds")
+            },
             "hardware": hardware(),
             "command": "make quickstart",
         }
         result = self.folder / "summary.json"
         result.write_text(json.dumps(summary, indent=2), encoding="utf-8")
         checkpoints = [
-            latest for name in ("sft", "rft", "evolve") if (latest := checkpoint.latest(self.folder / name)) is not None
+            latest
+            for name in ("sft", "rft", "evolve")
+            if (latest := checkpoint.latest(self.folder / name)) is not None
         ]
         lineage.record(
-            result, inputs={"policy": checkpoints, "data": config.data.evaluate}, config=self.config, kind="evaluation"
+            result,
+            inputs={"policy": checkpoints, "data": config.data.evaluate},
+            config=self.config,
+            kind="evaluation",
         )
         curves = events.read(self.folder / "sft", "step/sft") + events.read(config.run.dir, "step/policy")
         episodes = []
         for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):
-            episodes += evaluation_report.choose_with_causes(name, self.arms[name].groups, self.arms[name].views, count)
+            episodes += evaluation_report.choose_with_causes(
+                name, self.arms[name].groups, self.arms[name].views, count
+            )
         for arm in self.arms.values():
             evaluation_arms.save(config, self.folder, arm)
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
@@ -229,17 +283,21 @@ class Quickstart:
         before, after, gain = self.shift["before"], self.shift["after"], self.shift["after_minus_before"]
         low, high = gain["ci95"]
         print(
-            f"\n`{self.shift['name']}` pictures: {100 * before['accuracy']:.1f} % before, {100 * after['accuracy']:.1f} % after "
+            f"\n`{self.shift['name']}` pictures: {100 * before['accuracy']:.1f} % before, "
+            f"{100 * after['accuracy']:.1f} % after "
             f"{self.shift['updates']} updates from {self.shift['requests']} unlabelled requests: "
             f"{100 * gain['mean']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]\n"
-            f"candidates: {self.shift['promoted']} promoted, {self.shift['refused']} refused, {self.shift['undecided']} undecided"
+            f"candidates: {self.shift['promoted']} promoted, {self.shift['refused']} refused, "
+            f"{self.shift['undecided']} undecided"
         )
         print(f"\nsummary  {self.folder / 'summary.json'}\nreport   {page}   <- open this in a browser")
 
 
 def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
     """Newest promoted policy version of stage ``kind``; ``default`` if there is none."""
-    versions = [v.version for v in ray.get(actors.store.list.remote()) if v.stage == kind and v.status == "promoted"]
+    versions = [
+        v.version for v in ray.get(actors.store.list.remote()) if v.stage == kind and v.status == "promoted"
+    ]
     return max(versions, default=default)
 
 
@@ -256,12 +314,15 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
     body = {"question": question.question, "image": image, "learn": learn}
     for attempt in range(ATTEMPTS):
         time.sleep(attempt)
-        reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120, trust_env=False)  # a proxy does not reach this machine
+        # A proxy does not reach this machine
+        reply = httpx.post(f"{url}/v1/agent", json=body, timeout=120, trust_env=False)
         if reply.status_code not in OVERLOADED:
             break
     if reply.is_error:
         message = f"the served agent answered {reply.status_code}: {reply.text:.200}"
-        raise InfraFailure(message, fix="if the machine is busy with other work, run the command again: it resumes")
+        raise InfraFailure(
+            message, fix="if the machine is busy with other work, run the command again: it resumes"
+        )
     return {**reply.json(), "truth": question.answers[0] if question.answers else None}
 
 

@@ -1,16 +1,18 @@
-"""Let people compare two policies blindly: a page with pairs of episodes, and the statistics of what raters said.
+"""Let people compare two policies blindly: a page with pairs of episodes, and the statistics of what raters
+said.
 
 usage: pixelis rate page A B --out DIR [--count N] [--seed N]
        pixelis rate results DIR RATINGS.json [RATINGS.json ...]
 
-A and B are files trajectories-NAME.jsonl of two evaluations of the same questions, made with evaluate.images=true so that the
-page can show what the policies saw. `page` draws N questions (100), evenly over the operations that were used, and writes
-DIR/page.html for the raters and DIR/key.json, which says who is left and right: keep it from them. The page is one file, needs
-no network, and saves a rater's answers as a file.
+A and B are files trajectories-NAME.jsonl of two evaluations of the same questions, made with
+evaluate.images=true so that the page can show what the policies saw. `page` draws N questions (100), evenly
+over the operations that were used, and writes DIR/page.html for the raters and DIR/key.json, which says who
+is left and right: keep it from them. The page is one file, needs no network, and saves a rater's answers as a
+file.
 
-`results` prints and writes to DIR/ratings.json: preference and ratings of A against B with 95 % intervals and corrected p
-values, the raters' agreement (Fleiss' and Cohen's kappa, intraclass correlations), hasty or inattentive raters, disputed items.
-Leave out a rater by leaving out the file.
+`results` prints and writes to DIR/ratings.json: preference and ratings of A against B with 95 % intervals and
+corrected p values, the raters' agreement (Fleiss' and Cohen's kappa, intraclass correlations), hasty or
+inattentive raters, disputed items. Leave out a rater by leaving out the file.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ def _groups(file: Path) -> list[Group]:
         groups = [Group.model_validate_json(line) for line in file.read_bytes().splitlines()]
     except ValidationError as error:
         raise BadInput(
-            f"{file} is no file of trajectories: {error.errors()[0]['msg']}", fix="name a trajectories-NAME.jsonl"
+            f"{file} is no file of trajectories: {error.errors()[0]['msg']}",
+            fix="name a trajectories-NAME.jsonl",
         ) from None
     images = [view for group in groups for trajectory in group.trajectories for view in trajectory.images]
     if images and not any(view.uri for view in images):
@@ -117,11 +120,16 @@ def _episode(question: Question, trajectory: Trajectory, folder: Path) -> Episod
 def _read(file: Path, kind: type[Content]) -> Content:
     _require(file)
     if file.stat().st_size > MAX_RATING_BYTES:
-        raise BadInput(f"{file} is larger than {MAX_RATING_BYTES // 1_000_000} MB", fix="pass the file as the page saved it")
+        raise BadInput(
+            f"{file} is larger than {MAX_RATING_BYTES // 1_000_000} MB",
+            fix="pass the file as the page saved it",
+        )
     try:
         return kind.model_validate_json(file.read_text(encoding="utf-8"))
     except (ValidationError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file} does not hold ratings: {error!s:.200}", fix="pass the file as the page saved it") from None
+        raise BadInput(
+            f"{file} does not hold ratings: {error!s:.200}", fix="pass the file as the page saved it"
+        ) from None
 
 
 def _require(file: Path) -> None:

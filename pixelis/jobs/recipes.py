@@ -3,7 +3,8 @@
 usage: pixelis recipes                     list the recipes with their descriptions
        pixelis recipes copy DIR [NAME]     copy all recipes, or those whose path contains NAME, to DIR
 
-Recipes run without a copy: `pixelis rft configs/nano/rft.yaml` uses the packaged file unless the current folder has one.
+Recipes run without a copy: `pixelis rft configs/nano/rft.yaml` uses the packaged file unless the current
+folder has one.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ def listing() -> str:
     """One line for each recipe: its path and the beginning of its comment."""
     lines = []
     for file in [*recipe_files(), *ablation_files()]:
-        comment = " ".join(line.lstrip("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
-        lines.append(f"configs/{file.relative_to(RECIPES)!s:<40} {textwrap.shorten(comment, 90, placeholder=' ...')}")
+        comment = " ".join(
+            line.lstrip("# ")
+            for line in file.read_text(encoding="utf-8").splitlines()
+            if line.startswith("#")
+        )
+        lines.append(
+            f"configs/{file.relative_to(RECIPES)!s:<40} {textwrap.shorten(comment, 90, placeholder=' ...')}"
+        )
     return "\n".join(lines)
 
 
@@ -44,7 +51,10 @@ def copy(folder: Path, part: str = "") -> list[Path]:
     for name in selected:
         target = folder / name
         if target.exists() and target.read_bytes() != (RECIPES / name).read_bytes():
-            raise BadConfig(f"{target} exists and differs from the recipe", fix="choose another folder, or move the file away")
+            raise BadConfig(
+                f"{target} exists and differs from the recipe",
+                fix="choose another folder, or move the file away",
+            )
     for name in selected:
         try:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +81,9 @@ def main() -> None:
             raise BadConfig("copy needs a folder", fix="pixelis recipes copy DIR [NAME]")
         else:
             files = copy(Path(a.folder), a.name)
-            print(f"copied {len(files)} files to {a.folder}; run one with: pixelis rft {a.folder}/nano/rft.yaml")
+            print(
+                f"copied {len(files)} files to {a.folder}; run one with: pixelis rft {a.folder}/nano/rft.yaml"
+            )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """Refine demonstrations into training sets: rules, quality, duplicates, filters, difficulty, gates, recipes.
 
-Reads data.demonstrations (a file or folder of rows, or `cards:`) and writes to run.dir:
-simple.jsonl, medium.jsonl, hard.jsonl   demonstrations by level
-sft.jsonl, sft_validation.jsonl          demonstrations to imitate, by the recipe refinement.sft
-rft.jsonl                                questions to roll out, by refinement.rft, with weights and signals in `meta`
-online.jsonl                             experiences, by refinement.online, if it names a source
-summary.json, card.html                  counts, causes of drops, gates with figures; the card shows examples
+Reads data.demonstrations (a file or folder of rows, or `cards:`) and writes to run.dir: simple.jsonl,
+medium.jsonl, hard.jsonl   demonstrations by level sft.jsonl, sft_validation.jsonl          demonstrations to
+imitate, by the recipe refinement.sft rft.jsonl                                questions to roll out, by
+refinement.rft, with weights and signals in `meta` online.jsonl                             experiences, by
+refinement.online, if it names a source summary.json, card.html                  counts, causes of drops,
+gates with figures; the card shows examples
 
-A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. Re-running changes nothing; a
-killed run continues with its existing verdicts, hashes and episodes. With refinement.workers, tasks of Ray Data check the rows,
-execute their calls and hash their pictures; with refinement.pass_rate.episodes the policy answers the questions on a cluster.
-Otherwise no cluster is started.
+A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. Re-running
+changes nothing; a killed run continues with its existing verdicts, hashes and episodes. With
+refinement.workers, tasks of Ray Data check the rows, execute their calls and hash their pictures; with
+refinement.pass_rate.episodes the policy answers the questions on a cluster. Otherwise no cluster is started.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | B
 
 
 def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:
-    """Outcomes of the policy's episodes on the remaining questions. Starts a cluster if episodes are missing."""
+    """Outcomes of the policy's episodes on the remaining questions.
+
+    Starts a cluster if episodes are missing.
+    """
     import ray
 
     episodes = Episodes(config, folder, pipeline.questions())
@@ -92,7 +95,11 @@ def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.
 
                 def evaluate(arm: str = arm) -> Any:
                     source, operations = str(episodes.source), episodes.arms[arm]
-                    return ray.get(coordinator.evaluate.remote(source, episodes.count, 0, operations, name=arm, samples=times))
+                    return ray.get(
+                        coordinator.evaluate.remote(
+                            source, episodes.count, 0, operations, name=arm, samples=times
+                        )
+                    )
 
                 def poll(arm: str = arm) -> tuple[int, dict[str, Any]]:
                     return ray.get(coordinator.progress.remote())["evaluated"].get(arm, 0), {}
@@ -105,7 +112,12 @@ def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     """Write the card, and the sets if every gate passes."""
     files, statistics = sets.build(pipeline, time.time())
-    summary = {**pipeline.summary(), "config_sha256": config.sha256, "seed": config.run.seed, "sets": statistics}
+    summary = {
+        **pipeline.summary(),
+        "config_sha256": config.sha256,
+        "seed": config.run.seed,
+        "sets": statistics,
+    }
     selected = sets.examples(pipeline.demonstrations, config.refinement.examples)
     examples = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in selected]
     data_card.write_card(folder, summary, examples, config.run.name)
@@ -132,7 +144,9 @@ def inputs(config: Config) -> Iterator[Input]:
 
     yield from dry_run.policy_inputs(config)
     for source in config.refinement.holdout.sources:
-        yield dry_run.Input("refinement.holdout.sources", source, functools.partial(dry_run.read_first, config, held_out=True))
+        yield dry_run.Input(
+            "refinement.holdout.sources", source, functools.partial(dry_run.read_first, config, held_out=True)
+        )
     yield dry_run.Input("data.demonstrations", config.data.demonstrations, lambda _: _read_row(config))
     if online := config.refinement.online.source:
         yield dry_run.Input("refinement.online.source", online, sets.read_experiences)

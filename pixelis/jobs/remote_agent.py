@@ -15,7 +15,9 @@ from pixelis.errors import BadConfig, BadInput, InfraFailure
 from pixelis.records import Question
 
 PATIENCE_S = 600.0
-"""Seconds for which a question is asked again while the service refuses it for want of room, or does not answer."""
+"""Seconds for which a question is asked again while the service refuses it for want of room, or does not
+answer.
+"""
 MAX_PAUSE_S = 30.0
 FIELDS = ("answer", "confidence", "verdict", "policy_version")
 
@@ -23,7 +25,9 @@ FIELDS = ("answer", "confidence", "verdict", "policy_version")
 class RemoteAgent:
     """The ``/v1/agent`` of the service at ``url``, behind its callers; nothing is stored or learnt."""
 
-    def __init__(self, url: str, key: str, caps: ToolboxConfig, timeout_s: float, patience_s: float = PATIENCE_S):
+    def __init__(
+        self, url: str, key: str, caps: ToolboxConfig, timeout_s: float, patience_s: float = PATIENCE_S
+    ):
         self.caps, self.patience_s = caps, patience_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         base = url.rstrip("/").removesuffix("/v1")
@@ -38,7 +42,10 @@ class RemoteAgent:
         await self.client.aclose()
 
     async def answer(self, question: Question) -> dict[str, Any]:
-        """The fields of a line of answers. Raises BadInput for a question that is refused, InfraFailure without an answer."""
+        """The fields of a line of answers.
+
+        Raises BadInput for a question that is refused, InfraFailure without an answer.
+        """
         body = await asyncio.to_thread(agent_request, question, self.caps)
         reply = await self._post({**body, "priority": BATCH_PRIORITY, "learn": False, "remember": False})
         trajectory = reply["trajectory"]
@@ -64,11 +71,15 @@ class RemoteAgent:
                     name, message = "not_a_service", f"{reply.url} answers with status {code}"
                 if code in (401, 403, 404, 405) or name == "not_a_service":  # not this question alone
                     raise InfraFailure(
-                        f"the service refuses to answer: {message}", code=name, fix="check --url and PIXELIS_API_KEY"
+                        f"the service refuses to answer: {message}",
+                        code=name,
+                        fix="check --url and PIXELIS_API_KEY",
                     )
                 raise BadInput(message, code=name)
             if time.monotonic() + pause_s > deadline:
                 message = f"{self.client.base_url} did not answer for {self.patience_s:g} s ({problem})"
-                raise InfraFailure(message, fix="look at its /healthz; repeat the command, it goes on where it ended")
+                raise InfraFailure(
+                    message, fix="look at its /healthz; repeat the command, it goes on where it ended"
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)

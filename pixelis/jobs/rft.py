@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from pixelis.jobs.dry_run import Input
     from pixelis.policy.estimate import Finding
 
-SHOWN = ("reward/total", "train/accuracy", "rollout/rapr", "rollout/calls", "rollout/seconds", "learner/seconds")
+SHOWN = (
+    "reward/total",
+    "train/accuracy",
+    "rollout/rapr",
+    "rollout/calls",
+    "rollout/seconds",
+    "learner/seconds",
+)
 
 
 def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool] = lambda: False) -> Path:
@@ -38,7 +45,9 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
     """
     source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
     critic = config.rft.critic if config.rft.advantage.baseline == "critic" else None
-    job = TrainJob(config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature, critic=critic)
+    job = TrainJob(
+        config, source, loss=config.rft.loss, temperature=config.rft.sampling.temperature, critic=critic
+    )
 
     def poll() -> tuple[int, dict[str, Any]]:
         if should_stop():
@@ -65,14 +74,23 @@ def require_filter_key(config: Config) -> Config:
     """
     if config.rft.filter.key in LABELLED and not config.rewards.labelled:
         raise BadConfig(
-            f"rft.filter.key={config.rft.filter.key} needs true answers, which are cut off because no reward uses them",
-            fix="set rft.filter.key=majority_vote or rft.filter.key=none, or reward them (rewards.weights.accuracy)",
+            (
+                f"rft.filter.key={config.rft.filter.key} needs true answers, which are cut off because no "
+                "reward uses them"
+            ),
+            fix=(
+                "set rft.filter.key=majority_vote or rft.filter.key=none, or reward them "
+                "(rewards.weights.accuracy)"
+            ),
         )
     return config
 
 
 def with_steps(config: Config) -> Config:
-    """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions. Raises BadConfig for an endless source."""
+    """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions.
+
+    Raises BadConfig for an endless source.
+    """
     rft = config.rft
     if not rft.epochs:
         return config

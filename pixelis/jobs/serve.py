@@ -1,13 +1,16 @@
-"""Serve the agent over HTTP, remember its answers and, unless evolution.enabled=false, learn from its traffic.
+"""Serve the agent over HTTP, remember its answers and, unless evolution.enabled=false, learn from its
+traffic.
 
     curl localhost:8000/v1/agent -H 'content-type: application/json' \\
         -d '{"question": "...", "image": "data:image/png;base64,..."}'
 
-http://localhost:8000/ has a page to ask questions and to watch the evolution. Every request is sampled serve.samples times; a
-confident vote becomes an update of the adapter, which is served unless the canary rejects it. Ctrl-C stops the service; updates
-are in run.dir/checkpoints. On a cluster, with autoscaled gateways:
+http://localhost:8000/ has a page to ask questions and to watch the evolution. Every request is sampled
+serve.samples times; a confident vote becomes an update of the adapter, which is served unless the canary
+rejects it. Ctrl-C stops the service; updates are in run.dir/checkpoints. On a cluster, with autoscaled
+gateways:
 
-    PIXELIS_API_KEY=... serve run pixelis.jobs.serve:application config=configs/nano/serve.yaml policy.adapter=CHECKPOINT
+    PIXELIS_API_KEY=... serve run pixelis.jobs.serve:application config=configs/nano/serve.yaml
+    policy.adapter=CHECKPOINT
 """
 
 from __future__ import annotations
@@ -86,19 +89,37 @@ def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
 
 
 def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> Path | None:
-    """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if there is one."""
+    """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if there is
+    one.
+    """
     e = config.evolution
-    # Traffic has no end, so warm-up and schedules do not apply. An update is a single step, so that the KL guard can undo it.
+    # Traffic has no end, so warm-up and schedules do not apply. An update is a single step, so that the KL
+    # guard can undo it.
     constant = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
     online_config = config.model_copy(
-        update={"learner": constant, "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1})}
+        update={
+            "learner": constant,
+            "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1}),
+        }
     )
-    # Online evolution has its own KL term, independent of the offline algorithm's. The controller adapts its weight.
-    loss = config.rft.loss.model_copy(update={"kl": AdaptiveKLController(e.guard).beta, "kl_in": "loss", "kl_estimator": "k3"})
-    source = UpdateSource(online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1))
-    # On processors that it shares with generators, learning waits for answers. With GPUs its processor time is little.
+    # Online evolution has its own KL term, independent of the offline algorithm's. The controller adapts its
+    # weight.
+    loss = config.rft.loss.model_copy(
+        update={"kl": AdaptiveKLController(e.guard).beta, "kl_in": "loss", "kl_estimator": "k3"}
+    )
+    source = UpdateSource(
+        online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1)
+    )
+    # On processors that it shares with generators, learning waits for answers. With GPUs its processor time
+    # is little.
     job = TrainJob(
-        online_config, source, loss, config.serve.sampling.temperature, e.ema, e.lr, background=not config.learner.gpus
+        online_config,
+        source,
+        loss,
+        config.serve.sampling.temperature,
+        e.ema,
+        e.lr,
+        background=not config.learner.gpus,
     )
     return learner.fit(job, name=actors.name)
 
@@ -118,7 +139,9 @@ class Learning:
             self.thread.start()
 
     def _run(self, evolution: ActorHandle) -> None:
-        """Restart after transient failures, with a pause that doubles unless an update was made in between."""
+        """Restart after transient failures, with a pause that doubles unless an update was made in
+        between.
+        """
         pause = RETRY_S
         while not self.stopping.is_set():
             before = checkpoint.latest(self.config.run.dir)
@@ -126,7 +149,9 @@ class Learning:
                 evolve(self.config, self.actors, evolution)
                 break
             except Exception as error:  # any failure must be reported
-                cause = cluster.unwrap_ray_error(error) or InfraFailure(f"the learner: {type(error).__name__}: {error}")
+                cause = cluster.unwrap_ray_error(error) or InfraFailure(
+                    f"the learner: {type(error).__name__}: {error}"
+                )
                 if self.stopping.is_set():
                     break
                 log.exception("the learner failed")
@@ -134,9 +159,16 @@ class Learning:
                     ray.get(evolution.learner_failed.remote(str(cause)))
                 if isinstance(cause, BadInput):
                     self.failed = cause
-                    print(f"pixelis serve: learning has stopped, the service continues: {cause}", file=sys.stderr)
+                    print(
+                        f"pixelis serve: learning has stopped, the service continues: {cause}",
+                        file=sys.stderr,
+                    )
                     break
-                pause = RETRY_S if checkpoint.latest(self.config.run.dir) != before else min(2 * pause, LONGEST_RETRY_S)
+                pause = (
+                    RETRY_S
+                    if checkpoint.latest(self.config.run.dir) != before
+                    else min(2 * pause, LONGEST_RETRY_S)
+                )
                 print(f"pixelis serve: the learner restarts in {pause:g} s: {cause}", file=sys.stderr)
                 self.stopping.wait(pause)
 
@@ -157,7 +189,10 @@ class Learning:
     ray_actor_options={"num_cpus": 0},
 )
 class System:
-    """Owns the actors behind the gateways and learns from their traffic. Serve restarts it from run.dir if it dies."""
+    """Owns the actors behind the gateways and learns from their traffic.
+
+    Serve restarts it from run.dir if it dies.
+    """
 
     def __init__(self, config: Config):
         self.stack = contextlib.ExitStack()
@@ -165,7 +200,9 @@ class System:
             self.stack.enter_context(run_folder(config))
             initial = config.policy.adapter
             # Fixed names, so that gateways find the actors of a restarted replica.
-            placed = placement.placed(config, learner=config.evolution.enabled, initial=initial, job="serve", online=True)
+            placed = placement.placed(
+                config, learner=config.evolution.enabled, initial=initial, job="serve", online=True
+            )
             actors = self.stack.enter_context(placed)
             backend = self.stack.enter_context(online(config, actors, job="serve"))
             self.names = backends(actors, backend)
@@ -191,15 +228,19 @@ def application(arguments: dict[str, Any]) -> serve.Application:
 
 
 def engines(arguments: dict[str, Any]) -> serve.Application:
-    """Application of everything behind the gateways: generators, memory, learner. See configs/cluster/serve.yaml."""
+    """Application of everything behind the gateways: generators, memory, learner.
+
+    See configs/cluster/serve.yaml.
+    """
     return System.bind(_config(arguments))  # type: ignore[attr-defined]
 
 
 def gateways(arguments: dict[str, Any]) -> serve.Application:
-    """Application of the gateways alone: ``engines`` names the application of `engines`, whose configuration they share.
+    """Application of the gateways alone: ``engines`` names the application of `engines`, whose configuration
+    they share.
 
-    Deploying it again with another option of the gateways, such as ``serve.samples``, leaves the engines as they are.
-    Raises BadConfig.
+    Deploying it again with another option of the gateways, such as ``serve.samples``, leaves the engines as
+    they are. Raises BadConfig.
     """
     arguments = dict(arguments)
     name = arguments.pop("engines", "engines")
@@ -215,7 +256,9 @@ def _config(arguments: dict[str, Any]) -> Config:
     values = dict(arguments)
     path = values.pop("config", None)
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    config = configuration.absolute(configuration.load(path, [f"{key}={text}" for key, text in texts.items()]))
+    config = configuration.absolute(
+        configuration.load(path, [f"{key}={text}" for key, text in texts.items()])
+    )
     needs(config)  # raises for engine.colocate, before anything starts
     return config
 
@@ -235,7 +278,9 @@ def inputs(config: Config) -> Iterator[Input]:
     yield from dry_run.deepspeed_inputs(config)
     canary = config.evolution.canary
     if config.evolution.enabled and canary.enabled:
-        yield dry_run.Input("evolution.canary.questions", canary.questions, lambda _: canary_questions(canary))
+        yield dry_run.Input(
+            "evolution.canary.questions", canary.questions, lambda _: canary_questions(canary)
+        )
 
 
 def check(config: Config) -> None:
@@ -280,7 +325,8 @@ def check_address(config: Config) -> None:
     """Raise BadConfig for a missing API key, a port in use or engine.colocate, before anything starts."""
     needs(config)
     app.api_key_digest(config)
-    if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):  # a running Serve instance owns the port
+    # A running Serve instance owns the port
+    if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):
         app.require_free_port(config.serve.host, config.serve.port)
 
 

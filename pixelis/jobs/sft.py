@@ -57,7 +57,10 @@ def run(config: Config) -> Path:
         with placed(config, episodes) as actors, schedule(config) as mixture:
             job = TrainJob(config, DemonstrationSource(config, start, steps, mixture, actors))
             ranks, store = range(config.learner.workers if start < steps else 0), folder / STORE
-            datasets = {f"train-{rank}": demonstration_stream(config, store, start, steps, rank, mixture) for rank in ranks}
+            datasets = {
+                f"train-{rank}": demonstration_stream(config, store, start, steps, rank, mixture)
+                for rank in ranks
+            }
             return require_checkpoint(
                 watch(
                     config,
@@ -98,9 +101,15 @@ def schedule(config: Config) -> Iterator[ActorHandle | None]:
 def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
     """Store the demonstrations of the run, so that a resumed run uses the same ones; returns their sampler.
 
-    Raises BadInput for unreadable demonstrations or a missing curriculum level, and BadConfig if a resumed run names others.
+    Raises BadInput for unreadable demonstrations or a missing curriculum level, and BadConfig if a resumed
+    run names others.
     """
-    from pixelis.datasets.demonstration_stream import batch_sampler, demonstrations, fill_store, store_settings
+    from pixelis.datasets.demonstration_stream import (
+        batch_sampler,
+        demonstrations,
+        fill_store,
+        store_settings,
+    )
 
     endless = config.data.demonstrations.startswith("cards:")
     reuse = resumed and not endless and (folder / STORE).is_dir()
@@ -117,7 +126,9 @@ def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
     if config.sft.curriculum.enabled:
         sampler.check(config.sft.curriculum.stages)
     levels = {level: len(pool) for level, pool in zip(LEVELS, sampler.pools[1:], strict=True)}
-    EventLog(folder).write("demonstrations", rows=len(store), used=len(sampler), refused=store.refused, levels=levels)
+    EventLog(folder).write(
+        "demonstrations", rows=len(store), used=len(sampler), refused=store.refused, levels=levels
+    )
     warn_of_long_turns(config, store, sampler)
     return sampler
 
@@ -129,8 +140,10 @@ def warn_of_long_turns(config: Config, store: DemonstrationStore, sampler: Batch
     lengths = [length for row in rows for length in player.turn_lengths(store[row])]
     if long := [length for length in lengths if length > limit]:
         print(
-            f"warning: {len(long)} of {len(lengths)} turns in {len(rows)} demonstrations have more than dialogue.max_turn_tokens "
-            f"{limit}, up to {max(long)} tokens: the policy learns them, but its own turns are cut off there\n"
+            f"warning: {len(long)} of {len(lengths)} turns in {len(rows)} demonstrations have more than "
+            "dialogue.max_turn_tokens "
+            f"{limit}, up to {max(long)} tokens: the policy learns them, but its own turns are cut off "
+            "there\n"
             f"  raise dialogue.max_turn_tokens, also for rft, evaluate and serve, or shorten the turns",
             file=sys.stderr,
         )

@@ -1,7 +1,9 @@
-"""Create Chain-of-Thought-Action samples from annotated media with Ray Data: correct ones, traps and self-corrections.
+"""Create Chain-of-Thought-Action samples from annotated media with Ray Data: correct ones, traps and
+self-corrections.
 
-Result: JSON lines in run.dir/samples (use them as data.demonstrations=RUN_DIR/samples) and run.dir/summary.json with counts,
-causes of drops and missing samples. Re-running with the same run.dir resumes a stopped or killed run.
+Result: JSON lines in run.dir/samples (use them as data.demonstrations=RUN_DIR/samples) and
+run.dir/summary.json with counts, causes of drops and missing samples. Re-running with the same run.dir
+resumes a stopped or killed run.
 """
 
 from __future__ import annotations
@@ -45,14 +47,21 @@ def run(config: Config) -> dict[str, Any]:
             SourceRows(config.synthesis, config.data.max_bad_rows, folder),
         )
         before, started = scheduler.completed, time.monotonic()
-        with Progress("synthesize", scheduler.target, start=before, enabled=config.telemetry.progress) as progress:
+        with Progress(
+            "synthesize", scheduler.target, start=before, enabled=config.telemetry.progress
+        ) as progress:
             progress.update(before, status="reading sources")
             while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
                 cluster.connect(config)
                 outcomes = synthesis.outcomes(config, scheduler.left(), rows)
-                while scheduler.completed < scheduler.target and (shard := list(itertools.islice(outcomes, SHARD))):
+                while scheduler.completed < scheduler.target and (
+                    shard := list(itertools.islice(outcomes, SHARD))
+                ):
                     scheduler.commit(shard)
-                    progress.update(scheduler.completed, attempts=sum(quota.attempts for quota in scheduler.quotas.values()))
+                    progress.update(
+                        scheduler.completed,
+                        attempts=sum(quota.attempts for quota in scheduler.quotas.values()),
+                    )
         seconds = time.monotonic() - started
         summary = scheduler.summary() | {"bad_rows": dict(rows.bad), "seconds": round(seconds, 1)}
         summary["samples_per_second"] = round((scheduler.completed - before) / max(seconds, 1e-9), 2)
@@ -66,11 +75,18 @@ def check(config: Config) -> None:
     s = config.synthesis
     cells = quotas(s)
     if s.method == "templates" and (unknown := sorted({quota.task for quota in cells} - set(TASKS))):
-        raise BadConfig(f"synthesis.tasks: no task {', '.join(unknown)}", fix=f"choose from {', '.join(TASKS)}")
+        raise BadConfig(
+            f"synthesis.tasks: no task {', '.join(unknown)}", fix=f"choose from {', '.join(TASKS)}"
+        )
     if s.method == "templates":
-        check_operations({quota.task for quota in cells}, {operation.name for operation in select(config.toolbox.operations)})
+        check_operations(
+            {quota.task for quota in cells},
+            {operation.name for operation in select(config.toolbox.operations)},
+        )
     if unknown := sorted(set(s.corrections) - set(WAYS)):
-        raise BadConfig(f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}")
+        raise BadConfig(
+            f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}"
+        )
 
 
 def inputs(config: Config) -> Iterator[Input]:
@@ -79,7 +95,10 @@ def inputs(config: Config) -> Iterator[Input]:
 
     synthesis = config.synthesis
     yield from dry_run.policy_inputs(config)
-    sources = {f"datasources.{quota.source}.path": synthesis.datasources[quota.source].path for quota in quotas(synthesis)}
+    sources = {
+        f"datasources.{quota.source}.path": synthesis.datasources[quota.source].path
+        for quota in quotas(synthesis)
+    }
     if synthesis.method == "imitation" and synthesis.imitation.demonstrations:
         sources["imitation.demonstrations"] = synthesis.imitation.demonstrations
     for key, source in sorted(sources.items()):
@@ -104,11 +123,20 @@ def main() -> None:
     with driver("synthesize"):
         summary = run(config)
         kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
-        print(f"{summary['samples']} samples ({kinds}) in {config.run.dir}/samples, {summary['samples_per_second']} a second")
+        print(
+            f"{summary['samples']} samples ({kinds}) in {config.run.dir}/samples, "
+            f"{summary['samples_per_second']} a second"
+        )
         if missing := summary["shortfall"]:
             message = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
-            text = f"{sum(missing.values())} samples are missing ({message}{', ...' if len(missing) > 8 else ''})"
-            fix = "name more sources or rows, or lower target_sample_count; summary.json lists why attempts failed"
+            text = (
+                f"{sum(missing.values())} samples are missing "
+                f"({message}{', ...' if len(missing) > 8 else ''})"
+            )
+            fix = (
+                "name more sources or rows, or lower target_sample_count; summary.json lists why "
+                "attempts failed"
+            )
             if config.synthesis.strict:
                 raise DataFailure(text, code="shortfall", fix=fix)
             print(f"warning: {text}\n  {fix}", file=sys.stderr)

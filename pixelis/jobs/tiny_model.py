@@ -1,9 +1,11 @@
-"""Create a small random Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe, a data set or a cluster.
+"""Create a small random Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe, a data set or a
+cluster.
 
 usage: pixelis tiny-model FOLDER [--family qwen2_vl|qwen2_5_vl|qwen3_vl|qwen3_vl_moe|qwen2|qwen3] [--seed N]
 
-The folder has the file layout, architecture class and patch sizes of the real model, about 260,000 random parameters and a
-byte-level tokenizer. Use it as policy.model=FOLDER. Its answers are random; training and serving work as with real weights.
+The folder has the file layout, architecture class and patch sizes of the real model, about 260,000 random
+parameters and a byte-level tokenizer. Use it as policy.model=FOLDER. Its answers are random; training and
+serving work as with real weights.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from pixelis.jobs.command import command
 
 PATCH = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16, "qwen2": 14, "qwen3": 14}
 """Families, and the sides of their image patches; qwen2 and qwen3 are models of text alone."""
-SIZES = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+SIZES = {
+    "hidden": 64,
+    "heads": 2,
+    "kv_heads": 1,
+    "layers": 2,
+    "feedforward": 96,
+    "vision_hidden": 32,
+    "vision_layers": 2,
+}
 POSITIONS = 32_768
 
 

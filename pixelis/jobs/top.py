@@ -1,9 +1,11 @@
-"""Watch a training run or a service: progress, learning curves, operations and alarms, redrawn every two seconds.
+"""Watch a training run or a service: progress, learning curves, operations and alarms, redrawn every two
+seconds.
 
 usage: pixelis top RUN_DIR | URL [--every SECONDS] [--once]
 
-RUN_DIR is the folder of an rft, ttrl or sft run (also of a finished one), URL the address of a service, such as
-http://127.0.0.1:8000; its key is taken from PIXELIS_API_KEY. --once prints one frame and ends. Ctrl-C ends only this command.
+RUN_DIR is the folder of an rft, ttrl or sft run (also of a finished one), URL the address of a service, such
+as http://127.0.0.1:8000; its key is taken from PIXELIS_API_KEY. --once prints one frame and ends. Ctrl-C ends
+only this command.
 """
 
 from __future__ import annotations
@@ -73,32 +75,44 @@ def _watch(draw: Callable[[], RenderableType], every_s: float) -> None:
             live.update(frame, refresh=True)
 
 
-# -- a training run ---------------------------------------------------------------------------------------------------
+# -- a training run
+# ---------------------------------------------------------------------------------------------------
 
 
 def draw_run(folder: Path) -> RenderableType:
     """The state of a run from its event log. Raises MissingFile without one."""
     log = events.read(folder)
     if not log:
-        raise MissingFile(f"there is no run in {folder}", fix="give the folder that run.dir names, such as runs/nano/rft")
-    newest = {event["step"]: event for event in log if event["kind"].startswith("step/")}  # a repeated step counts once
+        raise MissingFile(
+            f"there is no run in {folder}", fix="give the folder that run.dir names, such as runs/nano/rft"
+        )
+    # A repeated step counts once
+    newest = {event["step"]: event for event in log if event["kind"].startswith("step/")}
     steps = [newest[step] for step in sorted(newest)]
     if not steps:
         stage = next((event["name"] for event in reversed(log) if event["kind"] == events.STAGE), "starting")
         return Panel(Text(f"no step yet: {stage}"), title=str(folder))
-    last, accuracies = steps[-1], [step["train/accuracy"] for step in steps if _is_number(step.get("train/accuracy"))]
+    last = steps[-1]
+    accuracies = [step["train/accuracy"] for step in steps if _is_number(step.get("train/accuracy"))]
     head = Text(f"step {last['step']}, {age(last['time'])}")
     if len(steps) > 1:
         head.append(f", {(last['time'] - steps[0]['time']) / (len(steps) - 1):.1f} s a step")
     if replayed := {event.get("step") for event in log if event["kind"] == events.REPLAYED}:
         head.append(f", {len(replayed)} steps repeated after a resume")
-    windows = [f"{sum(accuracies[-n:]) / n:.3f} over the last {n} steps" for n in WINDOWS if len(accuracies) >= n]
+    windows = [
+        f"{sum(accuracies[-n:]) / n:.3f} over the last {n} steps" for n in WINDOWS if len(accuracies) >= n
+    ]
     averages = Text(f"training accuracy {', '.join(windows)}" if windows else "")
     problem = Text(diagnosis.of_run(steps) or "", style="red")
     alarms = [event for event in log if event["kind"] in (events.ALARM, events.NOTICE)][-3:]
-    lines = [Text(f"{age(event['time'])}: {event.get('text') or event.get('name') or ''}", style="red") for event in alarms]
+    lines = [
+        Text(f"{age(event['time'])}: {event.get('text') or event.get('name') or ''}", style="red")
+        for event in alarms
+    ]
     evaluations = [event for event in log if event["kind"] == "evaluation"]
-    return Panel(Group(head, curves(steps, evaluations), averages, shares(last), problem, *lines), title=str(folder))
+    return Panel(
+        Group(head, curves(steps, evaluations), averages, shares(last), problem, *lines), title=str(folder)
+    )
 
 
 def curves(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]) -> Table:
@@ -117,9 +131,18 @@ def shares(step: Mapping[str, Any]) -> Table:
     """Operations and stop reasons of the last step as bars."""
     table = Table.grid(padding=(0, 2))
     for prefix, title in (("operation/", "operations"), ("stop/", "episodes ended by")):
-        values = {name.removeprefix(prefix): value for name, value in step.items() if name.startswith(prefix) and value}
+        values = {
+            name.removeprefix(prefix): value
+            for name, value in step.items()
+            if name.startswith(prefix) and value
+        }
         for place, (name, value) in enumerate(sorted(values.items(), key=lambda entry: -entry[1])):
-            table.add_row(title if place == 0 else "", name, Text("█" * max(1, round(24 * min(1.0, value)))), number(value))
+            table.add_row(
+                title if place == 0 else "",
+                name,
+                Text("█" * max(1, round(24 * min(1.0, value)))),
+                number(value),
+            )
     return table
 
 
@@ -127,7 +150,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-# -- a service --------------------------------------------------------------------------------------------------------
+# -- a service
+# --------------------------------------------------------------------------------------------------------
 
 
 class Service:
@@ -137,13 +161,18 @@ class Service:
         import httpx
 
         key = os.environ.get("PIXELIS_API_KEY", "")
-        self.url, self.http = url.rstrip("/"), httpx.Client(timeout=5, headers={"Authorization": f"Bearer {key}"} if key else {})
+        self.url = url.rstrip("/")
+        self.http = httpx.Client(timeout=5, headers={"Authorization": f"Bearer {key}"} if key else {})
         self.samples: list[tuple[float, float]] = []
         """Time and number of answers since the gateways started."""
 
     def draw(self) -> RenderableType:
-        """One frame. Raises InfraFailure for a service that does not answer, or is none, BadConfig for a missing key."""
-        health, evolution = self._get("/healthz", "status", "generators", "memory"), self._get("/v1/evolution", "counts")
+        """One frame.
+
+        Raises InfraFailure for a service that does not answer, or is none, BadConfig for a missing key.
+        """
+        health = self._get("/healthz", "status", "generators", "memory")
+        evolution = self._get("/v1/evolution", "counts")
         counts, status, memory = evolution["counts"], evolution.get("status") or {}, evolution.get("memory")
         self.samples = [*self.samples[-WIDTH:], (time.monotonic(), float(counts.get("answered", 0)))]
         head = Text(f"{health['status']}, {health['generators']} generators, memory {health['memory']}")
@@ -155,24 +184,38 @@ class Service:
         table = Table.grid(padding=(0, 2))
         rate = f"  {curve(rates)}  {rates[-1]:.1f} a second" if rates else ""
         table.add_row("answered", f"{counts.get('answered', 0):g}{rate}")
-        table.add_row("remembered", f"{memory.get('memory/size', 0):g} experiences" if memory else "no memory")
+        table.add_row(
+            "remembered", f"{memory.get('memory/size', 0):g} experiences" if memory else "no memory"
+        )
         if evolution.get("enabled"):
-            learning = "paused" if status.get("paused") else "learning" if status.get("learning") else "not learning"
-            updates = f"{evolution['updates']}, {evolution['queue']} tasks wait, {counts.get('rollbacks', 0)} rollbacks"
+            learning = (
+                "paused" if status.get("paused") else "learning" if status.get("learning") else "not learning"
+            )
+            updates = (
+                f"{evolution['updates']}, {evolution['queue']} tasks wait, "
+                f"{counts.get('rollbacks', 0)} rollbacks"
+            )
             table.add_row("serves", f"version {evolution['policy_version']}, {learning}")
             table.add_row("updates", updates)
             sent, gated = counts.get("update_sent", 0), counts.get("gated", 0)
             table.add_row("verdicts", f"{sent} confident enough to learn from, {gated} not")
-            if accuracy := [entry["accuracy"] for entry in evolution.get("canary", []) if "accuracy" in entry]:
+            if accuracy := [
+                entry["accuracy"] for entry in evolution.get("canary", []) if "accuracy" in entry
+            ]:
                 table.add_row("canary", f"{curve(accuracy)}  {accuracy[-1]:.3f}")
             if (kl := status.get("mean_kl")) is not None:
                 table.add_row("KL of updates", number(kl))
-        alerts = [Text(f"{alert['metric']} = {number(alert['value'])}", style="red") for alert in evolution.get("alerts", [])[:3]]
+        alerts = [
+            Text(f"{alert['metric']} = {number(alert['value'])}", style="red")
+            for alert in evolution.get("alerts", [])[:3]
+        ]
         problem = Text(diagnosis.of_service(counts) or "", style="red")
         return Panel(Group(head, table, problem, *alerts), title=self.url)
 
     def _get(self, path: str, *expected: str) -> dict[str, Any]:
-        """The object at ``path``, which has the ``expected`` keys, also in an answer that reports an error."""
+        """The object at ``path``, which has the ``expected`` keys, also in an answer that reports an
+        error.
+        """
         import httpx
 
         try:
@@ -182,7 +225,9 @@ class Service:
                 f"{self.url} does not answer: {type(error).__name__}", fix="start it with `pixelis serve`"
             ) from None
         if reply.status_code in (401, 403):
-            raise BadConfig(f"{self.url} refuses the key", fix="export PIXELIS_API_KEY with a key that may read")
+            raise BadConfig(
+                f"{self.url} refuses the key", fix="export PIXELIS_API_KEY with a key that may read"
+            )
         try:
             content = reply.json()
         except ValueError:
@@ -190,11 +235,17 @@ class Service:
         if isinstance(content, dict) and set(expected) <= content.keys():
             return content
         if reply.status_code >= 500:
-            raise InfraFailure(f"{self.url} answers {path} with {reply.status_code}", fix="wait, or see the log of the service")
-        raise InfraFailure(f"{self.url} is no Pixelis service", fix="give the address that `pixelis serve` prints")
+            raise InfraFailure(
+                f"{self.url} answers {path} with {reply.status_code}",
+                fix="wait, or see the log of the service",
+            )
+        raise InfraFailure(
+            f"{self.url} is no Pixelis service", fix="give the address that `pixelis serve` prints"
+        )
 
 
-# -- drawing ----------------------------------------------------------------------------------------------------------
+# -- drawing
+# ----------------------------------------------------------------------------------------------------------
 
 
 def curve(values: Sequence[float], width: int = WIDTH) -> str:

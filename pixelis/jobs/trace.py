@@ -2,10 +2,11 @@
 
 usage: pixelis trace RUN_DIR [TRACE_ID] [--count N] [--out FILE]
 
-RUN_DIR is the folder of a run with `telemetry.traces=file`, or its folder `traces`. Without TRACE_ID the last traces are listed,
-the latest first (--count, default 20). TRACE_ID, or its first digits, is what a reply's header `X-Trace-Id` says: its spans are
-printed with their times, and drawn on a page, RUN_DIR/traces/TRACE_ID.html or --out. Span files are OTLP as JSON lines, which the
-OpenTelemetry Collector's `otlpjsonfile` receiver reads.
+RUN_DIR is the folder of a run with `telemetry.traces=file`, or its folder `traces`. Without TRACE_ID the last
+traces are listed, the latest first (--count, default 20). TRACE_ID, or its first digits, is what a reply's
+header `X-Trace-Id` says: its spans are printed with their times, and drawn on a page,
+RUN_DIR/traces/TRACE_ID.html or --out. Span files are OTLP as JSON lines, which the OpenTelemetry Collector's
+`otlpjsonfile` receiver reads.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def main() -> None:
         a = parser.parse_args()
         folder = a.folder / tracing.FOLDER if (a.folder / tracing.FOLDER).is_dir() else a.folder
         if not any(folder.glob("*.jsonl")):
-            raise MissingFile(f"there are no traces in {folder}", fix="start the service with telemetry.traces=file")
+            raise MissingFile(
+                f"there are no traces in {folder}", fix="start the service with telemetry.traces=file"
+            )
         traces = tracing.read(folder)
         if a.trace is None:
             latest = list(reversed(traces.items()))[: a.count]
@@ -44,7 +47,9 @@ def main() -> None:
             return
         matches = [id for id in traces if id.startswith(a.trace.lower())]
         if len(matches) != 1:
-            raise MissingFile(f"{len(matches) or 'no'} traces begin with {a.trace}", fix="list them: pixelis trace RUN_DIR")
+            raise MissingFile(
+                f"{len(matches) or 'no'} traces begin with {a.trace}", fix="list them: pixelis trace RUN_DIR"
+            )
         rows = tracing.tree(traces[matches[0]])
         print("\n".join(drawing(rows)))
         path = write_page(a.out or folder / f"{matches[0]}.html", page(matches[0], rows))
@@ -52,14 +57,18 @@ def main() -> None:
 
 
 def page(id: str, rows: list[tuple[int, dict[str, Any]]]) -> str:
-    """The document of a trace: each span as a bar on the time of the request; later ones say how much later."""
+    """The document of a trace: each span as a bar on the time of the request; later ones say how much
+    later.
+    """
     bars = [{**span, "depth": depth, "bar": bar(span, rows)} for depth, span in rows]
     first, length = window(rows)
     return render("trace.html", title=f"Trace {id[:8]}", id=id, spans=bars, first=first, seconds=length)
 
 
 def window(rows: list[tuple[int, dict[str, Any]]]) -> tuple[float, float]:
-    """Start and length in seconds of the request with the work right after it; updates may follow minutes later."""
+    """Start and length in seconds of the request with the work right after it; updates may follow minutes
+    later.
+    """
     root = rows[0][1]
     ends = [span["end"] for _, span in rows if span["start"] <= root["end"] + AFTER_S]
     return root["start"], max(1e-6, max(ends) - root["start"])
@@ -91,7 +100,10 @@ def drawing(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
             drawn = f"{span['start'] - first:.1f} s later".rjust(WIDTH)
         name = ("  " * depth + span["name"])[:34]
         failed = "  failed" if span["failed"] else ""
-        lines.append(f"{name:<34} {span['service']:<10} |{drawn}| {1000 * (span['end'] - span['start']):9.1f} ms{failed}")
+        lines.append(
+            f"{name:<34} {span['service']:<10} |{drawn}| {1000 * (span['end'] - span['start']):9.1f} "
+            f"ms{failed}"
+        )
     return lines
 
 

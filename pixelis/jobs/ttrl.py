@@ -1,10 +1,11 @@
-"""TTRL (arXiv 2504.16084): adapt a policy to questions without answers, rewarded by the votes of its own rollouts.
+"""TTRL (arXiv 2504.16084): adapt a policy to questions without answers, rewarded by the votes of its own
+rollouts.
 
     Question -> rft.group_size rollouts vote -> train on rft.train_samples of them -> PolicyStore -> ...
 
-Evaluates the same questions before and after, ttrl.samples times each: pass@1, accuracy of the majority, agreement. True answers,
-if present, are used for these figures only. Trains like `rft` and stops early when agreement no longer rises (ttrl.patience).
-Result: checkpoints and ttrl.json in run.dir. Re-running resumes.
+Evaluates the same questions before and after, ttrl.samples times each: pass@1, accuracy of the majority,
+agreement. True answers, if present, are used for these figures only. Trains like `rft` and stops early when
+agreement no longer rises (ttrl.patience). Result: checkpoints and ttrl.json in run.dir. Re-running resumes.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
     return result
 
 
-def evaluate_questions(config: Config, actors: placement.Actors, name: str, version: int) -> evaluation_arms.Arm:
+def evaluate_questions(
+    config: Config, actors: placement.Actors, name: str, version: int
+) -> evaluation_arms.Arm:
     """Several episodes of each training question, up to ``evaluate.questions``."""
-    arm = evaluate.measure(config, actors, name, version, source=config.data.train, samples=config.ttrl.samples)
+    arm = evaluate.measure(
+        config, actors, name, version, source=config.data.train, samples=config.ttrl.samples
+    )
     evaluation_arms.save(config, Path(config.run.dir), arm)
     return arm
 
@@ -68,26 +73,39 @@ def require_unlabelled(config: Config) -> Config:
             fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",
         )
     if not config.rewards.weights.majority_vote:
-        raise BadConfig("rewards.weights.majority_vote is 0: rollouts do not vote", fix="use rewards.preset=ttrl")
+        raise BadConfig(
+            "rewards.weights.majority_vote is 0: rollouts do not vote", fix="use rewards.preset=ttrl"
+        )
     return rft.require_filter_key(config)
 
 
 def shares(folder: Path) -> list[float]:
-    """Mean share of rollouts that agree with the majority, for each step. A group without a majority counts 0."""
+    """Mean share of rollouts that agree with the majority, for each step.
+
+    A group without a majority counts 0.
+    """
     rows = {row["step"]: row for row in events.read(folder, "step/policy")}
-    return [rows[step].get("vote/majority_ratio", 0.0) * (1 - rows[step].get("vote/none", 0.0)) for step in sorted(rows)]
+    return [
+        rows[step].get("vote/majority_ratio", 0.0) * (1 - rows[step].get("vote/none", 0.0))
+        for step in sorted(rows)
+    ]
 
 
 def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
-    """Whether the mean of the last ``patience`` values exceeds that of the ``patience`` before by less than ``min_gain``."""
+    """Whether the mean of the last ``patience`` values exceeds that of the ``patience`` before by less than
+    ``min_gain``.
+    """
     size = settings.patience
     if not size or len(values) < 2 * size:
         return False
     return statistics.fmean(values[-size:]) - statistics.fmean(values[-2 * size : -size]) < settings.min_gain
 
 
-def votes(groups: Sequence[Group], rewards: RewardsConfig) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """For each question: agreement (share of the majority) and, with a true answer, pass@1 and accuracy of the majority.
+def votes(
+    groups: Sequence[Group], rewards: RewardsConfig
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """For each question: agreement (share of the majority) and, with a true answer, pass@1 and accuracy of
+    the majority.
 
     Answers vote in the classes of the reward's equality. pass@1 is the mean over all samples.
     """
@@ -108,15 +126,24 @@ def votes(groups: Sequence[Group], rewards: RewardsConfig) -> tuple[dict[str, fl
     return agreement, single, majority
 
 
-def compare(before: Sequence[Group], after: Sequence[Group], rewards: RewardsConfig, seed: int) -> dict[str, Any]:
-    """Each figure before and after with its interval, and the paired difference; None without true answers."""
+def compare(
+    before: Sequence[Group], after: Sequence[Group], rewards: RewardsConfig, seed: int
+) -> dict[str, Any]:
+    """Each figure before and after with its interval, and the paired difference; None without true
+    answers.
+    """
     result: dict[str, Any] = {}
-    for name, old, new in zip(("agreement", "pass@1", "majority"), votes(before, rewards), votes(after, rewards), strict=True):
+    for name, old, new in zip(
+        ("agreement", "pass@1", "majority"), votes(before, rewards), votes(after, rewards), strict=True
+    ):
         if len(old) < 2 or len(new) < 2:
             result[name] = None
             continue
         sides = {
-            side: {"mean": statistics.fmean(values.values()), "ci95": list(bootstrap_mean(list(values.values()), seed))}
+            side: {
+                "mean": statistics.fmean(values.values()),
+                "ci95": list(bootstrap_mean(list(values.values()), seed)),
+            }
             for side, values in (("before", old), ("after", new))
         }
         result[name] = {**sides, "difference": paired_bootstrap(new, old, seed)}
@@ -130,7 +157,9 @@ def check(config: Config) -> None:
     require_unlabelled(config)
     dry_run.show_operations(config)
     dry_run.show_findings("ttrl", config, findings(config))
-    questions = dry_run.question_input(config, "data.train", config.data.train, player=dry_run.player_of(config))
+    questions = dry_run.question_input(
+        config, "data.train", config.data.train, player=dry_run.player_of(config)
+    )
     dry_run.check_inputs([*dry_run.policy_inputs(config, trains=True), questions])
 
 
@@ -144,7 +173,10 @@ def main() -> None:
     ):
         result = run(planned, actors)
         reason = "agreement no longer rises" if result["plateau"] else "rft.steps"
-        print(f"{result['steps']} steps ({reason}); {result['questions']} questions x {result['samples']} episodes")
+        print(
+            f"{result['steps']} steps ({reason}); {result['questions']} questions x {result['samples']} "
+            "episodes"
+        )
         for name in ("agreement", "pass@1", "majority"):
             if (row := result[name]) is None:
                 print(f"{name:10} unknown: the questions have no answers")

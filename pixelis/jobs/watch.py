@@ -1,4 +1,6 @@
-"""Watches the work of a job from its driver: progress, messages of the learners, a clean stop, a lost head of the cluster."""
+"""Watches the work of a job from its driver: progress, messages of the learners, a clean stop, a lost head of
+the cluster.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,12 @@ def watch(
     grace_s: float = START_STOP_S,
     waiting: str = "starting Ray Train",
 ) -> T:
-    """Run ``run`` in a thread and show progress from ``poll`` (done, metrics); returns its result or raises its error.
+    """Run ``run`` in a thread and show progress from ``poll`` (done, metrics); returns its result or raises
+    its error.
 
-    Ctrl-C or SIGTERM asks the learner to stop after its step, calls ``stop``, waits up to ``grace_s`` seconds for the last
-    checkpoint and raises Stopped. A second one, and one before the first step, ends the run soon.
+    Ctrl-C or SIGTERM asks the learner to stop after its step, calls ``stop``, waits up to ``grace_s`` seconds
+    for the last checkpoint and raises Stopped. A second one, and one before the first step, ends the run
+    soon.
     """
     future: Future[T] = Future()
 
@@ -79,13 +83,21 @@ def watch(
         except KeyboardInterrupt:
             stop_file(config).touch()
             stop()
-            print("stopping: the learner writes a checkpoint after this step; Ctrl-C ends at once", file=sys.stderr, flush=True)
+            print(
+                "stopping: the learner writes a checkpoint after this step; Ctrl-C ends at once",
+                file=sys.stderr,
+                flush=True,
+            )
             deadline = time.monotonic() + (grace_s if done > start else min(grace_s, START_STOP_S))
             while not future.done() and time.monotonic() < deadline:
                 time.sleep(0.1)
             raise Stopped from None
     result = future.result()
-    steps = [event for event in events.read(config.run.dir) if event["kind"].startswith("step/") and event["time"] >= started]
+    steps = [
+        event
+        for event in events.read(config.run.dir)
+        if event["kind"].startswith("step/") and event["time"] >= started
+    ]
     if problem := diagnosis.of_run(steps):
         print(f"warning: {problem}", file=sys.stderr, flush=True)
     return result
@@ -103,7 +115,9 @@ class Messages:
         return str(row["name"]) if row is not None and row["time"] >= self.since - POLL_S else ""
 
     def interruption(self) -> str:
-        """Why the learners make no steps at the moment: the last notice since their last step; empty if they do."""
+        """Why the learners make no steps at the moment: the last notice since their last step; empty if they
+        do.
+        """
         row = events.last(self.folder, events.NOTICE, "step/sft", "step/policy")
         is_notice = row is not None and row["kind"] == events.NOTICE and row["time"] >= self.since
         return str(row["text"]) if row is not None and is_notice else ""
@@ -128,7 +142,9 @@ class Messages:
 
 
 def stop_s() -> float:
-    """Seconds that a stopped run may take to save its last step: those that `ray job stop` leaves, less a few for the actors."""
+    """Seconds that a stopped run may take to save its last step: those that `ray job stop` leaves, less a few
+    for the actors.
+    """
     job_s = os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", "") if os.environ.get("RAY_JOB_SUBMISSION_ID") else ""
     return max(START_STOP_S, float(job_s) - 5) if job_s.replace(".", "", 1).isdigit() else STOP_S
 

@@ -1,4 +1,7 @@
-"""The experience memory: a shard with SQLite as the record of truth and a FAISS index derived from it. No Ray."""
+"""The experience memory: a shard with SQLite as the record of truth and a FAISS index derived from it.
+
+No Ray.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ _MODULES = {"Entry": "portable", "Shard": "shard"}
 
 
 def __getattr__(name: str) -> Any:
-    # Every process that writes a checkpoint imports pixelis.files; Arrow and FAISS would add .4 s to its start.
+    # Every process that writes a checkpoint imports pixelis.files; Arrow and FAISS would add .4 s to its
+    # start.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

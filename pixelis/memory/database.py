@@ -1,6 +1,7 @@
 """The record of truth of one shard: an SQLite file in WAL mode with ``synchronous=FULL``.
 
-One thread commits all pending writes together, so that concurrent callers share one sync; readers never wait for it.
+One thread commits all pending writes together, so that concurrent callers share one sync; readers never wait
+for it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,14 @@ PROBE_S = 1.0
 
 
 def connect(path: Path, mode: str = "rwc", **options: Any) -> sqlite3.Connection:
-    """Connect to a database that only this process uses. mode: ``rwc`` to create and change it, ``ro`` to read."""
-    # unix-excl keeps the index of the log in memory: in a mapped file, a disk that becomes read-only would kill the process.
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}&vfs=unix-excl", uri=True, timeout=30, **options)
+    """Connect to a database that only this process uses. mode: ``rwc`` to create and change it, ``ro`` to
+    read.
+    """
+    # unix-excl keeps the index of the log in memory: in a mapped file, a disk that becomes read-only would
+    # kill the process.
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}&vfs=unix-excl", uri=True, timeout=30, **options
+    )
 
 
 Change = Callable[[sqlite3.Connection], Any]
@@ -62,7 +68,9 @@ class Database:
             self._lease.release()
             raise
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._pending: queue.Queue[tuple[Change, Future, Callable[[Any], object] | None] | None] = queue.Queue()
+        self._pending: queue.Queue[tuple[Change, Future, Callable[[Any], object] | None] | None] = (
+            queue.Queue()
+        )
         self.commits = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run_writer, name="memory-writer", daemon=True)
@@ -88,14 +96,19 @@ class Database:
                     raise BadInput(
                         f"{self.path} has schema {version}, this version of Pixelis reads {SCHEMA}",
                         code="bad_schema",
-                        fix="export it to Parquet with the version that wrote it, and load that into an empty memory.dir",
+                        fix=(
+                            "export it to Parquet with the version that wrote it, and load that into an "
+                            "empty memory.dir"
+                        ),
                     )
                 elif problem := damaged(self._writer):
                     self._rewrite(fresh, problem)
             except (sqlite3.DatabaseError, OSError) as error:
                 failure = disk_failure(self.path, error)
                 if failure.code == DAMAGED:
-                    failure.fix = "move the file away, start again and load the last Parquet export (docs/memory.md)"
+                    failure.fix = (
+                        "move the file away, start again and load the last Parquet export (docs/memory.md)"
+                    )
                 raise failure from error
             stack.pop_all()
 
@@ -121,9 +134,13 @@ class Database:
         os.replace(fresh, self.path)
         self.salvaged = result
         with open(self.path.with_name("damage.jsonl"), "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time.time(), "file": aside.name, "problem": problem, **asdict(result)}) + "\n")
+            file.write(
+                json.dumps({"time": time.time(), "file": aside.name, "problem": problem, **asdict(result)})
+                + "\n"
+            )
         log.critical(
-            "%s was damaged (%s): %d experiences are intact, %d lost, %d without their vector and %d without pictures. "
+            "%s was damaged (%s): %d experiences are intact, %d lost, %d without their vector and %d "
+            "without pictures. "
             "Their ids are in damage.jsonl; docs/memory.md tells how to repair them from an export",
             self.path,
             problem,
@@ -135,8 +152,9 @@ class Database:
     def write(self, change: Change, applied: Callable[[Any], object] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.
 
-        Concurrent callers share a commit. ``applied`` is called with the result after the commit and before this method returns.
-        A change that raises is rolled back and its error raised here. Raises InfraFailure when the disk fails.
+        Concurrent callers share a commit. ``applied`` is called with the result after the commit and before
+        this method returns. A change that raises is rolled back and its error raised here. Raises
+        InfraFailure when the disk fails.
         """
         if self._closed:
             raise InfraFailure("the memory is closed", code="closed", fix="open it again")
@@ -151,7 +169,15 @@ class Database:
                 batch = [self._pending.get(timeout=None if self.failure is None else PROBE_S)]
             except queue.Empty:  # write after a failure of the disk, so that it ends without a caller's write
                 if self.failure is not None and self.failure.code != DAMAGED:
-                    self._commit([(lambda db: db.execute("UPDATE facts SET value = value WHERE name = 'name'"), Future(), None)])
+                    self._commit(
+                        [
+                            (
+                                lambda db: db.execute("UPDATE facts SET value = value WHERE name = 'name'"),
+                                Future(),
+                                None,
+                            )
+                        ]
+                    )
                 continue
             while len(batch) < MAX_BATCH:
                 try:
@@ -176,7 +202,8 @@ class Database:
                     raise
                 except Exception as error:
                     self._writer.execute("ROLLBACK TO change")
-                    done.set_exception(self._failed(error) if type(error) is sqlite3.DatabaseError else error)  # damaged
+                    # Damaged
+                    done.set_exception(self._failed(error) if type(error) is sqlite3.DatabaseError else error)
                 self._writer.execute("RELEASE change")
             self._writer.execute("COMMIT")
             self.commits += 1
@@ -189,7 +216,9 @@ class Database:
                     done.set_exception(failure)
             return
         # Damage lasts, and so does a full disk on which only little fitted.
-        lasts = self.failure and (self.failure.code == DAMAGED or (self.failure.code == NO_SPACE and not has_space(self.path)))
+        lasts = self.failure and (
+            self.failure.code == DAMAGED or (self.failure.code == NO_SPACE and not has_space(self.path))
+        )
         if self.failure and not lasts:
             log.warning("the memory %s can be written again", self.path)
             self.failure = None
@@ -206,7 +235,9 @@ class Database:
         if isinstance(error, InfraFailure):
             return error
         if not isinstance(error, sqlite3.Error | OSError):
-            return InfraFailure(f"writing to {self.path} failed: {error}", code="write_failed", fix="see the log of the shard")
+            return InfraFailure(
+                f"writing to {self.path} failed: {error}", code="write_failed", fix="see the log of the shard"
+            )
         failure = disk_failure(self.path, error)
         if self.failure is None or self.failure.code != failure.code:
             log.critical("%s", failure)
@@ -215,7 +246,10 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A connection that reads committed data without waiting for the writer. Raises InfraFailure for damage."""
+        """A connection that reads committed data without waiting for the writer.
+
+        Raises InfraFailure for damage.
+        """
         try:
             connection = self._readers.get_nowait()
         except queue.Empty:
@@ -255,7 +289,9 @@ class Database:
         while not self._pending.empty():
             item = self._pending.get_nowait()
             if item is not None:
-                item[1].set_exception(InfraFailure("the memory is closed", code="closed", fix="open it again"))
+                item[1].set_exception(
+                    InfraFailure("the memory is closed", code="closed", fix="open it again")
+                )
         while not self._readers.empty():
             self._readers.get_nowait().close()
         self._writer.close()

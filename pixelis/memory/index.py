@@ -1,6 +1,8 @@
-"""The vector index of one shard: nearest-neighbour search with FAISS, derived from the database when a shard opens.
+"""The vector index of one shard: nearest-neighbour search with FAISS, derived from the database when a shard
+opens.
 
-Search is exact, except that ``hnsw`` and ``ivf`` search an approximate index of the vectors a shard opens with if these are many.
+Search is exact, except that ``hnsw`` and ``ivf`` search an approximate index of the vectors a shard opens
+with if these are many.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ try:
     import faiss as _faiss
 except ImportError:
     raise MissingDependency(
-        "the memory needs FAISS, which is not installed", fix=f"{install_extra('cpu')}; with a GPU: {install_extra('gpu')}"
+        "the memory needs FAISS, which is not installed",
+        fix=f"{install_extra('cpu')}; with a GPU: {install_extra('gpu')}",
     ) from None
 faiss: Any = _faiss
 """The type stubs of FAISS are incomplete."""
@@ -92,7 +95,9 @@ class Exact:
 
 
 class GpuExact(Exact):
-    """Exhaustive search of a copy on a GPU, which is made anew after removals: FAISS cannot remove from a GPU index."""
+    """Exhaustive search of a copy on a GPU, which is made anew after removals: FAISS cannot remove from a GPU
+    index.
+    """
 
     def __init__(self, width: int, metric: int):
         super().__init__(width, metric)
@@ -117,7 +122,9 @@ class GpuExact(Exact):
 
 
 class Approximate:
-    """A graph (``hnsw``) or inverted lists (``ivf``), built once. Removed vectors stay in it, but in no result.
+    """A graph (``hnsw``) or inverted lists (``ivf``), built once.
+
+    Removed vectors stay in it, but in no result.
 
     ``rows`` are in ascending order.
     """
@@ -185,13 +192,17 @@ class Index:
             self.exact.add(np.asarray(rows, np.int64), vectors)
 
     def build(self) -> None:
-        """Move the vectors added so far to an approximate index if ``config.index`` asks for one and they are many."""
+        """Move the vectors added so far to an approximate index if ``config.index`` asks for one and they are
+        many.
+        """
         with self._lock:
             if self.config.index == "flat" or len(self.exact) <= MAX_EXACT:
                 return
             threads = faiss.omp_get_max_threads()
             faiss.omp_set_num_threads(os.cpu_count() or 1)  # the shard cannot serve before it ends
-            self.approximate = Approximate(self.config, self.exact.rows[: len(self.exact)], self.exact.vectors)
+            self.approximate = Approximate(
+                self.config, self.exact.rows[: len(self.exact)], self.exact.vectors
+            )
             faiss.omp_set_num_threads(threads)
             self.exact = self._new_exact()
 
@@ -203,13 +214,17 @@ class Index:
                     self.approximate.remove(row)
 
     def search(self, vectors: np.ndarray, k: int) -> Neighbours:
-        """The ``k`` nearest rows of each of ``vectors`` [n, width] and their similarities: cosine or negative distance."""
+        """The ``k`` nearest rows of each of ``vectors`` [n, width] and their similarities: cosine or negative
+        distance.
+        """
         vectors = self._prepare(vectors)
         with self._lock:
             scores, rows = self.exact.search(vectors, k)
             if self.approximate:
                 more = self.approximate.search(vectors, k)
-                scores, rows = (np.concatenate(pair, axis=1) for pair in zip((scores, rows), more, strict=True))
+                scores, rows = (
+                    np.concatenate(pair, axis=1) for pair in zip((scores, rows), more, strict=True)
+                )
         if self.config.metric == "cosine":
             similarities = np.clip(scores, -1, 1)
         else:

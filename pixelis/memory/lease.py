@@ -33,8 +33,8 @@ SIZE = 512
 class Lease:
     """The lease of a folder, held until ``release``.
 
-    Raises InfraFailure ``locked`` if another process keeps it for ``wait_s`` seconds on this machine, or has it on another one;
-    OSError.
+    Raises InfraFailure ``locked`` if another process keeps it for ``wait_s`` seconds on this machine, or has
+    it on another one; OSError.
     """
 
     def __init__(self, folder: Path, wait_s: float):
@@ -54,7 +54,9 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise InfraFailure ``locked`` if the folder has another owner; reads the file only if the last beat is late."""
+        """Raise InfraFailure ``locked`` if the folder has another owner; reads the file only if the last beat
+        is late.
+        """
         if not self.lost and time.monotonic() - self.beat_at > LEASE_S / 2:
             self.lost = self._read().get("owner") != self.owner
         if self.lost:
@@ -84,11 +86,17 @@ class Lease:
     def _watch(self) -> None:
         """Wait until the owner on another machine, if there is one, has not beaten for LEASE_S seconds."""
         first, deadline = self._read(), time.monotonic() + LEASE_S
-        while first and first.get("boot") != boot_id():  # on this machine the lock has shown that the owner is gone
+        # On this machine the lock has shown that the owner is gone
+        while first and first.get("boot") != boot_id():
             if self._read() != first:
                 raise self._locked(self._read())
             if time.monotonic() > deadline:
-                log.warning("%s: process %s on %s is gone, taking over", self.path, first.get("pid"), first.get("host"))
+                log.warning(
+                    "%s: process %s on %s is gone, taking over",
+                    self.path,
+                    first.get("pid"),
+                    first.get("host"),
+                )
                 return
             time.sleep(POLL_S)
 
@@ -105,13 +113,22 @@ class Lease:
 
     def _write(self) -> None:
         self.count += 1
-        lease = {"owner": self.owner, "host": socket.gethostname(), "pid": os.getpid(), "boot": boot_id(), "count": self.count}
+        lease = {
+            "owner": self.owner,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "boot": boot_id(),
+            "count": self.count,
+        }
         os.pwrite(self._file, json.dumps(lease).encode().ljust(SIZE), 0)
         os.fdatasync(self._file)  # a shared file system sends it now
         self.beat_at = time.monotonic()
 
     def _read(self) -> dict[str, Any]:
-        """The lease in the file; empty if there is none. The file is opened anew, as shared file systems require."""
+        """The lease in the file; empty if there is none.
+
+        The file is opened anew, as shared file systems require.
+        """
         try:
             lease = json.loads(self.path.read_bytes())
         except (OSError, ValueError):

@@ -36,7 +36,9 @@ SCHEMA = pyarrow.schema(
     ],
     metadata={b"format": FORMAT},
 )
-"""``experience`` is the whole record as JSON and the only column that is read back; the others are for queries."""
+"""``experience`` is the whole record as JSON and the only column that is read back; the others are for
+queries.
+"""
 
 
 @dataclass(slots=True)
@@ -76,13 +78,22 @@ def _row(entry: Entry) -> dict[str, object]:
 
 
 def read(path: str | os.PathLike[str], rows: int = 500) -> Iterator[list[Entry]]:
-    """Read chunks of at most ``rows``; every record is validated. Raises BadInput for a file that ``write`` did not create."""
+    """Read chunks of at most ``rows``; every record is validated.
+
+    Raises BadInput for a file that ``write`` did not create.
+    """
     if not Path(path).is_file():
         raise MissingFile(f"there is no file {path}", fix="pass a Parquet file exported from a memory")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if (file.schema_arrow.metadata or {}).get(b"format") != FORMAT or not file.schema_arrow.equals(SCHEMA):
-                raise BadInput(f"{path} contains no experiences", code="bad_schema", fix="pass a file exported from a memory")
+            if (file.schema_arrow.metadata or {}).get(b"format") != FORMAT or not file.schema_arrow.equals(
+                SCHEMA
+            ):
+                raise BadInput(
+                    f"{path} contains no experiences",
+                    code="bad_schema",
+                    fix="pass a file exported from a memory",
+                )
             for batch in file.iter_batches(rows, columns=["experience", "vector", "pictures"]):
                 yield [
                     Entry(

@@ -24,7 +24,8 @@ SEQS = "seq IN (SELECT value FROM json_each(?))"
 EXPERIENCES = f"experiences WHERE {SEQS} AND {intact('experiences')}"
 VECTORS = f"vectors WHERE {SEQS} AND {intact('vectors')}"
 PICTURES = (
-    f"experience_pictures JOIN pictures USING (hash) WHERE {SEQS} AND {intact('experience_pictures')} AND {intact('pictures')}"
+    f"experience_pictures JOIN pictures USING (hash) WHERE {SEQS} AND "
+    f"{intact('experience_pictures')} AND {intact('pictures')}"
 )
 """Intact rows of the experiences whose numbers are in a JSON list."""
 
@@ -39,7 +40,9 @@ def experience(row: Row) -> Experience:
     _, status, priority, retrievals, successes, feedback, record = row
     current = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
     stored = Experience.model_validate_json(record)
-    return stored.model_copy(update={**current, "feedback": [Feedback.model_validate(entry) for entry in json.loads(feedback)]})
+    return stored.model_copy(
+        update={**current, "feedback": [Feedback.model_validate(entry) for entry in json.loads(feedback)]}
+    )
 
 
 class Rows:
@@ -51,7 +54,9 @@ class Rows:
     def experiences(self, seqs: Sequence[int], columns: str = f"seq, {COLUMNS}") -> Iterator[tuple[Any, Any]]:
         """The first of ``columns``, and the others as a tuple, in any order."""
         for start in range(0, len(seqs), CHUNK):
-            for first, *rest in self._read(f"SELECT {columns} FROM {EXPERIENCES}", seqs[start : start + CHUNK]):
+            for first, *rest in self._read(
+                f"SELECT {columns} FROM {EXPERIENCES}", seqs[start : start + CHUNK]
+            ):
                 yield first, tuple(rest)
 
     def pictures(self, seqs: Sequence[int]) -> dict[int, dict[str, bytes]]:
@@ -81,21 +86,32 @@ class Rows:
         at, id = after or (float("inf"), "")
         condition, values = _is_of(user)
         query = (
-            f"SELECT created_at, {COLUMNS} FROM experiences WHERE (created_at < ? OR created_at = ? AND id > ?) AND {condition} "
+            f"SELECT created_at, {COLUMNS} FROM experiences WHERE (created_at < ? OR created_at = ? AND id "
+            f"> ?) AND {condition} "
             f"AND {intact('experiences')} ORDER BY created_at DESC, id LIMIT ?"
         )
         with self.database.read() as db:
-            return [(row[0], row[1:]) for row in db.execute(query, [at, at, id, *values, max(0, limit)]).fetchall()]
+            return [
+                (row[0], row[1:])
+                for row in db.execute(query, [at, at, id, *values, max(0, limit)]).fetchall()
+            ]
 
     def matching(self, user: str | None, words: Sequence[str]) -> set[str]:
-        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words`` (case-folded beginnings of words)."""
+        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words`` (case-folded
+        beginnings of words).
+        """
         condition, values = _is_of(user)
         query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
         with self.database.read() as db:
             texts = {
-                id: WORD.findall(f"{question} {answer or ''}".casefold()) for id, question, answer in db.execute(query, values)
+                id: WORD.findall(f"{question} {answer or ''}".casefold())
+                for id, question, answer in db.execute(query, values)
             }
-        return {id for id, own in texts.items() if all(any(other.startswith(word) for other in own) for word in words)}
+        return {
+            id
+            for id, own in texts.items()
+            if all(any(other.startswith(word) for other in own) for word in words)
+        }
 
     def _read(self, query: str, seqs: Sequence[int]) -> list[Any]:
         """The intact rows of a query about these numbers, read one by one if reading them together fails."""

@@ -31,7 +31,9 @@ def damaged(db: sqlite3.Connection) -> str:
 
 @dataclass(slots=True)
 class Salvage:
-    """Numbers of experiences copied and lost, and the ids of those lost (if readable) or copied without a part."""
+    """Numbers of experiences copied and lost, and the ids of those lost (if readable) or copied without a
+    part.
+    """
 
     experiences: int = 0
     lost: int = 0
@@ -50,7 +52,12 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvage:
         for (rowid,) in list(_read(source, f"SELECT rowid FROM pictures {way}")):
             for row in _intact(source, "pictures", "rowid = ?", rowid):
                 _insert(target, "pictures", row)
-    ways = ["experiences NOT INDEXED ORDER BY seq", "experiences NOT INDEXED ORDER BY seq DESC", "vectors", "experience_pictures"]
+    ways = [
+        "experiences NOT INDEXED ORDER BY seq",
+        "experiences NOT INDEXED ORDER BY seq DESC",
+        "vectors",
+        "experience_pictures",
+    ]
     ways += [f"experiences INDEXED BY {index}" for index in ("by_time", "by_user", "by_priority")]
     seqs = {seq for way in ways for (seq,) in _read(source, f"SELECT seq FROM {way}") if isinstance(seq, int)}
     named: dict[int, set[str]] = {}
@@ -60,7 +67,9 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvage:
         experience = next(_intact(source, "experiences", "seq = ?", seq), None)
         if experience is None:
             result.lost += 1
-            result.lost_ids += [id for (id,) in _read(source, "SELECT id FROM experiences WHERE seq = ?", seq)]
+            result.lost_ids += [
+                id for (id,) in _read(source, "SELECT id FROM experiences WHERE seq = ?", seq)
+            ]
             continue
         id = experience[1]
         _insert(target, "experiences", experience)
@@ -70,7 +79,9 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvage:
             _insert(target, "vectors", row)
         if len(vectors) != len(stored):
             result.without_vector.append(id)
-        names = {name for _, name, *_ in _all(source, "experience_pictures", "seq = ?", seq)} | named.get(seq, set())
+        names = {name for _, name, *_ in _all(source, "experience_pictures", "seq = ?", seq)} | named.get(
+            seq, set()
+        )
         for row in _intact(source, "experience_pictures", "seq = ?", seq):
             if target.execute("SELECT 1 FROM pictures WHERE hash = ?", (row[2],)).fetchone():
                 _insert(target, "experience_pictures", row)

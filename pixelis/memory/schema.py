@@ -1,6 +1,7 @@
 """The tables of a shard's file, and the checksums of their rows.
 
-A picture is stored once, under the hash of its bytes, however many experiences show it. It is deleted with the last of them.
+A picture is stored once, under the hash of its bytes, however many experiences show it. It is deleted with
+the last of them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,25 @@ from typing import Any
 
 SCHEMA = 3
 CHECKED = {
-    "experiences": ("id", "created_at", "user", "status", "priority", "retrievals", "successes", "feedback", "record"),
+    "experiences": (
+        "id",
+        "created_at",
+        "user",
+        "status",
+        "priority",
+        "retrievals",
+        "successes",
+        "feedback",
+        "record",
+    ),
     "vectors": ("seq", "vector"),
     "experience_pictures": ("seq", "name", "hash"),
     "facts": ("name", "value"),
 }
-"""Tables whose rows have a ``checksum``, and the columns that it covers. The hash of a row of ``pictures`` is its checksum."""
+"""Tables whose rows have a ``checksum``, and the columns that it covers.
+
+The hash of a row of ``pictures`` is its checksum.
+"""
 NUMBERS = {"seq", "created_at", "priority", "retrievals", "successes"}
 
 
@@ -44,7 +58,11 @@ def checksum(columns: tuple[str, ...], row: str = "") -> str:
 
 def intact(table: str) -> str:
     """The SQL condition that a row of ``pictures`` or a ``CHECKED`` table is as it was written."""
-    return "hash IS content_hash(CAST(png AS BLOB))" if table == "pictures" else f"checksum IS {checksum(CHECKED[table])}"
+    return (
+        "hash IS content_hash(CAST(png AS BLOB))"
+        if table == "pictures"
+        else f"checksum IS {checksum(CHECKED[table])}"
+    )
 
 
 TABLES = f"""
@@ -77,7 +95,9 @@ CREATE TRIGGER experience_picture_deleted AFTER DELETE ON experience_pictures
 
 
 def prepare(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Give a connection the hash functions; damaged text is returned with replacement characters instead of raising."""
+    """Give a connection the hash functions; damaged text is returned with replacement characters instead of
+    raising.
+    """
     connection.create_function("digest", -1, digest, deterministic=True)
     connection.create_function("content_hash", 1, content_hash, deterministic=True)
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
@@ -92,11 +112,16 @@ def create(db: sqlite3.Connection) -> None:
 
 def set_fact(db: sqlite3.Connection, name: str, value: str) -> None:
     """Set a fact about the shard."""
-    db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, digest(name.encode(), value.encode())))
+    db.execute(
+        "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, digest(name.encode(), value.encode()))
+    )
 
 
 def add_picture(db: sqlite3.Connection, seq: int, name: str, hash: bytes, png: bytes) -> None:
     """Store a picture of an experience, unless it is stored; a damaged copy of it is replaced."""
     known = "ON CONFLICT (hash) DO UPDATE SET png = excluded.png WHERE png IS NOT excluded.png"
     db.execute(f"INSERT INTO pictures VALUES (?, ?) {known}", (hash, png))
-    db.execute("INSERT INTO experience_pictures VALUES (?, ?, ?, ?)", (seq, name, hash, digest(seq, name.encode(), hash)))
+    db.execute(
+        "INSERT INTO experience_pictures VALUES (?, ?, ?, ?)",
+        (seq, name, hash, digest(seq, name.encode(), hash)),
+    )

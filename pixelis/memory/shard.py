@@ -83,7 +83,8 @@ class Shard:
         """Finish pending writes and unlock the folder."""
         self.database.close()
 
-    # --- adding and searching -----------------------------------------------------------------------------------------------
+    # --- adding and searching
+    # -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -91,7 +92,8 @@ class Shard:
     def add(self, entries: Sequence[Entry]) -> list[bool]:
         """Store entries on disk; returns True for each new entry, False for each existing id.
 
-        A full shard evicts the oldest (or lowest-priority) experiences. Raises BadInput for an invalid vector; nothing is stored.
+        A full shard evicts the oldest (or lowest-priority) experiences. Raises BadInput for an invalid
+        vector; nothing is stored.
         """
         if not entries:
             return []
@@ -105,7 +107,9 @@ class Shard:
             (
                 entry,
                 entry.experience.model_dump_json(exclude={"feedback"}),
-                [(name, content_hash(png), png) for name, png in entry.pictures.items()] if self.config.pictures else [],
+                [(name, content_hash(png), png) for name, png in entry.pictures.items()]
+                if self.config.pictures
+                else [],
             )
             for entry in entries
         ]
@@ -115,14 +119,21 @@ class Shard:
             withdrawn = _withdrawn(db)
             (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
             for entry, record, pictures in records:
-                known = db.execute("SELECT 1 FROM experiences WHERE id = ?", (entry.experience.id,)).fetchone()
+                known = db.execute(
+                    "SELECT 1 FROM experiences WHERE id = ?", (entry.experience.id,)
+                ).fetchone()
                 new.append(not known)
                 if known:
                     continue
                 over = count + 1 - self.capacity
                 if over > 0:
                     order = "priority, seq" if self.config.evict == "priority" else "seq"
-                    victims = [seq for (seq,) in db.execute(f"SELECT seq FROM experiences ORDER BY {order} LIMIT ?", (over,))]
+                    victims = [
+                        seq
+                        for (seq,) in db.execute(
+                            f"SELECT seq FROM experiences ORDER BY {order} LIMIT ?", (over,)
+                        )
+                    ]
                     db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq in victims])
                     evicted += victims
                     count -= len(victims)
@@ -155,18 +166,24 @@ class Shard:
         if self._index is not None:
             self._index.remove(rows)
 
-    def search(self, vectors: np.ndarray, k: int, user: str | None = None, text: str = "") -> list[list[tuple[str, float]]]:
-        """Ids and similarities of the at most ``k`` nearest neighbours of each of ``vectors`` [n, d], best first.
+    def search(
+        self, vectors: np.ndarray, k: int, user: str | None = None, text: str = ""
+    ) -> list[list[tuple[str, float]]]:
+        """Ids and similarities of the at most ``k`` nearest neighbours of each of ``vectors`` [n, d], best
+        first.
 
-        Similarity is the cosine, or the negative distance for other metrics. ``user``, as in ``list_rows``, leaves out the
-        experiences of others; ``text`` those that lack one of its words, or beginnings of words, in question and answer.
+        Similarity is the cosine, or the negative distance for other metrics. ``user``, as in ``list_rows``,
+        leaves out the experiences of others; ``text`` those that lack one of its words, or beginnings of
+        words, in question and answer.
         """
         words = WORD.findall(text.casefold())
         if user is None and not words:
             return self._nearest(vectors, k)
         wanted, breadth = self.stored.matching(user, words), k
         while True:  # the index knows neither users nor words: search wider until enough of the nearest match
-            near = [[pair for pair in line if pair[0] in wanted][:k] for line in self._nearest(vectors, breadth)]
+            near = [
+                [pair for pair in line if pair[0] in wanted][:k] for line in self._nearest(vectors, breadth)
+            ]
             if breadth >= len(self._rows) or all(len(line) >= min(k, len(wanted)) for line in near):
                 return near
             breadth *= 4
@@ -178,11 +195,16 @@ class Shard:
         scores, rows = index.search(vectors, min(k, len(index)))
         out = []
         for similarities, line in zip(scores.tolist(), rows.tolist(), strict=True):
-            named = ((self._ids.get(row), similarity) for similarity, row in zip(similarities, line, strict=True) if row >= 0)
+            named = (
+                (self._ids.get(row), similarity)
+                for similarity, row in zip(similarities, line, strict=True)
+                if row >= 0
+            )
             out.append([(name, similarity) for name, similarity in named if name is not None])
         return out
 
-    # --- reading ------------------------------------------------------------------------------------------------------------
+    # --- reading
+    # ------------------------------------------------------------------------------------------------------------
 
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
         """The stored rows of these ids in order; None for an unknown id and for a damaged row."""
@@ -195,7 +217,9 @@ class Shard:
         (row,) = self.rows([id])
         if row is None and id in self._rows:
             raise DataFailure(
-                f"the experience {id} is damaged on disk", code="damaged", fix="repair it from an export: docs/memory.md"
+                f"the experience {id} is damaged on disk",
+                code="damaged",
+                fix="repair it from an export: docs/memory.md",
             )
         return row
 
@@ -208,8 +232,11 @@ class Shard:
         seq = self._rows.get(id)
         return {} if seq is None else self.stored.pictures([seq]).get(seq, {})
 
-    def list_rows(self, limit: int, after: Place | None = None, user: str | None = None) -> list[tuple[float, Row]]:
-        """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of ``user``.
+    def list_rows(
+        self, limit: int, after: Place | None = None, user: str | None = None
+    ) -> list[tuple[float, Row]]:
+        """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of
+        ``user``.
 
         A ``user`` that ends in a dot stands for all that begin with it.
         """
@@ -220,21 +247,27 @@ class Shard:
         return [experience(row) for _, row in self.list_rows(limit, after, user)]
 
     def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> KeyedIds:
-        """Keys and ids of at most ``n`` experiences, of a status if given, drawn by weight, without replacement.
+        """Keys and ids of at most ``n`` experiences, of a status if given, drawn by weight, without
+        replacement.
 
         Weight: the priority, times .7 + .3 success rate if retrieved before. Keys are exponential arrival
         times with the weights as rates, so the smallest keys of several shards are a sample over all of them.
         Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir (2006).
         """
         with self.database.read() as db:
-            chosen = "SELECT id, priority, retrievals, successes FROM experiences WHERE ? IS NULL OR status = ? ORDER BY seq"
+            chosen = (
+                "SELECT id, priority, retrievals, successes FROM experiences WHERE ? IS NULL OR "
+                "status = ? ORDER BY seq"
+            )
             rows = db.execute(chosen, (status, status)).fetchall()
         if not rows or n < 1:
             return []
         names, *columns = zip(*rows, strict=True)
         priorities, retrievals, successes = (np.asarray(column, float) for column in columns)
         rate = successes / np.maximum(retrievals, 1)
-        times = rng.exponential(size=len(names)) / np.where(retrievals > 0, priorities * (0.7 + 0.3 * rate), priorities)
+        times = rng.exponential(size=len(names)) / np.where(
+            retrievals > 0, priorities * (0.7 + 0.3 * rate), priorities
+        )
         first = np.argsort(times, kind="stable")[:n]
         return [(float(times[i]), names[i]) for i in first]
 
@@ -253,10 +286,13 @@ class Shard:
         """Counts, means and sizes, as plain values."""
         with self.database.read() as db:
             size, priority, retrievals, successes, newest, oldest = db.execute(
-                "SELECT count(*), avg(priority), sum(retrievals), sum(successes), max(created_at), min(created_at) "
+                "SELECT count(*), avg(priority), sum(retrievals), sum(successes), max(created_at), "
+                "min(created_at) "
                 "FROM experiences"
             ).fetchone()
-            (added,) = db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'experiences'").fetchone()
+            (added,) = db.execute(
+                "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'experiences'"
+            ).fetchone()
         index = self._index
         return {
             "size": size,
@@ -276,7 +312,8 @@ class Shard:
             "damaged": self.damaged,
         }
 
-    # --- retrievals, feedback, withdrawals ------------------------------------------------------------------------------
+    # --- retrievals, feedback, withdrawals
+    # ------------------------------------------------------------------------------
 
     def retrieved(self, retrieval: str, ids: Sequence[str]) -> None:
         """Count a retrieval of these experiences, once per retrieval id."""
@@ -288,7 +325,9 @@ class Shard:
         self.database.write(change)
 
     def succeeded(self, retrieval: str, ids: Sequence[str]) -> int:
-        """Count a successful retrieval of these experiences, once per retrieval id; returns the number counted."""
+        """Count a successful retrieval of these experiences, once per retrieval id; returns the number
+        counted.
+        """
 
         def change(db: sqlite3.Connection) -> int:
             result = 0
@@ -305,7 +344,8 @@ class Shard:
     def feedback(self, id: str, feedback: Feedback) -> Experience:
         """Add feedback; exact duplicates are ignored.
 
-        Raises BadInput ``unknown_experience``, and ``feedback_full`` for an experience that has MAX_FEEDBACK entries.
+        Raises BadInput ``unknown_experience``, and ``feedback_full`` for an experience that has MAX_FEEDBACK
+        entries.
         """
         entry = feedback.model_dump(mode="json")
 
@@ -321,7 +361,9 @@ class Shard:
                         code="feedback_full",
                         fix="delete the experience if its answer is wrong",
                     )
-                db.execute("UPDATE experiences SET feedback = ? WHERE id = ?", (json.dumps([*existing, entry]), id))
+                db.execute(
+                    "UPDATE experiences SET feedback = ? WHERE id = ?", (json.dumps([*existing, entry]), id)
+                )
 
         self.database.write(change)
         (updated,) = self.get([id])
@@ -351,14 +393,22 @@ class Shard:
         return self.database.write(change)
 
     def learnt(self, ids: Sequence[str]) -> int:
-        """Give pending experiences of which an update was made the status ``processed``; returns their number."""
-        mark = "UPDATE experiences SET status = 'processed' WHERE status = 'pending' AND id IN (SELECT value FROM json_each(?))"
+        """Give pending experiences of which an update was made the status ``processed``; returns their
+        number.
+        """
+        mark = (
+            "UPDATE experiences SET status = 'processed' WHERE status = 'pending' AND id IN (SELECT "
+            "value FROM json_each(?))"
+        )
         return self.database.write(lambda db: db.execute(mark, (json.dumps(list(ids)),)).rowcount)
 
-    # --- deleting -----------------------------------------------------------------------------------------------------------
+    # --- deleting
+    # -----------------------------------------------------------------------------------------------------------
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete experiences with their vectors and pictures, leaving no traces in the files; returns the number deleted."""
+        """Delete experiences with their vectors and pictures, leaving no traces in the files; returns the
+        number deleted.
+        """
         return len(self._delete("id IN (SELECT value FROM json_each(?))", json.dumps(list(ids))))
 
     def delete_user(self, user: str) -> Ids:
@@ -366,13 +416,25 @@ class Shard:
         return self._delete("user = ?", user)
 
     def prune(self, now: float) -> Ids:
-        """Delete experiences older than ``retention_days``; returns their ids and adds a line to ``pruning.jsonl``."""
+        """Delete experiences older than ``retention_days``; returns their ids and adds a line to
+        ``pruning.jsonl``.
+        """
         before = now - self.config.retention_days * DAY
         pruned = self._delete("created_at < ?", before, copies_before=before)
-        self.database.write(lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,)))
+        self.database.write(
+            lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,))
+        )
         if pruned:
-            line = {"time": now, "retention_days": self.config.retention_days, "count": len(pruned), "ids": pruned}
-            with disk_failures(self.folder), open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file:
+            line = {
+                "time": now,
+                "retention_days": self.config.retention_days,
+                "count": len(pruned),
+                "ids": pruned,
+            }
+            with (
+                disk_failures(self.folder),
+                open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file,
+            ):
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -380,19 +442,25 @@ class Shard:
 
     def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> Ids:
         def change(db: sqlite3.Connection) -> SeqIds:
-            victims = db.execute(f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)).fetchall()
+            victims = db.execute(
+                f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)
+            ).fetchall()
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
-        victims = self.database.write(change, lambda victims: self._apply_removed([seq for seq, _ in victims]))
+        victims = self.database.write(
+            change, lambda victims: self._apply_removed([seq for seq, _ in victims])
+        )
         if victims:
             self.database.forget()
-        for copy in self.folder.glob("damaged-*"):  # a damaged file may have what is deleted, and what nobody can name any more
+        # A damaged file may have what is deleted, and what nobody can name any more
+        for copy in self.folder.glob("damaged-*"):
             if victims or copy.stat().st_mtime < copies_before:
                 copy.unlink()
         return [name for _, name in victims]
 
-    # --- export, import -----------------------------------------------------------------------------------------------------
+    # --- export, import
+    # -----------------------------------------------------------------------------------------------------
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write all experiences to a Parquet file; returns their number."""
@@ -403,7 +471,9 @@ class Shard:
 
         ``accepts`` tells whether an id belongs to this shard. Raises BadInput for another kind of file.
         """
-        return sum(sum(self.add([e for e in entries if accepts(e.experience.id)])) for entries in portable.read(path))
+        return sum(
+            sum(self.add([e for e in entries if accepts(e.experience.id)])) for entries in portable.read(path)
+        )
 
 
 def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[int]) -> int:
@@ -412,7 +482,8 @@ def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[in
     feedback = json.dumps([f.model_dump(mode="json") for f in x.feedback])
     status = "failed" if x.policy_version in withdrawn else x.status
     row = db.execute(
-        "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, record) "
+        "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, "
+        "record) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (x.id, x.created_at, x.user, status, x.priority, x.retrievals, x.successes, feedback, record),
     ).lastrowid
@@ -441,5 +512,7 @@ def unknown(id: str) -> BadInput:
 
 
 def _count_retrieval(db: sqlite3.Connection, row: int, retrieval: str) -> None:
-    if db.execute("INSERT OR IGNORE INTO retrievals VALUES (?, ?, 0, ?)", (row, retrieval, time.time())).rowcount:
+    if db.execute(
+        "INSERT OR IGNORE INTO retrievals VALUES (?, ?, 0, ?)", (row, retrieval, time.time())
+    ).rowcount:
         db.execute("UPDATE experiences SET retrievals = retrievals + 1 WHERE seq = ?", (row,))

@@ -1,4 +1,6 @@
-"""pixelis-nano: a vision-language model with a production architecture that trains on two CPU cores in minutes."""
+"""pixelis-nano: a vision-language model with a production architecture that trains on two CPU cores in
+minutes.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The architecture of pixelis-nano: tiny configurations of transformers classes, which load like the large models."""
+"""The architecture of pixelis-nano: tiny configurations of transformers classes, which load like the large
+models.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,11 @@ SIZES = {
 """Sizes of the packaged model: a 64 x 64 view has 16 image tokens."""
 
 
-def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed: int = 0, **sizes: int) -> PreTrainedModel:
-    """Build a randomly initialised fp32 model on the CPU: Qwen3-VL (packaged), Qwen2.5-VL or Qwen2-VL, untied embeddings.
+def build(
+    tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed: int = 0, **sizes: int
+) -> PreTrainedModel:
+    """Build a randomly initialised fp32 model on the CPU: Qwen3-VL (packaged), Qwen2.5-VL or Qwen2-VL, untied
+    embeddings.
 
     `sizes` overrides entries of SIZES. Raises BadInput for an unknown family or size.
     """
@@ -54,15 +59,20 @@ def build(tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed:
     model = kind._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     if family in ("qwen3_vl", "qwen3_vl_moe"):
         with torch.no_grad():
-            model.model.visual.pos_embed.weight.copy_(_grid_waves(size["view"] // size["patch"], size["vision_hidden"]))
+            model.model.visual.pos_embed.weight.copy_(
+                _grid_waves(size["view"] // size["patch"], size["vision_hidden"])
+            )
     model.config.pixelis_nano = True
     text = model.config.get_text_config()
-    model.generation_config.eos_token_id, model.generation_config.pad_token_id = text.eos_token_id, text.pad_token_id
+    model.generation_config.eos_token_id = text.eos_token_id
+    model.generation_config.pad_token_id = text.pad_token_id
     model.generation_config.do_sample = False
     return model
 
 
-def _configuration(tokenizer: PreTrainedTokenizerBase, family: Family, size: Mapping[str, int]) -> tuple[Any, Any]:
+def _configuration(
+    tokenizer: PreTrainedTokenizerBase, family: Family, size: Mapping[str, int]
+) -> tuple[Any, Any]:
     """The model class of a family and its configuration."""
     import transformers
 
@@ -78,13 +88,18 @@ def _configuration(tokenizer: PreTrainedTokenizerBase, family: Family, size: Map
         return transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**text, head_dim=2 * half)
     rope |= sections
     if family == "qwen2_5_vl":
-        kinds: tuple[Any, Any] = (transformers.Qwen2_5_VLForConditionalGeneration, transformers.Qwen2_5_VLConfig)
+        kinds: tuple[Any, Any] = (
+            transformers.Qwen2_5_VLForConditionalGeneration,
+            transformers.Qwen2_5_VLConfig,
+        )
         vision |= {"window_size": 112, "fullatt_block_indexes": list(range(size["vision_layers"]))}
     elif family == "qwen2_vl":
         kinds = (transformers.Qwen2VLForConditionalGeneration, transformers.Qwen2VLConfig)
         ratio = size["vision_feedforward"] // size["vision_hidden"]
         vision |= {"embed_dim": size["vision_hidden"], "hidden_size": size["hidden"], "mlp_ratio": ratio}
-        vision = {key: value for key, value in vision.items() if key not in ("intermediate_size", "out_hidden_size")}
+        vision = {
+            key: value for key, value in vision.items() if key not in ("intermediate_size", "out_hidden_size")
+        }
     else:
         kinds = (transformers.Qwen3VLForConditionalGeneration, transformers.Qwen3VLConfig)
         if family == "qwen3_vl_moe":

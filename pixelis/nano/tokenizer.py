@@ -1,8 +1,9 @@
 """The tokenizer of pixelis-nano: byte-level, with one token for each text piece that the agent writes often.
 
-There is no training corpus and there are no merges. A piece in the word list is one token; other text becomes its bytes. Whole
-numbers on the 20/1000 grid (0, 20, ... 1000) are words, so that a coordinate is one token; other numbers are spelt in digits.
-Tags and the fixed parts of a tool call are tokens, so that a zoom takes a dozen tokens.
+There is no training corpus and there are no merges. A piece in the word list is one token; other text becomes
+its bytes. Whole numbers on the 20/1000 grid (0, 20, ... 1000) are words, so that a coordinate is one token;
+other numbers are spelt in digits. Tags and the fixed parts of a tool call are tokens, so that a zoom takes a
+dozen tokens.
 """
 
 from __future__ import annotations
@@ -10,14 +11,48 @@ from __future__ import annotations
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
 BINS = tuple(range(0, 1001, 20))
 """Coordinate values that are one token each."""
 ZOOM_CALL = '{"name":"zoom_in","arguments":{"bbox_2d":['
-TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<answer>", "</answer>")
+TAGS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<answer>",
+    "</answer>",
+)
 PIECES = (
-    *(ZOOM_CALL, '{"name":"', '","arguments":{"', '","arguments":{', 'bbox_2d":[', "]}}", '"}}', "zoom_in", " = zoom_in("),
-    *("read_text", "segment_object_at", "track_object", "get_properties", "img0", *(f"obs{n}" for n in range(1, 9))),
+    *(
+        ZOOM_CALL,
+        '{"name":"',
+        '","arguments":{"',
+        '","arguments":{',
+        'bbox_2d":[',
+        "]}}",
+        '"}}',
+        "zoom_in",
+        " = zoom_in(",
+    ),
+    *(
+        "read_text",
+        "segment_object_at",
+        "track_object",
+        "get_properties",
+        "img0",
+        *(f"obs{n}" for n in range(1, 9)),
+    ),
     *("user\n", "assistant\n", "system\n", "error "),
 )
 _COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
@@ -46,7 +81,9 @@ CHAT_TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
-"""Qwen's chat format without the default system turn; a tool's reply is a user turn in <tool_response> tags."""
+"""Qwen's chat format without the default system turn; a tool's reply is a user turn in <tool_response>
+tags.
+"""
 
 
 def words() -> list[str]:
@@ -60,7 +97,9 @@ def words() -> list[str]:
 
 
 def build_tokenizer(max_length: int = 4096) -> PreTrainedTokenizerFast:
-    """Build the tokenizer from the lists of this module; AutoTokenizer loads the result of its `save_pretrained`."""
+    """Build the tokenizer from the lists of this module; AutoTokenizer loads the result of its
+    `save_pretrained`.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pieces = [piece for word in words() for piece, _ in byte_level.pre_tokenize_str(word)]

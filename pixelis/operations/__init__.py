@@ -41,7 +41,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_OUT_OF_MEMORY = re.compile(r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE
+)
 """Out-of-memory messages of OpenCV, torch, onnxruntime and Python's threads."""
 
 
@@ -84,7 +86,9 @@ def select(names: Iterable[str]) -> list[type[Operation]]:
                 fix=f"did you mean {similar[0]}?" if similar else "choose from " + ", ".join(OPERATIONS),
             )
         if operation.name in selected:
-            raise BadConfig(f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them")
+            raise BadConfig(
+                f"toolbox.operations: two operations are called {operation.name!r}", fix="keep one of them"
+            )
         selected[operation.name] = operation
     return list(selected.values())
 
@@ -94,7 +98,9 @@ def _load_custom(path: str) -> type[Operation]:
     called."""
     result = load_reference(path, "toolbox.operations")
     if not (isinstance(result, type) and issubclass(result, Operation)):
-        raise BadConfig(f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation")
+        raise BadConfig(
+            f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation"
+        )
     problem = ""
     missing = [field for field in ("name", "description", "Arguments") if not getattr(result, field, None)]
     if getattr(result.run, "__func__", None) is Operation.run.__func__:  # type: ignore[attr-defined]
@@ -129,22 +135,32 @@ def execute(
     try:
         operation = operations.get(action.op)
         if operation is None:
-            raise OperationError(f"no operation {action.op[:30]}, use {', '.join(operations)}", code="unknown_op")
+            raise OperationError(
+                f"no operation {action.op[:30]}, use {', '.join(operations)}", code="unknown_op"
+            )
         arguments = operation.check(action.arguments)
         target = scene.target(action.target)
         result = operation.run(arguments, target, scene)
         images = [_image_view(view, target, scene) for view in result.images]
         data = {"op": action.op, "target": action.target, **result.data}
-        return Observation(status="ok", text=result.text, images=images, data=data), [view.pixels for view in result.images]
+        return Observation(status="ok", text=result.text, images=images, data=data), [
+            view.pixels for view in result.images
+        ]
     except (OperationError, BadInput) as error:
         return Observation(status="error", code=error.code, text=error.message), []
-    except Exception as error:  # a broken operation must cost one observation, not the other episodes of this process
+    except (
+        Exception
+    ) as error:  # a broken operation must cost one observation, not the other episodes of this process
         if (cause := _operation_error(error)) is not None:
             return Observation(status="error", code=cause.code, text=cause.message), []
         if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
-            return Observation(status="error", code="out_of_memory", text=f"{action.op} needs too much memory"), []
+            return Observation(
+                status="error", code="out_of_memory", text=f"{action.op} needs too much memory"
+            ), []
         log.exception("operation %s crashed", action.op)
-        return Observation(status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"), []
+        return Observation(
+            status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"
+        ), []
 
 
 def _operation_error(error: BaseException) -> OperationError | None:

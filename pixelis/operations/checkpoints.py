@@ -25,15 +25,22 @@ def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any
     """
     kind = str(read_json(Path(folder) / "config.json", key, folder, fix).get("model_type"))
     if kind not in kinds:
-        raise BadConfig(f"{key}: {folder} holds a model of type {kind!r}", fix="give a checkpoint of type " + ", ".join(kinds))
+        raise BadConfig(
+            f"{key}: {folder} holds a model of type {kind!r}",
+            fix="give a checkpoint of type " + ", ".join(kinds),
+        )
     import torch
     import transformers
 
     try:
-        model, info = getattr(transformers, kinds[kind]).from_pretrained(folder, local_files_only=True, output_loading_info=True)
+        model, info = getattr(transformers, kinds[kind]).from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
     except Exception as error:  # transformers and safetensors raise nearly anything on a damaged checkpoint
         reason = " ".join(str(error).split())[:200]
-        raise BadConfig(f"{key}: {folder} cannot be loaded: {reason}", fix="save the model again with save_pretrained") from error
+        raise BadConfig(
+            f"{key}: {folder} cannot be loaded: {reason}", fix="save the model again with save_pretrained"
+        ) from error
     if missing := info["missing_keys"]:
         raise BadConfig(
             f"{key}: {folder} lacks {len(missing)} weights, such as {min(missing)}",
@@ -65,12 +72,17 @@ def read_json(path: Path, key: str, folder: str, fix: str) -> dict[str, Any]:
     return result
 
 
-def normalised(picture: np.ndarray, size: tuple[int, int], settings: Mapping[str, Any], mean: Any, std: Any) -> Any:
+def normalised(
+    picture: np.ndarray, size: tuple[int, int], settings: Mapping[str, Any], mean: Any, std: Any
+) -> Any:
     """uint8 [H, W, 3] -> float32 tensor [1, 3, *size], resized and normalised by ``settings``, else ``mean``,
     ``std``."""
     import torch
 
     resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
     resized = np.asarray(Image.fromarray(picture).resize(size[::-1], resample), np.float32) / 255
-    mean, std = (np.asarray(settings.get(name, value), np.float32) for name, value in (("image_mean", mean), ("image_std", std)))
+    mean, std = (
+        np.asarray(settings.get(name, value), np.float32)
+        for name, value in (("image_mean", mean), ("image_std", std))
+    )
     return torch.from_numpy(((resized - mean) / std).transpose(2, 0, 1)[None].copy())

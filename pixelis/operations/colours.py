@@ -54,7 +54,9 @@ def codes(lab: np.ndarray) -> np.ndarray:
         ((hue >= 352) & (light < 48), "red"),
     ]
     return np.select(
-        [np.broadcast_to(condition, light.shape) for condition, _ in rules], [_CODE[n] for _, n in rules], _CODE["purple"]
+        [np.broadcast_to(condition, light.shape) for condition, _ in rules],
+        [_CODE[n] for _, n in rules],
+        _CODE["purple"],
     )
 
 
@@ -64,7 +66,9 @@ def name(colour: np.ndarray) -> str:
 
 
 def between(colour: np.ndarray) -> str | None:
-    """The name of the hue that lies within BETWEEN degrees of an sRGB colour and is not its own, else None."""
+    """The name of the hue that lies within BETWEEN degrees of an sRGB colour and is not its own, else
+    None.
+    """
     lab = to_lab(np.asarray(colour, np.uint8).reshape(1, 3))
     chroma, hue = np.hypot(lab[0, 1], lab[0, 2]), np.arctan2(lab[0, 2], lab[0, 1])
     turned = np.concatenate([lab, lab, lab])
@@ -93,4 +97,8 @@ def dominant(colours: np.ndarray) -> tuple[list[int], str, float]:
         close = np.linalg.norm(lab - lab[close].mean(0), axis=1) < 12
         if not close.any():
             close = np.ones(len(lab), bool)
-    return [round(v) for v in colours[close].mean(0).tolist()], NAMES[winner], float(counts[winner] / len(named))
+    return (
+        [round(v) for v in colours[close].mean(0).tolist()],
+        NAMES[winner],
+        float(counts[winner] / len(named)),
+    )

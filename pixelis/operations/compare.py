@@ -10,7 +10,15 @@ from pydantic import Field
 
 from pixelis.errors import OperationError
 from pixelis.operations.geometry import WHOLE, clamp, compose
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
 
@@ -35,8 +43,10 @@ class Compare(Operation):
 
     name = "compare"
     description = (
-        "Compare a region of an image with another region, of the same or another image (other, other_box). Shows both in one "
-        "size and measures the differences in color, structure and size; for regions of one size also where they differ most."
+        "Compare a region of an image with another region, of the same or another image (other, "
+        "other_box). Shows both in one "
+        "size and measures the differences in color, structure and size; for regions of one size also "
+        "where they differ most."
     )
     Arguments = CompareArguments
 
@@ -54,7 +64,9 @@ class Compare(Operation):
         box, other_box = clamp(arguments.box or WHOLE), clamp(arguments.other_box or WHOLE)
         edges, other_edges = target.pixels(box), other.pixels(other_box)
         if (target.root, target.frame, edges) == (other.root, other.frame, other_edges):
-            raise OperationError("this compares a region with itself: give other, or other_box", code="bad_arguments")
+            raise OperationError(
+                "this compares a region with itself: give other, or other_box", code="bad_arguments"
+            )
         first, second = target.crop(box).copy(), other.crop(other_box).copy()
         measures, boxes = _measure(first, second)
         boxes = [compose(box, place) for place in boxes]
@@ -90,14 +102,21 @@ def _measure(first: np.ndarray, second: np.ndarray) -> tuple[dict[str, Any], lis
     a, b = shrink(first, MAX_SIDE), shrink(second, MAX_SIDE)
     labs = [rgb2lab(region) for region in (a, b)]
     means = [lab.reshape(-1, 3).mean(axis=0) for lab in labs]
-    first_bins, second_bins = (cv2.calcHist([region], [0, 1, 2], None, [8, 8, 8], [0, 256] * 3) for region in (a, b))
+    first_bins, second_bins = (
+        cv2.calcHist([region], [0, 1, 2], None, [8, 8, 8], [0, 256] * 3) for region in (a, b)
+    )
     size = min(a.shape[1], b.shape[1]), min(a.shape[0], b.shape[0])
-    greys = [cv2.cvtColor(cv2.resize(region, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY) for region in (a, b)]
+    greys = [
+        cv2.cvtColor(cv2.resize(region, size, interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY)
+        for region in (a, b)
+    ]
     similarity = float(structural_similarity(*greys)) if min(size) >= 7 else None
     areas = [region.shape[0] * region.shape[1] for region in (first, second)]
     measures = {
         "delta_e": round(float(deltaE_ciede2000(*means)), 2),
-        "histogram_correlation": round(float(cv2.compareHist(first_bins, second_bins, cv2.HISTCMP_CORREL)), 3),
+        "histogram_correlation": round(
+            float(cv2.compareHist(first_bins, second_bins, cv2.HISTCMP_CORREL)), 3
+        ),
         "structural_similarity": similarity if similarity is None else round(similarity, 3),
         "area_ratio": round(areas[1] / areas[0], 4),
         "sizes": [[region.shape[1], region.shape[0]] for region in (first, second)],

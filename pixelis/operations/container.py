@@ -48,7 +48,9 @@ class Source:
         options = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
         self.errors: tuple[type[Exception], ...] = (av.FFmpegError, ValueError, EOFError, RuntimeError)
         try:
-            self.container: Any = av.open(_Bytes(data), options=options, metadata_errors="ignore", buffer_size=1 << 16)
+            self.container: Any = av.open(
+                _Bytes(data), options=options, metadata_errors="ignore", buffer_size=1 << 16
+            )
         except (*self.errors, OSError) as error:
             raise undecodable(getattr(error, "strerror", None) or error) from None
         for stream in self.container.streams.video:
@@ -132,7 +134,9 @@ class DecordReader:
     @staticmethod
     def _refused(reason: str) -> BadImage:
         message = f"decord cannot read the clip: {reason[:80]}"
-        return BadImage(message, code="video_backend", fix="set toolbox.video_backend=pyav, which reads every clip")
+        return BadImage(
+            message, code="video_backend", fix="set toolbox.video_backend=pyav, which reads every clip"
+        )
 
 
 def require_decord() -> Any:
@@ -141,7 +145,9 @@ def require_decord() -> Any:
         import decord
     except (ImportError, OSError):  # a wheel of another platform fails to load its library
         message = "toolbox.video_backend=decord needs the package decord"
-        raise MissingDependency(message, fix="pip install decord==0.6.0, or set toolbox.video_backend=pyav") from None
+        raise MissingDependency(
+            message, fix="pip install decord==0.6.0, or set toolbox.video_backend=pyav"
+        ) from None
     return decord
 
 

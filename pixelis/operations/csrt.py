@@ -80,7 +80,9 @@ def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]])
     followers = []
     for number, edges in enumerate(starts, 1):
         try:
-            followers.append(_Follower(picture, (edges[0] * across, edges[1] * down, edges[2] * across, edges[3] * down)))
+            followers.append(
+                _Follower(picture, (edges[0] * across, edges[1] * down, edges[2] * across, edges[3] * down))
+            )
         except OperationError as error:
             prefix = f"box {number}: " if len(starts) > 1 else ""
             raise OperationError(f"{prefix}{error.message}", code=error.code) from None
@@ -95,8 +97,12 @@ def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]])
     tracks = []
     for follower, edges in zip(followers, starts, strict=True):
         seen, boxes, scores = follower.close()
-        full = [tuple(map(float, edges))] + [(x0 / across, y0 / down, x1 / across, y1 / down) for x0, y0, x1, y1 in boxes[1:]]
-        tracks.append(Track([numbers[index] for index in seen][::step], full[::step], scores[::step], cuts[::step]))
+        full = [tuple(map(float, edges))] + [
+            (x0 / across, y0 / down, x1 / across, y1 / down) for x0, y0, x1, y1 in boxes[1:]
+        ]
+        tracks.append(
+            Track([numbers[index] for index in seen][::step], full[::step], scores[::step], cuts[::step])
+        )
     return tracks
 
 
@@ -108,7 +114,9 @@ def _pictures(clip: Clip, numbers: list[int], longest: float) -> Iterator[np.nda
         return
     for start in range(0, len(numbers), CHUNK):
         part = numbers[start : start + CHUNK]
-        copies = [cv2.cvtColor(shrink(frame, longest), cv2.COLOR_RGB2BGR) for frame in clip.frames(part[::-1])]
+        copies = [
+            cv2.cvtColor(shrink(frame, longest), cv2.COLOR_RGB2BGR) for frame in clip.frames(part[::-1])
+        ]
         yield from reversed(copies)
 
 
@@ -125,7 +133,10 @@ class _Follower:
         if not self._begin(picture, start):
             raise nothing
         if self.appearance.structure < STRUCTURE:
-            message = "the box shows an even area, which looks the same wherever it moves: give a box around something distinct"
+            message = (
+                "the box shows an even area, which looks the same wherever it moves: give a box "
+                "around something distinct"
+            )
             raise OperationError(message, code="nothing_found")
         self.seen, self.boxes, self.scores = [0], [start], [1.0]
         self.low, self.lost = 0, False
@@ -207,7 +218,9 @@ class _Appearance:
     """
 
     SIDE, SHIFT, RATE, SURE = 32, 4, 0.05, 0.5
-    ELLIPSE = cv2.ellipse(np.zeros((SIDE, SIDE), np.uint8), ((SIDE / 2 - 0.5, SIDE / 2 - 0.5), (SIDE, SIDE), 0), 1, -1)
+    ELLIPSE = cv2.ellipse(
+        np.zeros((SIDE, SIDE), np.uint8), ((SIDE / 2 - 0.5, SIDE / 2 - 0.5), (SIDE, SIDE), 0), 1, -1
+    )
     WEIGHTS = ELLIPSE.astype(np.float32)
 
     def __init__(self, picture: np.ndarray, box: PixelBox):
@@ -216,7 +229,10 @@ class _Appearance:
         self._references = [(pattern, colours), (pattern.copy(), colours.copy())]
         grey = self._patch(picture, box).mean(2)
         axis = np.arange(len(grey)) - (len(grey) - 1) / 2
-        slope = (grey * axis).sum() / axis.std() ** 2 / grey.size, (grey * axis[:, None]).sum() / axis.std() ** 2 / grey.size
+        slope = (
+            (grey * axis).sum() / axis.std() ** 2 / grey.size,
+            (grey * axis[:, None]).sum() / axis.std() ** 2 / grey.size,
+        )
         even = grey.mean() + slope[0] * axis + slope[1] * axis[:, None]
         self.structure = float(cv2.GaussianBlur(grey - even, (0, 0), 1.5).std())
 
@@ -224,13 +240,20 @@ class _Appearance:
         """Similarity 0..1, which the average learns from; 0 for a box mostly outside the frame."""
         height, width = picture.shape[:2]
         x0, y0, x1, y1 = box
-        inside = max(0.0, min(x1, width) - max(x0, 0)) * max(0.0, min(y1, height) - max(y0, 0)) / ((x1 - x0) * (y1 - y0))
+        inside = (
+            max(0.0, min(x1, width) - max(x0, 0))
+            * max(0.0, min(y1, height) - max(y0, 0))
+            / ((x1 - x0) * (y1 - y0))
+        )
         if inside < MIN_INSIDE:
             return 0.0
         score, pattern, colours = self._compare(picture, box)
         if score >= self.SURE:
             mean, histogram = self._references[1]
-            self._references[1] = (mean + self.RATE * (pattern - mean), histogram + self.RATE * (colours - histogram))
+            self._references[1] = (
+                mean + self.RATE * (pattern - mean),
+                histogram + self.RATE * (colours - histogram),
+            )
         return round(score, 4)
 
     def find(self, picture: np.ndarray, last: PixelBox) -> tuple[PixelBox, float]:
@@ -257,7 +280,12 @@ class _Appearance:
                 _, value, _, (x, y) = cv2.minMaxLoc(np.where(np.isfinite(match), match, -1))
                 centre = (x + w / 2) / ratio, (y + h / 2) / ratio
                 half = width * scale / 2, height * scale / 2
-                places.append((value, (centre[0] - half[0], centre[1] - half[1], centre[0] + half[0], centre[1] + half[1])))
+                places.append(
+                    (
+                        value,
+                        (centre[0] - half[0], centre[1] - half[1], centre[0] + half[0], centre[1] + half[1]),
+                    )
+                )
         places = sorted((place for place in places if math.isfinite(place[0])), reverse=True)[:CANDIDATES]
         best = max(((self._compare(picture, box)[0], box) for _, box in places), default=(0.0, last))
         return best[1], round(best[0], 4)
@@ -269,7 +297,9 @@ class _Appearance:
         colours = self._colours(pattern)
         scores = []
         for reference, histogram in self._references:
-            match = cv2.matchTemplate(patch, np.ascontiguousarray(reference), cv2.TM_CCOEFF_NORMED, mask=self.WEIGHTS).max()
+            match = cv2.matchTemplate(
+                patch, np.ascontiguousarray(reference), cv2.TM_CCOEFF_NORMED, mask=self.WEIGHTS
+            ).max()
             colour = 1 - math.sqrt(max(0.0, 1 - float(np.sqrt(colours * histogram).sum())))
             # A plain object has no pattern to correlate: use the colours alone.
             plain = reference.std() < 2 or not math.isfinite(match)
@@ -288,7 +318,10 @@ class _Appearance:
         part = cv2.blur(
             part, (max(1, round(1 / across)), max(1, round(1 / down)))
         )  # prevents aliasing when the box is scaled down
-        matrix = np.array([[across, 0, (left - x0) * across + self.SHIFT], [0, down, (top - y0) * down + self.SHIFT]], np.float32)
+        matrix = np.array(
+            [[across, 0, (left - x0) * across + self.SHIFT], [0, down, (top - y0) * down + self.SHIFT]],
+            np.float32,
+        )
         side = self.SIDE + 2 * self.SHIFT
         return cv2.warpAffine(part, matrix, (side, side), borderMode=cv2.BORDER_CONSTANT).astype(np.float32)
 

@@ -42,7 +42,11 @@ Pixels = tuple[int, int, int, int]
 
 
 def annotate(
-    picture: np.ndarray, data: Mapping[str, Any], region: Box = WHOLE, frame: int | None = None, root: str | None = None
+    picture: np.ndarray,
+    data: Mapping[str, Any],
+    region: Box = WHOLE,
+    frame: int | None = None,
+    root: str | None = None,
 ) -> np.ndarray:
     """Draw the items of an observation's data on a copy of ``picture``, uint8 [h, w, 3], RGB.
 
@@ -59,7 +63,9 @@ def annotate(
         if item.get("kind") != "track" and _is_of(item, "root", root) and _is_of(item, "frame", frame)
     ]
     # All tints come before all lines, so that no mask dims the outline of its neighbour.
-    tinted = [(colour, mask) for colour, item in objects if (mask := pen.tint(item.get("mask"), colour)) is not None]
+    tinted = [
+        (colour, mask) for colour, item in objects if (mask := pen.tint(item.get("mask"), colour)) is not None
+    ]
     for colour, mask in tinted:
         pen.outline(mask, colour)
     labels: list[tuple[Box, str, Colour]] = []
@@ -142,7 +148,11 @@ def _points(value: Any) -> list[tuple[float, float]]:
     """Valid points of unchecked data: two finite numbers each."""
     result = []
     for item in value[:MAX_DRAWN] if isinstance(value, (list, tuple)) else []:
-        if isinstance(item, (list, tuple)) and len(item) == 2 and (box := valid_box([*item, 1e3, 1e3])) is not None:
+        if (
+            isinstance(item, (list, tuple))
+            and len(item) == 2
+            and (box := valid_box([*item, 1e3, 1e3])) is not None
+        ):
             result.append(box[:2])
     return result
 
@@ -248,7 +258,10 @@ class _Pen:
         edges = self.pixels(decoded.box)
         if edges is None:
             return None
-        left, top, right, bottom = max(edges[0], 0), max(edges[1], 0), min(edges[2], self.width), min(edges[3], self.height)
+        left = max(edges[0], 0)
+        top = max(edges[1], 0)
+        right = min(edges[2], self.width)
+        bottom = min(edges[3], self.height)
         # One affine map crops and scales: the region may start between two pixels of the mask.
         x0, y0, x1, y1 = self.region
         sx, sy = (x1 - x0) * decoded.width / self.width, (y1 - y0) * decoded.height / self.height
@@ -257,7 +270,9 @@ class _Pen:
         mask: np.ndarray = decoded.inside.view(np.uint8)
         if (sx, sy) != (1, 1) or (right - left, bottom - top) != mask.shape[::-1]:
             matrix = np.array([[sx, 0, shift_x], [0, sy, shift_y]])
-            mask = cv2.warpAffine(mask, matrix, (right - left, bottom - top), flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP)
+            mask = cv2.warpAffine(
+                mask, matrix, (right - left, bottom - top), flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
+            )
         mask = np.ascontiguousarray(mask)
         part = self.canvas[top:bottom, left:right]
         cv2.copyTo(cv2.addWeighted(part, 1 - TINT, np.full_like(part, colour), TINT, 0), mask, part)
@@ -289,9 +304,18 @@ class _Pen:
         if drawable and (patch := self.patch(text, colour)) is not None:
             height, width = patch.shape[:2]
             start = min(max(left, 0), max(0, self.width - width))
-            for x, y in ((start, top - height), (start, bottom), (right, top), (left - width, top), (start, top)):
+            for x, y in (
+                (start, top - height),
+                (start, bottom),
+                (right, top),
+                (left - width, top),
+                (start, top),
+            ):
                 inside = x >= 0 and y >= 0 and x + width <= self.width and y + height <= self.height
-                if inside and all(x >= x1 or x + width <= x0 or y >= y1 or y + height <= y0 for x0, y0, x1, y1 in self.occupied):
+                if inside and all(
+                    x >= x1 or x + width <= x0 or y >= y1 or y + height <= y0
+                    for x0, y0, x1, y1 in self.occupied
+                ):
                     self.paste(patch, x, y)
                     return
         patch = self.patch(text if fallback is None else fallback, colour)

@@ -1,4 +1,6 @@
-"""Encoded media from a path, a ``data:`` URL or bytes; sizes are checked before anything is read or decoded."""
+"""Encoded media from a path, a ``data:`` URL or bytes; sizes are checked before anything is read or
+decoded.
+"""
 
 from __future__ import annotations
 
@@ -85,10 +87,13 @@ def _data_url(url: str, max_bytes: int, kind: Kind) -> bytes:
     media_type, *parameters = head[5:].split(";")
     code = f"{kind}_undecodable"
     if not parameters or parameters[-1].strip().lower() != "base64":
-        raise BadImage("the data: URL is not base64", code=code, fix=f"write data:{_EXAMPLES[kind]};base64,...")
+        raise BadImage(
+            "the data: URL is not base64", code=code, fix=f"write data:{_EXAMPLES[kind]};base64,..."
+        )
     if kind == "image" and media_type and not media_type.strip().lower().startswith("image/"):
         raise BadImage(f"the data: URL declares {media_type[:40]}, not an image", code=code)
-    if (size := (len(url) - len(head) - 1) * 3 // 4) > max_bytes + max_bytes // 16 + 3:  # line breaks take up to a sixteenth
+    # Line breaks take up to a sixteenth
+    if (size := (len(url) - len(head) - 1) * 3 // 4) > max_bytes + max_bytes // 16 + 3:
         _check_bytes(size, max_bytes, kind)
     try:
         return decode_base64(url[len(head) + 1 :])

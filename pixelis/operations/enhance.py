@@ -11,7 +11,15 @@ import numpy as np
 from pydantic import Field
 
 from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 
 Method = Literal["contrast", "brighten", "sharpen", "denoise"]
 
@@ -23,7 +31,10 @@ _LAPLACIANS = np.array([[1, -2, 1], [-2, 4, -2], [1, -2, 1]], np.float32)
 
 class EnhanceArguments(OperationArguments):
     method: Method = Field(
-        description="contrast (evens out light and shade), brighten (for dark regions), sharpen (edges) or denoise (grain)"
+        description=(
+            "contrast (evens out light and shade), brighten (for dark regions), sharpen (edges) or "
+            "denoise (grain)"
+        )
     )
     box: BoxArgument | None = Field(None, description="the region to show, default all of the image")
 
@@ -48,7 +59,8 @@ class Enhance(Operation):
         box = clamp(arguments.box or WHOLE)
         region, method = target.crop(box), METHODS[arguments.method]
         plain = scene.fit_crop(region)
-        # Enlarging makes noise look like detail, so small regions are improved first; but sharpening is for the shown pixels.
+        # Enlarging makes noise look like detail, so small regions are improved first; but sharpening is for
+        # the shown pixels.
         if plain.size > region.size and arguments.method != "sharpen":
             view = scene.fit_crop(method(np.ascontiguousarray(region)))
         else:
@@ -92,7 +104,9 @@ def denoise(pixels: np.ndarray) -> np.ndarray:
 
 
 def noise(pixels: np.ndarray) -> float:
-    """The standard deviation of the noise, 0..255, mean of the channels (Immerkaer, 1996): uint8 [h, w, 3]."""
+    """The standard deviation of the noise, 0..255, mean of the channels (Immerkaer, 1996): uint8 [h, w,
+    3].
+    """
     second = cv2.filter2D(pixels.astype(np.float32), -1, _LAPLACIANS)
     return math.sqrt(math.pi / 2) / 6 * float(np.abs(second).mean())
 

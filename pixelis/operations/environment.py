@@ -56,7 +56,9 @@ class Environment:
     name: ClassVar[str]
     actions: ClassVar[tuple[type[Operation], ...]]
 
-    def reset(self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int) -> EnvironmentResult:
+    def reset(
+        self, question: Question, media: Mapping[str, np.ndarray | Clip], seed: int
+    ) -> EnvironmentResult:
         """Start the episode; its text and images are shown below the question.
 
         ``media``: the question's pictures (read-only uint8 [H, W, 3], full resolution) and clips by id.
@@ -80,9 +82,13 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
     for reference in names:
         kind = load_reference(reference, key)
         if not (isinstance(kind, type) and issubclass(kind, Environment)):
-            raise BadConfig(f"{key}: {reference} is no Environment", fix="derive it from pixelis.operations.Environment")
+            raise BadConfig(
+                f"{key}: {reference} is no Environment", fix="derive it from pixelis.operations.Environment"
+            )
         missing = [name for name in ("name", "actions") if not getattr(kind, name, None)]
-        missing += [name for name in ("reset", "execute") if getattr(kind, name) is getattr(Environment, name)]
+        missing += [
+            name for name in ("reset", "execute") if getattr(kind, name) is getattr(Environment, name)
+        ]
         if missing:
             raise BadConfig(f"{key}: {reference} lacks {', '.join(missing)}", fix="see docs/operations.md")
         if kind.name in selected:
@@ -91,7 +97,9 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
     return selected
 
 
-def environment_of(question: Question, environments: Mapping[str, type[Environment]]) -> type[Environment] | None:
+def environment_of(
+    question: Question, environments: Mapping[str, type[Environment]]
+) -> type[Environment] | None:
     """The environment of a question, None for a question without one. Raises BadInput
     ``unknown_environment``."""
     if question.environment is None:
@@ -116,11 +124,18 @@ def start(
     return environment, environment.reset(question, media, seed)
 
 
-def observe(result: EnvironmentResult, budget: PixelBudget, multiple: int) -> tuple[Observation, list[np.ndarray]]:
+def observe(
+    result: EnvironmentResult, budget: PixelBudget, multiple: int
+) -> tuple[Observation, list[np.ndarray]]:
     """A result as an observation without ids, and its views resized to ``budget``, uint8 [h, w, 3]."""
     views = [fit(np.asarray(image), budget, multiple) for image in result.images]
     images = [
-        ImageView(id="", parent=PARENT, source_size=(image.shape[1], image.shape[0]), view_size=(view.shape[1], view.shape[0]))
+        ImageView(
+            id="",
+            parent=PARENT,
+            source_size=(image.shape[1], image.shape[0]),
+            view_size=(view.shape[1], view.shape[0]),
+        )
         for image, view in zip(result.images, views, strict=True)
     ]
     data = {**result.data, "reward": float(result.reward), "done": bool(result.done)}

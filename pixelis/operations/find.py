@@ -32,7 +32,8 @@ MAX_OBJECTS = 20
 SHORTEST, LONGEST = 800, 1333
 """Sides of the picture that Grounding DINO sees."""
 GET = (
-    "download one where there is internet, for example `hf download google/owlv2-base-patch16-ensemble --local-dir FOLDER`, and "
+    "download one where there is internet, for example `hf download google/owlv2-base-patch16-ensemble "
+    "--local-dir FOLDER`, and "
     "set toolbox.detector=FOLDER; or leave find out of toolbox.operations"
 )
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -51,7 +52,8 @@ class Find(Operation):
 
     name = "find"
     description = (
-        "Find objects in an image by words. Returns a box, a score and an id (for get_properties and track_object) for each, "
+        "Find objects in an image by words. Returns a box, a score and an id (for get_properties and "
+        "track_object) for each, "
         "best first, and shows them."
     )
     Arguments = FindArguments
@@ -78,7 +80,10 @@ class Find(Operation):
         chosen = sorted((int(i) for i in kept), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
         region = target.snap(box)
         records = [
-            _record(compose(region, boxes[i].tolist()), float(scores[i]), arguments.text, target, detector.kind) for i in chosen
+            _record(
+                compose(region, boxes[i].tolist()), float(scores[i]), arguments.text, target, detector.kind
+            )
+            for i in chosen
         ]
         if not records:
             best = f"{scores.max():.2f}" if len(scores) else "none"
@@ -93,7 +98,9 @@ class Find(Operation):
 
 def _detector(settings: ToolboxConfig) -> Detector:
     if settings.detector is None:
-        raise MissingFile("find needs an open-vocabulary detector, and toolbox.detector names no folder", fix=GET)
+        raise MissingFile(
+            "find needs an open-vocabulary detector, and toolbox.detector names no folder", fix=GET
+        )
     return load(settings.detector)
 
 
@@ -139,16 +146,22 @@ class Detector:
             boxes *= np.array([side / picture.shape[1], side / picture.shape[0]] * 2)
         boxes = boxes.clip(0, 1)
         least = np.array([1 / picture.shape[1], 1 / picture.shape[0]])
-        valid = np.isfinite(boxes).all(1) & np.isfinite(scores) & (boxes[:, 2:] - boxes[:, :2] >= least).all(1)
+        valid = (
+            np.isfinite(boxes).all(1) & np.isfinite(scores) & (boxes[:, 2:] - boxes[:, :2] >= least).all(1)
+        )
         return boxes[valid], scores[valid]
 
     def _tokens(self, text: str) -> dict[str, Any]:
         if self.kind == "grounding-dino":  # trained on lower-case phrases that end with a point
-            tokens = self.tokenizer(text.lower().rstrip(". ") + ".", truncation=True, max_length=256, return_tensors="pt")
+            tokens = self.tokenizer(
+                text.lower().rstrip(". ") + ".", truncation=True, max_length=256, return_tensors="pt"
+            )
             tokens.setdefault("token_type_ids", tokens["input_ids"] * 0)
             return {name: tokens[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
         length = self.model.config.text_config.max_position_embeddings
-        tokens = self.tokenizer([text], padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        tokens = self.tokenizer(
+            [text], padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+        )
         return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
     def _pixels(self, picture: np.ndarray) -> dict[str, Any]:
@@ -156,13 +169,19 @@ class Detector:
         if self.kind == "grounding-dino":
             scale = min(SHORTEST / min(height, width), LONGEST / max(height, width))
             size = max(1, round(height * scale)), max(1, round(width * scale))
-            values = checkpoints.normalised(picture, size, {"resample": 2, **self.settings}, IMAGENET_MEAN, IMAGENET_STD)
+            values = checkpoints.normalised(
+                picture, size, {"resample": 2, **self.settings}, IMAGENET_MEAN, IMAGENET_STD
+            )
             return {"pixel_values": values, "pixel_mask": values.new_ones((1, *size)).long()}
         if self.kind == "owlv2":
             side = max(height, width)  # grey, as in training; transformers 5 pads with black
-            picture = cv2.copyMakeBorder(picture, 0, side - height, 0, side - width, cv2.BORDER_CONSTANT, value=(128, 128, 128))
+            picture = cv2.copyMakeBorder(
+                picture, 0, side - height, 0, side - width, cv2.BORDER_CONSTANT, value=(128, 128, 128)
+            )
         side = int(self.model.config.vision_config.image_size)
-        return {"pixel_values": checkpoints.normalised(picture, (side, side), self.settings, CLIP_MEAN, CLIP_STD)}
+        return {
+            "pixel_values": checkpoints.normalised(picture, (side, side), self.settings, CLIP_MEAN, CLIP_STD)
+        }
 
 
 @functools.lru_cache(maxsize=1)

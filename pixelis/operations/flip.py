@@ -8,7 +8,15 @@ import numpy as np
 from pydantic import Field
 
 from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 
 SWAPS = {"horizontal": "left and right", "vertical": "top and bottom"}
 
@@ -36,6 +44,10 @@ class Flip(Operation):
         """One mirrored view. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip
         too thin to show."""
         box = clamp(arguments.box or WHOLE)
-        view = scene.fit_crop(np.flip(target.crop(box), 1 if arguments.direction == "horizontal" else 0).copy())
-        text = f"flipped, {SWAPS[arguments.direction]} swapped; places are of {target.id} as it was, not flipped"
+        view = scene.fit_crop(
+            np.flip(target.crop(box), 1 if arguments.direction == "horizontal" else 0).copy()
+        )
+        text = (
+            f"flipped, {SWAPS[arguments.direction]} swapped; places are of {target.id} as it was, not flipped"
+        )
         return Result(text, [View(view, box)], {"direction": arguments.direction})

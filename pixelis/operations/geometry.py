@@ -118,5 +118,7 @@ def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
     x0, y0, x1, y1 = clamp(box) if not is_empty else (0.0,) * 4
     left, top, right, bottom = round(x0 * width), round(y0 * height), round(x1 * width), round(y1 * height)
     if right - left < MIN_SIDE or bottom - top < MIN_SIDE:
-        raise OperationError(f"the region is {right - left}x{bottom - top} pixels, at least {MIN_SIDE}", code="too_small")
+        raise OperationError(
+            f"the region is {right - left}x{bottom - top} pixels, at least {MIN_SIDE}", code="too_small"
+        )
     return left, top, right, bottom

@@ -89,7 +89,10 @@ class Selection:
         """The scaled mask without its border, where a 3 x 3 window sees the background; if that is empty, the
         whole mask."""
         inside = self.scaled[1]
-        core = cv2.erode(np.pad(inside.astype(np.uint8), 1, mode="edge"), np.ones((3, 3), np.uint8))[1:-1, 1:-1] > 0
+        core = (
+            cv2.erode(np.pad(inside.astype(np.uint8), 1, mode="edge"), np.ones((3, 3), np.uint8))[1:-1, 1:-1]
+            > 0
+        )
         return core if core.any() else inside
 
 
@@ -98,7 +101,8 @@ class GetProperties(Operation):
 
     name = "get_properties"
     description = (
-        "Measure an object that segment_object_at or track_object found, a box, or a whole image: color, texture, shape, size, "
+        "Measure an object that segment_object_at or track_object found, a box, or a whole image: color, "
+        "texture, shape, size, "
         "position and appearance, with units. Choose groups to read less."
     )
     Arguments = PropertiesArguments
@@ -147,7 +151,11 @@ def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tup
     selection = _boxed(target, target.pixels(arguments.box or geometry.WHOLE))
     if arguments.box is None:
         return target, selection, f"all of {target.id}"
-    return target, selection, f"box {scene.scale.around(geometry.clamp(arguments.box), target.id)} of {target.id}"
+    return (
+        target,
+        selection,
+        f"box {scene.scale.around(geometry.clamp(arguments.box), target.id)} of {target.id}",
+    )
 
 
 def _frame_suffix(target: Target) -> str:
@@ -166,7 +174,9 @@ def _boxed(target: Target, edges: masks.Edges) -> Selection:
 
 
 def color(selection: Selection) -> Values:
-    """Exact mean, variance and histogram of all pixels; dominant colour of a sample; HSV of the scaled copy."""
+    """Exact mean, variance and histogram of all pixels; dominant colour of a sample; HSV of the scaled
+    copy.
+    """
     mean, deviation = cv2.meanStdDev(selection.pixels, mask=selection.inside)
     pixels, inside = selection.scaled
     sample = pixels[inside]
@@ -176,7 +186,8 @@ def color(selection: Selection) -> Values:
     vectors = np.exp(1j * np.radians(hsv[:, 0])) * hsv[:, 1] * hsv[:, 2]
     hue = float(np.degrees(np.angle(vectors.mean())) % 360) if abs(vectors.mean()) > 0.01 else None
     counts = [
-        cv2.calcHist([selection.pixels], [c], selection.inside, [8], [0, 256]).ravel() / selection.mask.area for c in range(3)
+        cv2.calcHist([selection.pixels], [c], selection.inside, [8], [0, 256]).ravel() / selection.mask.area
+        for c in range(3)
     ]
     return {
         "name": (name, "name"),
@@ -198,10 +209,15 @@ def texture(selection: Selection) -> Values:
 
     grey, inside, core = selection.grey, selection.scaled[1], selection.core
     levels = np.where(inside, grey // (256 // GREY_LEVELS), GREY_LEVELS).astype(np.uint8)
-    pairs = graycomatrix(levels, [1], [0, np.pi / 4, np.pi / 2, 3 * np.pi / 4], GREY_LEVELS + 1, symmetric=True)
+    pairs = graycomatrix(
+        levels, [1], [0, np.pi / 4, np.pi / 2, 3 * np.pi / 4], GREY_LEVELS + 1, symmetric=True
+    )
     pairs = pairs[:GREY_LEVELS, :GREY_LEVELS].astype(np.float64).sum(axis=(2, 3), keepdims=True)
     pairs /= max(1.0, float(pairs.sum()))
-    statistics = {name: float(graycoprops(pairs, name)[0, 0]) for name in ("contrast", "homogeneity", "energy", "correlation")}
+    statistics = {
+        name: float(graycoprops(pairs, name)[0, 0])
+        for name in ("contrast", "homogeneity", "energy", "correlation")
+    }
     shares = np.bincount(grey[inside], minlength=256) / np.count_nonzero(inside)
     shares = shares[shares > 0]
     edges = cv2.Canny(grey, 60, 140) > 0
@@ -268,7 +284,9 @@ def appearance(selection: Selection) -> Values:
     from skimage.measure import blur_effect
 
     grey = selection.grey
-    laplacian = cv2.Laplacian(grey, cv2.CV_32F, borderType=cv2.BORDER_REFLECT)[selection.core].astype(np.float64)
+    laplacian = cv2.Laplacian(grey, cv2.CV_32F, borderType=cv2.BORDER_REFLECT)[selection.core].astype(
+        np.float64
+    )
     spread = float(grey[selection.scaled[1]].std())
     # Blur is measured as the loss of detail by blurring again: it needs some detail and some room.
     focus = 1 - float(blur_effect(grey, h_size=5)) if min(grey.shape) >= 12 and grey.std() > 1 else None
@@ -331,13 +349,20 @@ def _group_lines(group: Group, v: dict[str, Any], place: str) -> list[str]:
         corners = "round" if v["corners"] == 0 else f"{v['corners']} corners"
         return [
             f"shape: {corners}, {v['holes']} holes, perimeter {v['perimeter']:.0f} px, {axis}",
-            f"  circularity {v['circularity']:.2f}, solidity {v['solidity']:.2f}, eccentricity {v['eccentricity']:.2f} (0..1)",
+            (
+                f"  circularity {v['circularity']:.2f}, solidity {v['solidity']:.2f}, eccentricity "
+                f"{v['eccentricity']:.2f} (0..1)"
+            ),
             f"  upright box width:height {v['aspect_ratio']:.2f}; tightest rotated box length:width "
             f"{v['rotated_aspect_ratio']:.2f} ({v['rotated_length']:.0f} x {v['rotated_width']:.0f} px)",
         ]
     if group == "size":
         return [
-            f"size: {v['category']}, {percent(v['relative_size'])} of the whole image, {v['area_pixels']} px^2",
+            (
+                f"size: {v['category']}, {percent(v['relative_size'])} of the whole image, "
+                f"{v['area_pixels']} "
+                "px^2"
+            ),
             f"  box {v['bbox_width']} x {v['bbox_height']} px, diagonal {v['diagonal']:.0f} px, "
             f"equivalent diameter {v['equivalent_diameter']:.0f} px",
         ]
@@ -346,7 +371,12 @@ def _group_lines(group: Group, v: dict[str, Any], place: str) -> list[str]:
         touching = ", ".join(v["touches_edge"])
         edge = f"touches {touching}" if touching else f"{v['edge_distance']} px to {v['nearest_edge']}"
         area = f"position: {place}{area}"
-        return [f"{area}, {v['distance_from_center']:.2f} half diagonals from the center, {edge} edge of the whole image"]
+        return [
+            (
+                f"{area}, {v['distance_from_center']:.2f} half diagonals from the center, {edge} edge of the "
+                "whole image"
+            )
+        ]
     focus = "too little detail to measure focus" if v["focus"] is None else f"focus {v['focus']:.2f} (0..1)"
     sharpness = f"sharpness {v['sharpness']:.0f} (variance of Laplacian)"
     return [f"appearance: {sharpness}, contrast {v['contrast']:.2f} (0..0.5), {focus}"]

@@ -46,7 +46,9 @@ def by_point(picture: np.ndarray, region: Edges, point: tuple[float, float], see
     scores = _scores(proposed, lab) if proposed else np.full(1, -np.inf)
     best = int(np.argmax(scores))
     if not np.isfinite(scores[best]):
-        raise OperationError("no distinct object at this point: move the point or give a box", code="nothing_found")
+        raise OperationError(
+            "no distinct object at this point: move the point or give a box", code="nothing_found"
+        )
     # The maximum of many estimates is biased upwards: map it to the measured overlap.
     score = float(np.clip(0.2 + 0.63 * scores[best], 0.0, 0.95))
     return Segment(_enlarge(picture, region, proposed[best]), round(score, 3), "grabcut")
@@ -75,7 +77,9 @@ def by_box(picture: np.ndarray, box: Edges, seed: int = 0) -> Segment:
         inside = _cut_out(small, labels, seed)
     difference = contrast(inside, cv2.cvtColor(small, cv2.COLOR_RGB2LAB))
     if np.count_nonzero(inside) < MIN_PIXELS or difference < MIN_CONTRAST:
-        raise OperationError("no object in the box differs from its surroundings: give another box", code="nothing_found")
+        raise OperationError(
+            "no object in the box differs from its surroundings: give another box", code="nothing_found"
+        )
     inner = np.zeros_like(inside)
     inner[y0:y1, x0:x1] = True
     _, _, w, h = cv2.boundingRect(inside.astype(np.uint8))
@@ -106,7 +110,14 @@ def proposals(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndar
     lab = cv2.cvtColor(small, cv2.COLOR_RGB2LAB)
     proposed = []
     # Graph-based segments (Felzenszwalb and Huttenlocher), from fine to coarse.
-    for pixels, coarseness in ((small, 100), (lab, 300), (small, 700), (lab, 700), (lab, 1500), (small, 3000)):
+    for pixels, coarseness in (
+        (small, 100),
+        (lab, 300),
+        (small, 700),
+        (lab, 700),
+        (lab, 1500),
+        (small, 3000),
+    ):
         segments = cv2.ximgproc.segmentation.createGraphSegmentation(0.8, coarseness, 40).processImage(pixels)
         proposed.append(fill(segments == segments[at[1], at[0]]))
     proposed += [*_tolerance(lab, at), *_discs(small, at, seed)]
@@ -181,7 +192,8 @@ def _discs(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray
 def _grabcut(pixels: np.ndarray, labels: np.ndarray, seed: int, rounds: int) -> np.ndarray | None:
     """Foreground after ``rounds`` of GrabCut; None when the labels leave too little of either side."""
     ground, figure = (labels & 1) == 0, (labels & 1) == 1
-    if np.count_nonzero(ground) < 5 or np.count_nonzero(figure) < 5:  # each side is a mixture of five Gaussians
+    # Each side is a mixture of five Gaussians
+    if np.count_nonzero(ground) < 5 or np.count_nonzero(figure) < 5:
         return None
     labels = labels.copy()
     cv2.setRNGSeed(seed)
@@ -191,15 +203,20 @@ def _grabcut(pixels: np.ndarray, labels: np.ndarray, seed: int, rounds: int) -> 
 
 
 def _scores(proposed: Sequence[np.ndarray], lab: np.ndarray) -> np.ndarray:
-    """Expected overlap of each proposed region with the object, about 0..1; minus infinity without contrast."""
-    thumbs = np.stack([cv2.resize(r.astype(np.float32), (64, 64), interpolation=cv2.INTER_AREA).ravel() for r in proposed])
+    """Expected overlap of each proposed region with the object, about 0..1; minus infinity without
+    contrast.
+    """
+    thumbs = np.stack(
+        [cv2.resize(r.astype(np.float32), (64, 64), interpolation=cv2.INTER_AREA).ravel() for r in proposed]
+    )
     areas = thumbs.sum(1)
     overlap = 2 * (thumbs @ thumbs.T) / (areas[:, None] + areas[None] + 1e-6)
     np.fill_diagonal(overlap, 0)
     solidity = []
     for region in proposed:
         outlines, _ = cv2.findContours(region.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
-        hull, area = float(cv2.contourArea(cv2.convexHull(max(outlines, key=len)))), float(np.count_nonzero(region))
+        hull = float(cv2.contourArea(cv2.convexHull(max(outlines, key=len))))
+        area = float(np.count_nonzero(region))
         solidity.append(area / max(area, hull + 1))
     features = {
         "agreement": overlap.mean(1),
@@ -207,7 +224,9 @@ def _scores(proposed: Sequence[np.ndarray], lab: np.ndarray) -> np.ndarray:
         "solidity": np.asarray(solidity),
         "border": np.asarray([on_border(region) for region in proposed]),
     }
-    scores = OFFSET + sum((WEIGHTS[name] * values for name, values in features.items()), np.zeros(len(proposed)))
+    scores = OFFSET + sum(
+        (WEIGHTS[name] * values for name, values in features.items()), np.zeros(len(proposed))
+    )
     return np.where(features["contrast"] < MIN_CONTRAST, -np.inf, scores)
 
 
@@ -224,7 +243,10 @@ def contrast(region: np.ndarray, lab: np.ndarray) -> float:
 
 
 def _histogram(colours: np.ndarray) -> np.ndarray:
-    light, a, b = colours[:, 0] >> 5, *((colours[:, i].astype(np.int16) - 64).clip(0, 127) >> 4 for i in (1, 2))
+    light, a, b = (
+        colours[:, 0] >> 5,
+        *((colours[:, i].astype(np.int16) - 64).clip(0, 127) >> 4 for i in (1, 2)),
+    )
     return np.bincount(light.astype(np.int64) * 64 + a * 8 + b, minlength=512) / len(colours)
 
 
@@ -249,7 +271,9 @@ def _enlarge(picture: np.ndarray, region: Edges, inside: np.ndarray) -> Mask:
     full = edges[2] - edges[0], edges[3] - edges[1]
     window = picture[top + edges[1] : top + edges[3], left + edges[0] : left + edges[2]]
     guide = shrink(window, REFINE)
-    coarse = cv2.resize(inside[y0:y1, x0:x1].astype(np.float32), guide.shape[1::-1], interpolation=cv2.INTER_CUBIC)
+    coarse = cv2.resize(
+        inside[y0:y1, x0:x1].astype(np.float32), guide.shape[1::-1], interpolation=cv2.INTER_CUBIC
+    )
     radius = max(1, round(1.5 * guide.shape[1] / (x1 - x0)))
     soft = cv2.ximgproc.guidedFilter(guide, coarse, radius, 60.0)
     soft = np.where(_largest(soft > 0.5), soft, np.minimum(soft, 0.5))

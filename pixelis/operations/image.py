@@ -48,7 +48,9 @@ def image_pixels(source: str | bytes | Path, max_bytes: int, max_pixels: int) ->
         return image.width * image.height
 
 
-def load_image(source: str | bytes | Path, max_bytes: int, max_pixels: int, draft: int | None = None) -> np.ndarray:
+def load_image(
+    source: str | bytes | Path, max_bytes: int, max_pixels: int, draft: int | None = None
+) -> np.ndarray:
     """Decode a picture: encoded bytes, a file path or a ``data:`` URL -> read-only uint8 [H, W, 3], RGB.
 
     EXIF orientation is applied, colours become sRGB, transparency white, 16 bits the upper 8; the first frame
@@ -81,12 +83,16 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
                     # A small TIFF may declare huge tiles, each of which the decoder allocates as a whole.
                     tile = math.prod(int(image.tag_v2.get(tag, 0)) for tag in (322, 323))
                     if tile > max(max_pixels, 4 * image.width * image.height):
-                        raise BadImage(f"the picture has tiles of {tile} pixels", code="image_too_many_pixels")
+                        raise BadImage(
+                            f"the picture has tiles of {tile} pixels", code="image_too_many_pixels"
+                        )
                 if isinstance(image, JpegImagePlugin.JpegImageFile):
                     _check_scans(data)
                 yield image
     except Image.DecompressionBombError:
-        raise BadImage(f"the picture has more than {max_pixels} pixels", code="image_too_many_pixels") from None
+        raise BadImage(
+            f"the picture has more than {max_pixels} pixels", code="image_too_many_pixels"
+        ) from None
     except (BadImage, MemoryError):
         raise
     except Image.UnidentifiedImageError:
@@ -139,7 +145,8 @@ def _rgb(image: Image.Image) -> np.ndarray:
     with contextlib.suppress(Exception):  # with broken metadata the picture is shown as stored
         ImageOps.exif_transpose(image, in_place=True)
     if image.mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
-        image = ImageChops.invert(image)  # Pillow inverts every CMYK JPEG, but only Adobe stores inverted values
+        # Pillow inverts every CMYK JPEG, but only Adobe stores inverted values
+        image = ImageChops.invert(image)
     transparent = image.info.get("transparency")
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         message = "32-bit pixels have no agreed range of brightness"

@@ -8,7 +8,15 @@ from pydantic import Field, StringConstraints, model_validator
 
 from pixelis.errors import OperationError
 from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    PointArgument,
+    Result,
+    Scene,
+    Target,
+)
 
 MAX_MARKS = 40
 
@@ -18,7 +26,9 @@ Label = Annotated[str, StringConstraints(max_length=40)]
 class MarkArguments(OperationArguments):
     boxes: list[BoxArgument] | None = Field(None, description="regions to frame")
     points: list[PointArgument] | None = Field(None, description="points to mark")
-    labels: list[Label] | None = Field(None, description="a short label for each box, then for each point; default 1, 2, 3, ...")
+    labels: list[Label] | None = Field(
+        None, description="a short label for each box, then for each point; default 1, 2, 3, ..."
+    )
     box: BoxArgument | None = Field(None, description="the region to show, default all of the image")
 
     @model_validator(mode="after")
@@ -29,7 +39,9 @@ class MarkArguments(OperationArguments):
         if count > MAX_MARKS:
             raise OperationError(f"{count} marks, at most {MAX_MARKS}", code="limit")
         if self.labels is not None and len(self.labels) != count:
-            raise OperationError(f"{len(self.labels)} labels for {count} boxes and points", code="bad_arguments")
+            raise OperationError(
+                f"{len(self.labels)} labels for {count} boxes and points", code="bad_arguments"
+            )
         return self
 
 
@@ -38,7 +50,8 @@ class Mark(Operation):
 
     name = "mark"
     description = (
-        "Draw boxes and points with labels on an image, to look at several places at once, to count, or to check where something "
+        "Draw boxes and points with labels on an image, to look at several places at once, to count, or to "
+        "check where something "
         "is. Only this view has the marks."
     )
     Arguments = MarkArguments
@@ -63,7 +76,10 @@ class Mark(Operation):
         if outside:
             raise OperationError(f"the mark {outside[0]} lies outside the shown region", code="out_of_range")
         data: dict[str, Any] = {
-            "boxes": [{"box": list(target.to_root(b)), "label": label} for b, label in zip(boxes, labels, strict=False)],
+            "boxes": [
+                {"box": list(target.to_root(b)), "label": label}
+                for b, label in zip(boxes, labels, strict=False)
+            ],
             "points": [
                 {"point": list(target.to_root((*point, 1.0, 1.0))[:2]), "label": label}
                 for point, label in zip(points, labels[len(boxes) :], strict=True)

@@ -38,7 +38,14 @@ class Mask:
     width: int
 
     @classmethod
-    def of(cls, inside: np.ndarray, left: int = 0, top: int = 0, height: int | None = None, width: int | None = None) -> Mask:
+    def of(
+        cls,
+        inside: np.ndarray,
+        left: int = 0,
+        top: int = 0,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> Mask:
         """Crop bool [h, w] at ``left``, ``top`` of the picture to the bounding window of its true pixels.
 
         Raises OperationError ``nothing_found`` for an empty mask.
@@ -91,7 +98,10 @@ class Segment:
 
 
 def encode(inside: np.ndarray) -> dict[str, Any]:
-    """`Mask.encode` of a bool [height, width] mask. Raises OperationError ``nothing_found`` for an empty one."""
+    """`Mask.encode` of a bool [height, width] mask.
+
+    Raises OperationError ``nothing_found`` for an empty one.
+    """
     return Mask.of(inside).encode()
 
 
@@ -105,7 +115,11 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
     if not isinstance(code, Mapping) or not {"size", "counts"} <= set(code):
         raise OperationError('a mask is {"size": [height, width], "counts": ...}', code="bad_arguments")
     size, counts = code["size"], code["counts"]
-    if not isinstance(size, (list, tuple)) or len(size) != 2 or any(type(n) is not int or n < 1 for n in size):
+    if (
+        not isinstance(size, (list, tuple))
+        or len(size) != 2
+        or any(type(n) is not int or n < 1 for n in size)
+    ):
         raise OperationError("the mask's size is two whole numbers height, width", code="bad_arguments")
     if size[0] * size[1] > MAX_PIXELS:
         raise OperationError(f"the mask covers more than {MAX_PIXELS} pixels", code="limit")
@@ -114,7 +128,9 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
         raise OperationError(message, code="bad_arguments")
     height, width = size
     if not isinstance(counts, (str, bytes, list, tuple)):
-        raise OperationError("the mask's counts are a string or a list of whole numbers", code="bad_arguments")
+        raise OperationError(
+            "the mask's counts are a string or a list of whole numbers", code="bad_arguments"
+        )
     if len(counts) > MAX_COUNTS:
         raise OperationError(f"the mask's counts are longer than {MAX_COUNTS}", code="limit")
     if isinstance(counts, (str, bytes)):
@@ -124,8 +140,12 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
     else:
         raise OperationError("the mask's counts are whole numbers from 0", code="bad_arguments")
     # Each count is checked before the sum, which could overflow.
-    if (counts.size and (counts.min() < 0 or counts.max() > height * width)) or int(counts.sum()) != height * width:
-        raise OperationError(f"the mask's counts do not add up to {height}x{width} pixels", code="bad_arguments")
+    if (counts.size and (counts.min() < 0 or counts.max() > height * width)) or int(
+        counts.sum()
+    ) != height * width:
+        raise OperationError(
+            f"the mask's counts do not add up to {height}x{width} pixels", code="bad_arguments"
+        )
     ends = np.cumsum(counts)
     inside = counts[1::2] > 0
     starts, ends = ends[0 : 2 * inside.size : 2][inside], ends[1::2][inside]

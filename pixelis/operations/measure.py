@@ -12,7 +12,15 @@ from pydantic import Field, model_validator
 
 from pixelis.errors import OperationError
 from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    PointArgument,
+    Result,
+    Scene,
+    Target,
+)
 from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
 
@@ -34,27 +42,40 @@ Line = tuple[float, float, float, float]
 class MeasureArguments(OperationArguments):
     point: PointArgument | None = Field(None, description="start of the line")
     end_point: PointArgument | None = Field(None, description="end of the line")
-    vertex: PointArgument | None = Field(None, description="with both points: the corner whose angle to measure")
-    box: BoxArgument | None = Field(None, description="without points: the region whose straight lines to find")
+    vertex: PointArgument | None = Field(
+        None, description="with both points: the corner whose angle to measure"
+    )
+    box: BoxArgument | None = Field(
+        None, description="without points: the region whose straight lines to find"
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> MeasureArguments:
         if (self.point is None) != (self.end_point is None) or (self.point is None) == (self.box is None):
-            raise OperationError("give point and end_point (and vertex for an angle), or a box", code="bad_arguments")
+            raise OperationError(
+                "give point and end_point (and vertex for an angle), or a box", code="bad_arguments"
+            )
         if self.vertex is not None and self.point is None:
             raise OperationError("vertex needs point and end_point", code="bad_arguments")
-        if len({p for p in (self.point, self.end_point, self.vertex) if p}) < (3 if self.vertex else 2) and self.point:
+        if (
+            len({p for p in (self.point, self.end_point, self.vertex) if p}) < (3 if self.vertex else 2)
+            and self.point
+        ):
             raise OperationError("the points are the same", code="bad_arguments")
         return self
 
 
 class Measure(Operation):
-    """Angles are in degrees counter-clockwise from right, lengths in pixels of the full-resolution picture."""
+    """Angles are in degrees counter-clockwise from right, lengths in pixels of the full-resolution
+    picture.
+    """
 
     name = "measure"
     description = (
-        "Measure on an image: the length and angle of the line from point to end_point; the angle at vertex between them; or, "
-        "with a box alone, the straight lines in it, longest first, with their angles. Shows what was measured."
+        "Measure on an image: the length and angle of the line from point to end_point; the angle at "
+        "vertex between them; or, "
+        "with a box alone, the straight lines in it, longest first, with their angles. Shows what was "
+        "measured."
     )
     Arguments = MeasureArguments
 
@@ -79,19 +100,26 @@ class Measure(Operation):
             ((x, y),) = corner
             angle = abs(_direction(x, y, x0, y0) - _direction(x, y, x1, y1))
             angle, arms = min(angle, 360 - angle), (math.hypot(x0 - x, y0 - y), math.hypot(x1 - x, y1 - y))
-            text, label = f"angle {angle:.1f} deg; its sides are {arms[0]:.1f} and {arms[1]:.1f} px", f"{angle:.1f} deg"
+            text = f"angle {angle:.1f} deg; its sides are {arms[0]:.1f} and {arms[1]:.1f} px"
+            label = f"{angle:.1f} deg"
             data = {"angle": round(angle, 2), "arms": [round(arm, 2) for arm in arms]}
         else:
             left, top, right, bottom = target.pixels()
             length, direction = math.hypot(x1 - x0, y1 - y0), _direction(x0, y0, x1, y1)
             shares = length / (right - left), length / (bottom - top)
             text = (
-                f"length {length:.1f} px ({abs(x1 - x0):.1f} across, {abs(y1 - y0):.1f} down), {100 * shares[0]:.1f} % of "
-                f"the width and {100 * shares[1]:.1f} % of the height of {target.id}\ndirection {direction:.1f} deg "
+                f"length {length:.1f} px ({abs(x1 - x0):.1f} across, {abs(y1 - y0):.1f} down), "
+                f"{100 * shares[0]:.1f} % of "
+                f"the width and {100 * shares[1]:.1f} % of the height of {target.id}\ndirection "
+                f"{direction:.1f} deg "
                 f"counter-clockwise from right, {(90 - direction) % 360:.1f} deg clockwise from up"
             )
             label = f"{length:.0f} px"
-            data = {"length": round(length, 2), "share": [round(s, 4) for s in shares], "direction": round(direction, 2)}
+            data = {
+                "length": round(length, 2),
+                "share": [round(s, 4) for s in shares],
+                "direction": round(direction, 2),
+            }
         data["segments"] = [{"points": points, "label": label}]
         return Result(text, [scene.show(target, WHOLE, data)], data)
 
@@ -101,7 +129,9 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, An
     left, top, _, _ = target.pixels(box)
     lines = find_lines(target.crop(box))
     if not lines:
-        raise OperationError("no straight line there: take a larger region, or give two points", code="nothing_found")
+        raise OperationError(
+            "no straight line there: take a larger region, or give two points", code="nothing_found"
+        )
     height, width = target.picture.shape[:2]
     measured: list[dict[str, Any]] = []
     for x0, y0, x1, y1 in lines[:KEPT]:
@@ -126,7 +156,11 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, An
         for a, b in itertools.combinations(groups, 2)
         if abs(_turn(listed[a[0]]["angle"], listed[b[0]]["angle"]) - 90) <= TURN
     ]
-    rows += [f"{name}: {'; '.join(found)}" for name, found in (("parallel", parallel), ("perpendicular", square)) if found]
+    rows += [
+        f"{name}: {'; '.join(found)}"
+        for name, found in (("parallel", parallel), ("perpendicular", square))
+        if found
+    ]
     segments = [{"points": line["points"], "label": str(number)} for number, line in enumerate(listed, 1)]
     return "\n".join(rows), {"straight_lines": measured, "segments": segments}
 
@@ -164,7 +198,11 @@ def _join(line: Line, segment: Line) -> Line | None:
     across = [uy * x - ux * y for x, y in ends]
     along = [ux * x + uy * y for x, y in ends]
     gap = max(min(along) - length, -max(along), 0.0)
-    if _turn(_direction(*line), _direction(*segment)) > TURN or max(map(abs, across)) > NEAR or gap > max(6.0, 0.05 * length):
+    if (
+        _turn(_direction(*line), _direction(*segment)) > TURN
+        or max(map(abs, across)) > NEAR
+        or gap > max(6.0, 0.05 * length)
+    ):
         return None
     low, high = min(0.0, *along), max(length, *along)
     # The other edge of a stroke moves the line to the middle; a short continuation barely moves it.

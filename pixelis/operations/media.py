@@ -29,13 +29,22 @@ def first_look(
         view = fit(picture, budget, multiple)
         views.append(view)
         size, view_size = (picture.shape[1], picture.shape[0]), (view.shape[1], view.shape[0])
-        images.append(ImageView.model_validate({"id": name, "source_size": size, "view_size": view_size, **source}))
+        images.append(
+            ImageView.model_validate({"id": name, "source_size": size, "view_size": view_size, **source})
+        )
 
     for name, item in media.items():
         if isinstance(item, Clip):
             numbers = segment_centers(len(item.times), dialogue.frames)
             for i, (number, frame) in enumerate(zip(numbers, item.frames(numbers), strict=True)):
-                add(f"{name}.{i}", frame, frame_budget, parent=name, frame=number, time=float(item.times[number]))
+                add(
+                    f"{name}.{i}",
+                    frame,
+                    frame_budget,
+                    parent=name,
+                    frame=number,
+                    time=float(item.times[number]),
+                )
         else:
             add(name, item, picture_budget)
     return images, views

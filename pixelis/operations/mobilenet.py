@@ -68,7 +68,9 @@ def load() -> Any:
     return onnxruntime.InferenceSession(str(WEIGHTS), options, providers=["CPUExecutionProvider"])
 
 
-def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, seed: int = 0) -> Segment:
+def segment(
+    picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, seed: int = 0
+) -> Segment:
     """Segment the object at a point or in a box (pixels of the picture) within ``region``.
 
     Raises OperationError ``nothing_found``.
@@ -86,7 +88,9 @@ def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | Non
     for share, (mask, own) in zip(shares, maps, strict=True):
         mean += np.float32(share) * placed(mask, own, place)
     score = float(np.clip(CALIBRATION[0] + signs @ CALIBRATION[1:], 0.0, 0.95))
-    return Segment(_outline(picture, place, mean + np.float32(0.5 - level), point), round(score, 3), "mobilenet")
+    return Segment(
+        _outline(picture, place, mean + np.float32(0.5 - level), point), round(score, 3), "mobilenet"
+    )
 
 
 def describe(
@@ -113,7 +117,10 @@ def describe(
     count = len(maps)
     maps += [(proposal.astype(np.float32), region) for proposal in grabcut.proposals(small, at, seed)]
     thumbs = np.stack(
-        [cv2.resize(placed(mask, place, region), (THUMB, THUMB), interpolation=cv2.INTER_AREA).ravel() for mask, place in maps]
+        [
+            cv2.resize(placed(mask, place, region), (THUMB, THUMB), interpolation=cv2.INTER_AREA).ravel()
+            for mask, place in maps
+        ]
     )
     hard = (thumbs > 0.5).astype(np.float32)
     area = hard.sum(1) + 1e-6
@@ -129,7 +136,17 @@ def describe(
     others[np.arange(count), look] = False
     consistency = (nearest * others).sum(1) / others.sum(1)
     size = np.log(area / THUMB**2 + 1e-3)
-    columns = [overlap, agreement, border, classical, classical * agreement, consistency, _overlap(hard, thumbs), size, size**2]
+    columns = [
+        overlap,
+        agreement,
+        border,
+        classical,
+        classical * agreement,
+        consistency,
+        _overlap(hard, thumbs),
+        size,
+        size**2,
+    ]
     columns += [overlap * consistency, overlap * agreement, consistency * size, agreement * size]
     promised = np.zeros(len(maps))
     promised[:count] = np.concatenate([scores for _, scores, _ in looks])
@@ -174,16 +191,21 @@ def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
     mean, level, signs = cut_box(picture, box, region, seed)
     score = round(float(np.clip(BOX_CALIBRATION[0] + signs @ BOX_CALIBRATION[1:], 0.0, 0.95)), 3)
     if not (mean > level).any():
-        # The network sees no object. What differs from its surroundings in colour is returned all the same, with the low score.
+        # The network sees no object. What differs from its surroundings in colour is returned all the same,
+        # with the low score.
         return dataclasses.replace(grabcut.by_box(picture, box, seed), score=score, method="mobilenet")
     left, top, right, bottom = region
     small = cv2.resize(picture[top:bottom, left:right], mean.shape[::-1], interpolation=cv2.INTER_AREA)
     if grabcut.contrast(mean > level, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < MIN_BOX_CONTRAST:
-        raise OperationError("no object in the box differs from its surroundings: give another box", code="nothing_found")
+        raise OperationError(
+            "no object in the box differs from its surroundings: give another box", code="nothing_found"
+        )
     return Segment(_outline(picture, region, mean + np.float32(0.5 - level), None), score, "mobilenet")
 
 
-def cut_box(picture: np.ndarray, box: Edges, region: Edges, seed: int) -> tuple[np.ndarray, float, np.ndarray]:
+def cut_box(
+    picture: np.ndarray, box: Edges, region: Edges, seed: int
+) -> tuple[np.ndarray, float, np.ndarray]:
     """The object of a box over ``region``: probabilities float32 [h, w], their threshold, and the features of
     the score.
 
@@ -213,7 +235,12 @@ def _surroundings(mask: np.ndarray, region: Edges) -> Edges | None:
     if not (w and h):
         return None
     across, down = (right - left) / mask.shape[1], (bottom - top) / mask.shape[0]
-    found = round(left + x * across), round(top + y * down), round(left + (x + w) * across), round(top + (y + h) * down)
+    found = (
+        round(left + x * across),
+        round(top + y * down),
+        round(left + (x + w) * across),
+        round(top + (y + h) * down),
+    )
     near = around(found, (bottom, right), MARGIN)
     near = max(near[0], left), max(near[1], top), near[2], near[3]
     large = max((near[2] - near[0]) / (right - left), (near[3] - near[1]) / (bottom - top)) >= WORTHWHILE
@@ -236,19 +263,30 @@ def placed(mask: np.ndarray, place: Edges, frame: Edges) -> np.ndarray:
 
 
 def candidates(
-    picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, mirrored: bool = False
+    picture: np.ndarray,
+    region: Edges,
+    point: tuple[float, float] | None,
+    box: Edges | None,
+    mirrored: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """All masks of a region: probabilities float32 [n, SIDE / 2, SIDE / 2], and their expected IoU.
     ``mirrored``: see the mirror image."""
     left, top, right, bottom = region
     part = picture[top:bottom, left:right]
     if part.std() < MIN_CONTRAST:
-        raise OperationError("no object differs from its surroundings here: move the point or the box", code="nothing_found")
+        raise OperationError(
+            "no object differs from its surroundings here: move the point or the box", code="nothing_found"
+        )
     kind = cv2.INTER_AREA if min(part.shape[:2]) > SIDE else cv2.INTER_LINEAR
     square = cv2.resize(part, (SIDE, SIDE), interpolation=kind).astype(np.float32)
     across, down = SIDE / (right - left), SIDE / (bottom - top)
     spot = None if point is None else ((point[0] - left) * across, (point[1] - top) * down)
-    edges = box and ((box[0] - left) * across, (box[1] - top) * down, (box[2] - left) * across, (box[3] - top) * down)
+    edges = box and (
+        (box[0] - left) * across,
+        (box[1] - top) * down,
+        (box[2] - left) * across,
+        (box[3] - top) * down,
+    )
     step = -1 if mirrored else 1
     inputs = {"picture": square[None, :, ::step], "prompt": prompt(SIDE, spot, edges)[None, ..., ::step]}
     masks, scores = load().run(None, {name: np.ascontiguousarray(array) for name, array in inputs.items()})
@@ -259,10 +297,17 @@ def around(box: Edges, size: tuple[int, int], margin: float) -> Edges:
     """The box and its surroundings within a picture of ``size`` (height, width)."""
     left, top, right, bottom = box
     across, down = max(4, round(margin * (right - left))), max(4, round(margin * (bottom - top)))
-    return max(0, left - across), max(0, top - down), min(size[1], right + across), min(size[0], bottom + down)
+    return (
+        max(0, left - across),
+        max(0, top - down),
+        min(size[1], right + across),
+        min(size[0], bottom + down),
+    )
 
 
-def _outline(picture: np.ndarray, region: Edges, inside: np.ndarray, point: tuple[float, float] | None) -> Mask:
+def _outline(
+    picture: np.ndarray, region: Edges, inside: np.ndarray, point: tuple[float, float] | None
+) -> Mask:
     """Refine a map along the picture's edges and return the piece at the point, or the largest. Raises
     ``nothing_found``."""
     left, top, right, bottom = region
@@ -272,7 +317,9 @@ def _outline(picture: np.ndarray, region: Edges, inside: np.ndarray, point: tupl
     full = cv2.resize(soft, (right - left, bottom - top), interpolation=cv2.INTER_LINEAR) > 0.5
     count, parts, statistics, _ = cv2.connectedComponentsWithStats(full.astype(np.uint8), connectivity=4)
     if count == 1:
-        raise OperationError("no distinct object at this point: move the point or give a box", code="nothing_found")
+        raise OperationError(
+            "no distinct object at this point: move the point or give a box", code="nothing_found"
+        )
     if count > 2:
         piece = 1 + int(np.argmax(statistics[1:, cv2.CC_STAT_AREA]))
         if point is not None:
@@ -282,7 +329,9 @@ def _outline(picture: np.ndarray, region: Edges, inside: np.ndarray, point: tupl
     return Mask.of(full, left, top, *picture.shape[:2])
 
 
-def prompt(side: int, point: tuple[float, float] | None, box: tuple[float, float, float, float] | None) -> np.ndarray:
+def prompt(
+    side: int, point: tuple[float, float] | None, box: tuple[float, float, float, float] | None
+) -> np.ndarray:
     """The network's map of a point or a box (pixels of a square of ``side``): float32 [3, side / 4, side /
     4].
 
@@ -293,12 +342,18 @@ def prompt(side: int, point: tuple[float, float] | None, box: tuple[float, float
     inside = np.zeros((size, size), np.float32)
     if box is None:
         assert point is not None
-        centre, certain, likely = (point[0] / 4, point[1] / 4), (0.02 * size, 0.02 * size), (0.12 * size, 0.12 * size)
+        centre = (point[0] / 4, point[1] / 4)
+        certain = (0.02 * size, 0.02 * size)
+        likely = (0.12 * size, 0.12 * size)
     else:
         left, top, right, bottom = (value / 4 for value in box)
         centre = (left + right) / 2, (top + bottom) / 2
         certain = max(0.8, 0.15 * (right - left)), max(0.8, 0.15 * (bottom - top))
         likely = 2 * certain[0], 2 * certain[1]
-        inside = np.clip(np.minimum(x - left, right - x) + 0.5, 0, 1) * np.clip(np.minimum(y - top, bottom - y) + 0.5, 0, 1)
-    maps = [np.exp(-0.5 * (((x - centre[0]) / a) ** 2 + ((y - centre[1]) / b) ** 2)) for a, b in (certain, likely)]
+        inside = np.clip(np.minimum(x - left, right - x) + 0.5, 0, 1) * np.clip(
+            np.minimum(y - top, bottom - y) + 0.5, 0, 1
+        )
+    maps = [
+        np.exp(-0.5 * (((x - centre[0]) / a) ** 2 + ((y - centre[1]) / b) ** 2)) for a, b in (certain, likely)
+    ]
     return np.stack([*maps, inside]).astype(np.float32)

@@ -85,7 +85,8 @@ def model_files() -> dict[str, Path]:
     for path in paths.values():
         if not path.is_file():
             raise MissingDependency(
-                f"the installed rapidocr lacks the model {path.name}", fix="pip install --force-reinstall 'rapidocr>=3.10,<3.11'"
+                f"the installed rapidocr lacks the model {path.name}",
+                fix="pip install --force-reinstall 'rapidocr>=3.10,<3.11'",
             )
     return paths
 
@@ -124,7 +125,9 @@ class Engine:
         image = _resized(picture, fine_scale)
         # Small letters may be where scaling down loses contrast.
         grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        less = cv2.resize(_resized(grey, scale / fine_scale), image.shape[1::-1], interpolation=cv2.INTER_LINEAR)
+        less = cv2.resize(
+            _resized(grey, scale / fine_scale), image.shape[1::-1], interpolation=cv2.INTER_LINEAR
+        )
         detail = cv2.boxFilter((cv2.absdiff(grey, less) > 12).astype(np.float32), -1, (24, 24)) > 0.06
         for quad in large:
             x0, y0 = np.maximum(quad.min(0) * fine_scale, 0).astype(int)
@@ -132,19 +135,29 @@ class Engine:
             detail[y0:y1, x0:x1] = False
         fine = self._quads(self._searched(image, detail, probabilities), picture.shape[:2])
         small = [quad for quad in coarse if thickness(quad) * scale < TRUSTED_HEIGHT]
-        # At full size large letters are cut at tile edges: drop detections that overlap a line of the scaled-down picture.
-        extra = [quad for quad in fine if _covered(quad, large) < 0.5 and all(_covered(line, [quad]) < 0.5 for line in large)]
+        # At full size large letters are cut at tile edges: drop detections that overlap a line of the
+        # scaled-down picture.
+        extra = [
+            quad
+            for quad in fine
+            if _covered(quad, large) < 0.5 and all(_covered(line, [quad]) < 0.5 for line in large)
+        ]
         extra += [quad for quad in small if _covered(quad, extra) < 0.5]
         return np.array([*large, *extra], np.float32).reshape(-1, 4, 2)
 
-    def read(self, picture: np.ndarray, quads: np.ndarray, min_confidence: float = 0.0) -> tuple[list[Line], int]:
+    def read(
+        self, picture: np.ndarray, quads: np.ndarray, min_confidence: float = 0.0
+    ) -> tuple[list[Line], int]:
         """Recognise the quads of ``picture`` (BGR), largest first; returns the lines in the quads' order and
         the number left out.
 
         Lines that are not `plausible`, below ``min_confidence`` or longer than MAX_RATIO are omitted.
         """
         ratios = [max(_sides(quad)) / max(1.0, thickness(quad)) for quad in quads]
-        order = sorted((i for i, ratio in enumerate(ratios) if ratio <= MAX_RATIO), key=lambda i: (-thickness(quads[i]), i))
+        order = sorted(
+            (i for i, ratio in enumerate(ratios) if ratio <= MAX_RATIO),
+            key=lambda i: (-thickness(quads[i]), i),
+        )
         length = 0.0
         selected: list[int] = []
         for i in order:
@@ -159,7 +172,11 @@ class Engine:
             width, height = _sides(quads[i])
             turns[i] = [0] if height < 1.5 * width else [0, 1, 3] if height < 3 * width else [1, 3]
         best = self._best(picture, quads, turns)
-        upside_down = {i: [(best[i][0] + 2) % 4] for i in selected if len(turns[i]) == 1 and best[i][1].confidence < RETRY_TURNED}
+        upside_down = {
+            i: [(best[i][0] + 2) % 4]
+            for i in selected
+            if len(turns[i]) == 1 and best[i][1].confidence < RETRY_TURNED
+        }
         for i, (turn, line) in self._best(picture, quads, upside_down).items():
             # Upside down must be clearly better: badly read letters get similar confidences both ways.
             if line.confidence > best[i][1].confidence + 0.05:
@@ -179,11 +196,17 @@ class Engine:
             width, height = (max(1e-6, side) for side in _sides(quad))
             along, down = (quad[1] - quad[0]) / width, (quad[3] - quad[0]) / height
             signs = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], np.float32)
-            cuts.append((quad + share * height * (signs[:, :1] * along + signs[:, 1:] * down)).astype(np.float32))
+            cuts.append(
+                (quad + share * height * (signs[:, :1] * along + signs[:, 1:] * down)).astype(np.float32)
+            )
         retries = iter(self._recognise(picture, cuts))
         unstable = []
         for line in short:
-            same = [retry.confidence for retry in (next(retries), next(retries)) if retry.text.lower() == line.text.lower()]
+            same = [
+                retry.confidence
+                for retry in (next(retries), next(retries))
+                if retry.text.lower() == line.text.lower()
+            ]
             mean = (line.confidence + sum(same)) / 3
             if mean < STABLE and line.confidence < SURE:
                 unstable.append(line)
@@ -191,7 +214,9 @@ class Engine:
                 line.confidence = mean
         return [line for line in lines if not any(line is other for other in unstable)]
 
-    def _best(self, picture: np.ndarray, quads: np.ndarray, turns: dict[int, list[int]]) -> dict[int, tuple[int, Line]]:
+    def _best(
+        self, picture: np.ndarray, quads: np.ndarray, turns: dict[int, list[int]]
+    ) -> dict[int, tuple[int, Line]]:
         """For each quad the turn (quarters, counter-clockwise) with the highest confidence, and its line."""
         attempts = [(i, turn) for i, options in turns.items() for turn in options]
         best: dict[int, tuple[int, Line]] = {}
@@ -228,7 +253,8 @@ class Engine:
             used += (bottom - top) * (right - left)
             if used > FINE_BUDGET:
                 break
-            # Only one of two tiles sees the end of a line that barely reaches into the other: take the maximum.
+            # Only one of two tiles sees the end of a line that barely reaches into the other: take the
+            # maximum.
             part = probabilities[top:bottom, left:right]
             np.maximum(part, self._map(image[top:bottom, left:right]), out=part)
         return probabilities
@@ -246,11 +272,17 @@ class Engine:
         from rapidocr.ch_ppocr_rec import TextRecInput
 
         self._recogniser.rec_image_shape = [3, STRIP_HEIGHT, 320 if len(quads) <= MANY_LINES else 160]
-        output = self._recogniser(TextRecInput(img=[strip(picture, quad) for quad in quads], return_word_box=True))
+        output = self._recogniser(
+            TextRecInput(img=[strip(picture, quad) for quad in quads], return_word_box=True)
+        )
         lines = []
-        for quad, text, confidence, info in zip(quads, output.txts, output.scores, output.word_results, strict=True):
+        for quad, text, confidence, info in zip(
+            quads, output.txts, output.scores, output.word_results, strict=True
+        ):
             columns = [column for word in info.word_cols for column in word]
-            confidences = [c for c, character in zip(info.confs, text, strict=False) if not character.isspace()]
+            confidences = [
+                c for c, character in zip(info.confs, text, strict=False) if not character.isspace()
+            ]
             positions = [min(1.0, (column + 0.5) / info.line_txt_len) for column in columns]
             lines.append(Line(text, float(confidence), quad, positions, confidences))
         return lines
@@ -286,7 +318,9 @@ def strip(picture: np.ndarray, quad: np.ndarray) -> np.ndarray:
     length = max(8, round(STRIP_HEIGHT * width / height))
     flat = np.array([[0, 0], [length, 0], [length, STRIP_HEIGHT], [0, STRIP_HEIGHT]], np.float32)
     matrix = cv2.getPerspectiveTransform(corners.astype(np.float32), flat)
-    return cv2.warpPerspective(patch, matrix, (length, STRIP_HEIGHT), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
+    return cv2.warpPerspective(
+        patch, matrix, (length, STRIP_HEIGHT), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
+    )
 
 
 def _sides(quad: np.ndarray) -> tuple[float, float]:

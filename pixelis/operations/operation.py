@@ -92,7 +92,9 @@ class Target:
         if not isinstance(self.media, Clip):
             return self.media
         if self.frame is None:
-            raise OperationError(f"{self.id} is a video: name one of its frames, or call select_frames", code="not_a_picture")
+            raise OperationError(
+                f"{self.id} is a video: name one of its frames, or call select_frames", code="not_a_picture"
+            )
         return self.media.frame(self.frame)
 
     def pixels(self, box: Box = geometry.WHOLE) -> tuple[int, int, int, int]:
@@ -107,7 +109,10 @@ class Target:
         return self.picture[top:bottom, left:right]
 
     def snap(self, box: Box = geometry.WHOLE) -> Box:
-        """A box of the target at its pixel edges, 0..1 of the whole picture or frame. Raises as ``pixels``."""
+        """A box of the target at its pixel edges, 0..1 of the whole picture or frame.
+
+        Raises as ``pixels``.
+        """
         left, top, right, bottom = self.pixels(box)
         height, width = self.picture.shape[:2]
         return left / width, top / height, right / width, bottom / height
@@ -173,7 +178,9 @@ class Scene:
             raise OperationError(error.message, code="bad_box") from None
 
     def place(self, box: Sequence[float], target: Target) -> list[float]:
-        """A box of the whole picture or frame as the policy reads it, in numbers of the target and clipped to it."""
+        """A box of the whole picture or frame as the policy reads it, in numbers of the target and clipped to
+        it.
+        """
         x0, y0, x1, y1 = box
         inner = target.from_root((x0, y0, x1, y1))
         return self.scale.around([min(max(value, 0.0), 1.0) for value in inner], target.id)
@@ -185,7 +192,9 @@ class Scene:
     def show_frames(self, clip: Clip, numbers: Sequence[int]) -> list[View]:
         """Views of whole frames. Raises OperationError ``too_small``."""
         frames = zip(numbers, clip.frames(numbers), strict=True)
-        return [View(self.fit_frame(frame), None, number, float(clip.times[number])) for number, frame in frames]
+        return [
+            View(self.fit_frame(frame), None, number, float(clip.times[number])) for number, frame in frames
+        ]
 
     def fit_frame(self, frame: np.ndarray) -> np.ndarray:
         """Fit a frame (uint8 [H, W, 3]) to ``frame_budget``. Raises OperationError ``too_small``."""

@@ -43,7 +43,9 @@ def write_pictures(
         paths.append(_save(folder / f"{op}.{name}.png", view))
     items = drawable(observation.data, action.arguments, scene.objects, target.box)
     if observation.images and not any(observation.data.get(key) for key in DRAWABLE):
-        boxes = [target.to_root(v.box) for v in observation.images if v.parent == target.id and v.box is not None]
+        boxes = [
+            target.to_root(v.box) for v in observation.images if v.parent == target.id and v.box is not None
+        ]
         items["boxes"] = [box for box in boxes if box != geometry.WHOLE]
     tracks = [t for t in observation.data.get("tracks", []) if t.get("frames")]
     if tracks and isinstance(target.media, Clip):
@@ -54,10 +56,21 @@ def write_pictures(
         paths.append(write_film(folder / op, _annotated(clip, film, items, target.root, FILM_LONGEST), times))
     elif not target.is_clip and any(items.values()):
         picture = shrink(target.picture, LONGEST)
-        paths.append(_save(folder / f"{op}.annotated.png", draw.annotate(picture, items, frame=target.frame, root=target.root)))
-    frames = [(i, view) for i, view in zip(observation.images, views, strict=True) if i.frame is not None and i.time is not None]
+        paths.append(
+            _save(
+                folder / f"{op}.annotated.png",
+                draw.annotate(picture, items, frame=target.frame, root=target.root),
+            )
+        )
+    frames = [
+        (i, view)
+        for i, view in zip(observation.images, views, strict=True)
+        if i.frame is not None and i.time is not None
+    ]
     if len(frames) > 1 and not tracks:
-        captioned = [draw.caption(shrink(view, SHEET_LONGEST), frame_label(i.frame, i.time)) for i, view in frames]
+        captioned = [
+            draw.caption(shrink(view, SHEET_LONGEST), frame_label(i.frame, i.time)) for i, view in frames
+        ]
         paths.append(_save(folder / f"{op}.sheet.png", draw.contact_sheet(captioned)))
     if isinstance(lines := observation.data.get("lines"), list):
         path = folder / f"{op}.txt"
@@ -67,7 +80,10 @@ def write_pictures(
 
 
 def drawable(
-    data: Mapping[str, Any], arguments: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]], region: Box
+    data: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    objects: Mapping[str, Mapping[str, Any]],
+    region: Box,
 ) -> dict[str, Any]:
     """The items of an observation's data for `draw.annotate`; if there are none, the object or box of the
     call.
@@ -89,7 +105,9 @@ def frame_label(number: int | None, seconds: float | None) -> str:
     return f"frame {number}" + ("" if seconds is None else f", {seconds:.2f} s")
 
 
-def _annotated(clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], root: str, longest: int) -> Iterator[np.ndarray]:
+def _annotated(
+    clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], root: str, longest: int
+) -> Iterator[np.ndarray]:
     for number, frame in zip(numbers, clip.frames(numbers), strict=True):
         annotated = draw.annotate(shrink(frame, longest), items, frame=number, root=root)
         yield draw.caption(annotated, frame_label(number, float(clip.times[number])))
@@ -105,7 +123,11 @@ def write_film(path: Path, frames: Iterable[np.ndarray], times: Sequence[float])
 
     out = path.with_name(path.name + ".mp4")
     steps = np.diff(times)
-    rate = Fraction(1 / float(np.median(steps))).limit_denominator(1001) if len(steps) and np.median(steps) > 0 else Fraction(25)
+    rate = (
+        Fraction(1 / float(np.median(steps))).limit_denominator(1001)
+        if len(steps) and np.median(steps) > 0
+        else Fraction(25)
+    )
     with av.open(str(out), "w", options={"movflags": "+faststart"}) as container:
         stream: Any = container.add_stream("libx264", rate=rate, options={"crf": "23", "preset": "veryfast"})
         stream.pix_fmt = "yuv420p"

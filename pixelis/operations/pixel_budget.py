@@ -28,7 +28,9 @@ class PixelBudget:
 
     def __post_init__(self) -> None:
         if not 0 < self.min_pixels <= self.max_pixels:
-            raise BadInput(f"pixel budget {self.min_pixels}..{self.max_pixels}: needs 0 < min_pixels <= max_pixels")
+            raise BadInput(
+                f"pixel budget {self.min_pixels}..{self.max_pixels}: needs 0 < min_pixels <= max_pixels"
+            )
 
 
 def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> tuple[int, int]:
@@ -43,7 +45,10 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
     if height < 1 or width < 1:
         raise BadInput(f"a picture of {height} x {width} pixels has nothing to see")
     if max(height, width) > MAX_ASPECT * min(height, width):
-        message = f"a picture of {width} x {height} pixels is too thin: the longer side may be {MAX_ASPECT} times the other"
+        message = (
+            f"a picture of {width} x {height} pixels is too thin: the longer side may be "
+            f"{MAX_ASPECT} times the other"
+        )
         raise BadInput(message, code="image_too_thin", fix="crop or pad the picture")
     if budget.max_pixels < multiple * multiple:
         raise BadInput(f"a budget of {budget.max_pixels} pixels holds no {multiple} x {multiple} tile")
@@ -56,8 +61,11 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
     ideal = height * scale
     candidates = {max(1, math.floor(ideal)), math.ceil(ideal)}
     low, high = -(-budget.min_pixels // tile), budget.max_pixels // tile
-    # A budget of few tiles (nano's is exactly 16) may have no fitting rectangle near the ideal one: then try all.
-    choices = _rectangles(candidates, low, high, height / width) or _rectangles(range(1, high + 1), low, high, height / width)
+    # A budget of few tiles (nano's is exactly 16) may have no fitting rectangle near the ideal one: then try
+    # all.
+    choices = _rectangles(candidates, low, high, height / width) or _rectangles(
+        range(1, high + 1), low, high, height / width
+    )
     if not choices:
         choices = _rectangles(candidates, 1, high, height / width) or [(0.0, 0, 1, 1)]
     _, _, rows, columns = min(choices)
@@ -87,7 +95,8 @@ def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:
     height, width = fitted_size(image.shape[0], image.shape[1], budget, multiple)
     if (height, width) == image.shape[:2]:
         return image
-    # reducing_gap averages large pictures by whole numbers first: several times faster, with no visible difference.
+    # reducing_gap averages large pictures by whole numbers first: several times faster, with no visible
+    # difference.
     view = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
     return np.asarray(view)
 

@@ -14,7 +14,16 @@ from pixelis.config import ToolboxConfig
 from pixelis.errors import OperationError
 from pixelis.operations import sandbox
 from pixelis.operations.geometry import WHOLE
-from pixelis.operations.operation import MADE, BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    MADE,
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 from pixelis.operations.sandbox_worker import MAX_CODE
 
 MAX_PIXELS = 16_000_000
@@ -24,8 +33,12 @@ Code = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CODE)]
 
 
 class PythonArguments(OperationArguments):
-    code: Code = Field(description="the program; print what you want to read, show(picture) what you want to see")
-    box: BoxArgument | None = Field(None, description="the region that `image` holds, default all of the image")
+    code: Code = Field(
+        description="the program; print what you want to read, show(picture) what you want to see"
+    )
+    box: BoxArgument | None = Field(
+        None, description="the region that `image` holds, default all of the image"
+    )
 
 
 class Python(Operation):
@@ -33,15 +46,19 @@ class Python(Operation):
 
     name = "python"
     description = (
-        "Run Python on an image. `image` holds its pixels in full resolution (uint8 array [height, width, 3], RGB). Available: "
-        "numpy as np, cv2, PIL, math, statistics and more of the standard library; no files, no network. print(...) to read "
+        "Run Python on an image. `image` holds its pixels in full resolution (uint8 array [height, width, "
+        "3], RGB). Available: "
+        "numpy as np, cv2, PIL, math, statistics and more of the standard library; no files, no network. "
+        "print(...) to read "
         "values, show(array or PIL image) to see up to 3 pictures."
     )
     Arguments = PythonArguments
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Raise MissingDependency where the process of the code cannot be locked; there is no weaker sandbox."""
+        """Raise MissingDependency where the process of the code cannot be locked; there is no weaker
+        sandbox.
+        """
         sandbox.require()
 
     @classmethod
@@ -54,11 +71,15 @@ class Python(Operation):
         """
         image = target.crop(arguments.box or WHOLE)
         if (count := image.shape[0] * image.shape[1]) > MAX_PIXELS:
-            raise OperationError(f"the region has {count} pixels, at most {MAX_PIXELS}: give a box", code="limit")
+            raise OperationError(
+                f"the region has {count} pixels, at most {MAX_PIXELS}: give a box", code="limit"
+            )
         settings = scene.settings
         # The toolbox ends its own process at timeout_s.
         start_s = max(1.0, 0.9 * settings.timeout_s - sandbox.CODE_S)
-        printed, error, pictures = sandbox.run(arguments.code, image, scene.seed, settings.memory_bytes, start_s)
+        printed, error, pictures = sandbox.run(
+            arguments.code, image, scene.seed, settings.memory_bytes, start_s
+        )
         views = [View(scene.fit_crop(picture), None, source=MADE) for picture in pictures]
         text = printed.rstrip()
         if error is not None:

@@ -32,8 +32,10 @@ class ReadText(Operation):
 
     name = "read_text"
     description = (
-        "Read the text in a region of an image, or in all of it. Returns the lines in reading order, each with its box; (?) "
-        "marks an uncertain line. Reads in full resolution, also tight crops of one word; small text in a large picture is read "
+        "Read the text in a region of an image, or in all of it. Returns the lines in reading order, each "
+        "with its box; (?) "
+        "marks an uncertain line. Reads in full resolution, also tight crops of one word; small text in a "
+        "large picture is read "
         "best from a smaller region."
     )
     Arguments = ReadTextArguments
@@ -155,7 +157,9 @@ def _spans(line: ocr.Line) -> list[tuple[float, float]]:
         units.append((sizes[i] + sizes[i + 1]) / 2 + 0.5 * spaced[i])
         steps.append(b - a)
     unit = sum(steps) / max(sum(units), 1e-9) if steps else 1.0
-    spans = [[p - unit * size / 2, p + unit * size / 2] for p, size in zip(line.positions, sizes, strict=False)]
+    spans = [
+        [p - unit * size / 2, p + unit * size / 2] for p, size in zip(line.positions, sizes, strict=False)
+    ]
     for i, step in enumerate(steps):
         share = step / units[i]
         spans[i][1] = line.positions[i] + share * (sizes[i] / 2 + 0.25 * spaced[i])
@@ -171,7 +175,13 @@ def _describe(line: ocr.Line, width: int, height: int) -> dict[str, Any]:
         if last < len(spans):
             quad = _section(line.quad, spans[first][0], spans[last][1])
             confidence = float(np.mean(line.confidences[first : last + 1]))
-            words.append({"text": word, "confidence": round(confidence, 4), "box": list(_bounding_box(quad, width, height))})
+            words.append(
+                {
+                    "text": word,
+                    "confidence": round(confidence, 4),
+                    "box": list(_bounding_box(quad, width, height)),
+                }
+            )
         first = last + 1
     box = list(_bounding_box(line.quad, width, height))
     return {"text": line.text.strip(), "confidence": round(line.confidence, 4), "box": box, "words": words}
@@ -208,14 +218,19 @@ def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
     for i in [*across, None]:
         above = [j for j in remaining if i is None or boxes[j][1] + boxes[j][3] < boxes[i][1] + boxes[i][3]]
         remaining = [j for j in remaining if j not in set(above)]
-        for side in ([j for j in above if boxes[j][2] <= gutter], [j for j in above if boxes[j][0] >= gutter]):
+        for side in (
+            [j for j in above if boxes[j][2] <= gutter],
+            [j for j in above if boxes[j][0] >= gutter],
+        ):
             out += _ordered(boxes, side) if len(side) < len(chosen) else _rows(boxes, side)
         out += [] if i is None else [i]
     return out
 
 
 def _gutter(boxes: np.ndarray) -> float | None:
-    """x of the gap between columns of prose, or between prose and a grid; None for one column and for tables."""
+    """x of the gap between columns of prose, or between prose and a grid; None for one column and for
+    tables.
+    """
     if len(boxes) < 6:
         return None
     heights = boxes[:, 3] - boxes[:, 1]
@@ -227,7 +242,9 @@ def _gutter(boxes: np.ndarray) -> float | None:
         few = min(len(left), len(right))
         if few < 3 or across > few / 2:
             continue
-        prose = [np.median((side[:, 2] - side[:, 0]) / (side[:, 3] - side[:, 1])) > 6 for side in (left, right)]
+        prose = [
+            np.median((side[:, 2] - side[:, 0]) / (side[:, 3] - side[:, 1])) > 6 for side in (left, right)
+        ]
         shared = min(left[:, 3].max(), right[:, 3].max()) - max(left[:, 1].min(), right[:, 1].min())
         apart = all(prose) or (any(prose) and not _aligned(*((left, right) if prose[0] else (right, left))))
         if apart and shared > 2 * np.median(heights) and (best is None or across < best[0]):
@@ -267,7 +284,9 @@ def format_lines(lines: list[dict[str, Any]], unread: int, target: Target, scene
     size = 0
     for line in lines:
         box = scene.place(line["box"], target)
-        entry = f"{','.join(map(str, box))} {line['text']}" + (" (?)" if line["confidence"] < UNCERTAIN else "")
+        entry = f"{','.join(map(str, box))} {line['text']}" + (
+            " (?)" if line["confidence"] < UNCERTAIN else ""
+        )
         if size + len(entry) > MAX_TEXT:
             if not entries:
                 entries.append(entry[:MAX_TEXT] + "...")

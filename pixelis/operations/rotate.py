@@ -9,7 +9,15 @@ from PIL import Image
 from pydantic import AllowInfNan, Field
 
 from pixelis.operations.geometry import WHOLE, clamp
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 
 Angle = Annotated[float, AllowInfNan(False), Field(ge=-360, le=360)]
 

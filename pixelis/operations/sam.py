@@ -65,7 +65,9 @@ class Sam:
         rows, columns = picture.shape[:2]
         height, width = self.size(rows, columns)
         points = torch.from_numpy((corners * [width / columns, height / rows]).astype(np.float32))
-        prompt = {"input_boxes": points.reshape(1, 1, 4)} if box else {"input_points": points.reshape(1, 1, 1, 2)}
+        prompt = (
+            {"input_boxes": points.reshape(1, 1, 4)} if box else {"input_points": points.reshape(1, 1, 1, 2)}
+        )
         device = next(self.model.parameters()).device
         with torch.inference_mode():
             inputs = {"pixel_values": self.pixel_values(picture), **prompt}
@@ -75,13 +77,17 @@ class Sam:
             best = int(scores.argmax())
             logits = output.pred_masks[0, 0, best].float()[None, None]
             if self.padded:
-                logits = torch.nn.functional.interpolate(logits, (self.side, self.side), mode="bilinear", align_corners=False)
+                logits = torch.nn.functional.interpolate(
+                    logits, (self.side, self.side), mode="bilinear", align_corners=False
+                )
                 logits = logits[..., :height, :width]
         large = cv2.resize(logits[0, 0].cpu().numpy(), (columns, rows), interpolation=cv2.INTER_LINEAR)
         return large > 0, float(scores[best].clamp(0, 1))
 
 
-def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, folder: str) -> Segment:
+def segment(
+    picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, folder: str
+) -> Segment:
     """Segment the object at a point or in a box (pixels of the picture); the model sees ``region`` only.
 
     Raises OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for an unusable
@@ -89,11 +95,18 @@ def segment(picture: np.ndarray, region: Edges, point: tuple[float, float] | Non
     """
     left, top, right, bottom = region
     if box is not None:  # rounding may move the edges of a box beyond the region
-        left, top, right, bottom = min(left, box[0]), min(top, box[1]), max(right, box[2]), max(bottom, box[3])
+        left, top, right, bottom = (
+            min(left, box[0]),
+            min(top, box[1]),
+            max(right, box[2]),
+            max(bottom, box[3]),
+        )
     corners = np.reshape(np.asarray(point if box is None else box, np.float64), (-1, 2)) - (left, top)
     inside, score = load(folder).predict(picture[top:bottom, left:right], corners, box is not None)
     if not inside.any():
-        raise OperationError("the segmenter found no object there: move the point or give a box", code="nothing_found")
+        raise OperationError(
+            "the segmenter found no object there: move the point or give a box", code="nothing_found"
+        )
     return Segment(Mask.of(inside, left, top, *picture.shape[:2]), round(score, 3), "sam")
 
 

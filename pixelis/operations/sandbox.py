@@ -47,7 +47,9 @@ class Answer(BaseModel):
     pictures: Annotated[list[Base64Bytes], Field(max_length=worker.MAX_PICTURES)]
 
 
-def run(code: str, image: np.ndarray, seed: int, memory_bytes: int, start_s: float) -> tuple[str, str | None, list[np.ndarray]]:
+def run(
+    code: str, image: np.ndarray, seed: int, memory_bytes: int, start_s: float
+) -> tuple[str, str | None, list[np.ndarray]]:
     """Run code on an image, uint8 [h, w, 3]. ``start_s``: seconds that the process may take to start.
 
     Returns what the code printed, its error or None, and the pictures that it showed (uint8 [h, w, 3]).
@@ -87,7 +89,11 @@ def _read(descriptor: int, start_s: float) -> bytes:
     while True:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(1000 * left):
-            message = "the sandbox did not start in time" if starting else f"the code took more than {CODE_S:g} seconds"
+            message = (
+                "the sandbox did not start in time"
+                if starting
+                else f"the code took more than {CODE_S:g} seconds"
+            )
             raise OperationError(message, code="timeout")
         chunk = os.read(descriptor, 1 << 20)
         if not chunk:
@@ -104,7 +110,8 @@ def _answer(data: bytes) -> tuple[str, str | None, list[np.ndarray]]:
     if data[:1] == b"X":
         raise MissingDependency(
             f"the operation python cannot lock its process: {data[1:501].decode(errors='replace')}",
-            fix="use Linux with seccomp filters (in a container: a profile that allows seccomp) and libseccomp (Debian's "
+            fix="use Linux with seccomp filters (in a container: a profile that allows seccomp) and "
+            "libseccomp (Debian's "
             "libseccomp2), or leave python out of toolbox.operations",
         )
     if data[:1] != b"R" or len(data) == 1:
@@ -125,5 +132,6 @@ def require() -> None:
         run("1 + 1", np.zeros((4, 4, 3), np.uint8), 0, 500_000_000, 120.0)
     except OSError as error:
         raise MissingDependency(
-            f"the operation python cannot start a process: {error}", fix="use Linux, or leave python out of toolbox.operations"
+            f"the operation python cannot start a process: {error}",
+            fix="use Linux, or leave python out of toolbox.operations",
         ) from None

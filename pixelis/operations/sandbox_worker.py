@@ -92,7 +92,14 @@ def limit(memory: int, seconds: int) -> None:
         loaded = int(file.read().split()[0]) * resource.getpagesize()
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = int(used.ru_utime + used.ru_stime) + seconds + 1
-    for name, value in (("AS", loaded + memory), ("CPU", cpu), ("FSIZE", 0), ("NPROC", 0), ("CORE", 0), ("NOFILE", 3)):
+    for name, value in (
+        ("AS", loaded + memory),
+        ("CPU", cpu),
+        ("FSIZE", 0),
+        ("NPROC", 0),
+        ("CORE", 0),
+        ("NOFILE", 3),
+    ):
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
 
 
@@ -124,8 +131,15 @@ def execute(code: str, image: Any, output: Output) -> tuple[str | None, list[Any
             array = np.repeat(array[..., None], 3, 2)
         if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
             raise ValueError(f"show takes uint8 [height, width, 3], not {array.dtype} {list(array.shape)}")
-        if min(array.shape[:2]) < 4 or array.shape[0] * array.shape[1] > MAX_SHOWN_PIXELS or max(array.shape[:2]) > MAX_SIDE:
-            raise ValueError(f"show takes pictures of 4x4 to {MAX_SHOWN_PIXELS} pixels, not {array.shape[1]}x{array.shape[0]}")
+        if (
+            min(array.shape[:2]) < 4
+            or array.shape[0] * array.shape[1] > MAX_SHOWN_PIXELS
+            or max(array.shape[:2]) > MAX_SIDE
+        ):
+            raise ValueError(
+                f"show takes pictures of 4x4 to {MAX_SHOWN_PIXELS} pixels, not "
+                f"{array.shape[1]}x{array.shape[0]}"
+            )
         if len(shown) >= MAX_PICTURES:
             raise ValueError(f"show takes at most {MAX_PICTURES} pictures")
         shown.append(np.ascontiguousarray(array))

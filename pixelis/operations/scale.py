@@ -70,9 +70,15 @@ class Scale:
     clamp: bool | None = None
 
     @classmethod
-    def of(cls, kind: Coordinates, images: Sequence[ImageView], slack: int = 0, clamp: bool | None = None) -> Scale:
+    def of(
+        cls, kind: Coordinates, images: Sequence[ImageView], slack: int = 0, clamp: bool | None = None
+    ) -> Scale:
         """The scale for an episode with these views. A clip has the size of its first shown frame."""
-        clips = {image.parent: image.view_size for image in reversed(images) if image.parent and image.frame is not None}
+        clips = {
+            image.parent: image.view_size
+            for image in reversed(images)
+            if image.parent and image.frame is not None
+        }
         sizes = {**clips, **{image.id: image.view_size for image in images}}
         return cls(kind, sizes or None, slack, tuple(clips), clamp)
 
@@ -84,7 +90,9 @@ class Scale:
     def extent(self, target: str) -> tuple[int, int]:
         """Largest x and y of a target. Raises OperationError ``bad_target`` for an unknown image."""
         if self.sizes is not None and target not in self.sizes:
-            raise OperationError(f"no image {target[:20]}, use {', '.join(list(self.sizes)[:8])}", code="bad_target")
+            raise OperationError(
+                f"no image {target[:20]}, use {', '.join(list(self.sizes)[:8])}", code="bad_target"
+            )
         if self.kind != "pixels":
             return (1000, 1000) if self.kind == "thousand" else (1, 1)
         width, height = (self.sizes or {}).get(target, (0, 0))
@@ -101,7 +109,9 @@ class Scale:
         if not place.many:
             return self.read(place.wire, value, target)
         if not isinstance(value, list):
-            raise OperationError(f"{place.wire} is a list of places", code="bad_box" if place.count == 4 else "bad_point")
+            raise OperationError(
+                f"{place.wire} is a list of places", code="bad_box" if place.count == 4 else "bad_point"
+            )
         if len(value) > MAX_PLACES:
             raise OperationError(f"{place.wire} has {len(value)} places, at most {MAX_PLACES}", code="limit")
         return [self.read(place.wire, item, target) for item in value]
@@ -168,7 +178,9 @@ class Scale:
         for i, v in enumerate(value):
             limit = extent[i % 2]
             if type(v) is not int and (self.kind != "unit" or type(v) is not float):
-                raise OperationError(f"{name} holds {'' if self.kind == 'unit' else 'whole '}numbers 0..{limit}", code=code)
+                raise OperationError(
+                    f"{name} holds {'' if self.kind == 'unit' else 'whole '}numbers 0..{limit}", code=code
+                )
             if not -slack <= v <= limit + slack and not (self.clamp and count == 4):
                 raise OperationError(f"{name} must be between 0 and {limit}", code="out_of_range")
         # Numbers of thousands of digits cannot be divided.

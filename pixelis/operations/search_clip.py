@@ -36,7 +36,8 @@ STILL = 0.8
 """Mean change of brightness (0..255) between samples below which nothing moves."""
 SEARCHERS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
 GET = (
-    "download one where there is internet, for example `hf download openai/clip-vit-base-patch32 --local-dir FOLDER`, and set "
+    "download one where there is internet, for example `hf download openai/clip-vit-base-patch32 "
+    "--local-dir FOLDER`, and set "
     "toolbox.searcher=FOLDER"
 )
 
@@ -44,7 +45,9 @@ GET = (
 class SearchClipArguments(OperationArguments):
     like: str | None = Field(None, description="id of an image: find the moments that show it")
     like_box: BoxArgument | None = Field(None, description="with like: the region of it to look for")
-    event: Literal["cut", "motion"] | None = Field(None, description="cut: where scenes change; motion: when most moves")
+    event: Literal["cut", "motion"] | None = Field(
+        None, description="cut: where scenes change; motion: when most moves"
+    )
     text: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = Field(
         None, description="what the moment shows"
     )
@@ -65,7 +68,8 @@ class SearchClip(Operation):
 
     name = "search_clip"
     description = (
-        "Find a moment in a video: where an image or a region of it appears (like), where scenes change or most moves (event), "
+        "Find a moment in a video: where an image or a region of it appears (like), where scenes change or "
+        "most moves (event), "
         "or by words (text). Returns times with scores and shows the frames."
     )
     Arguments = SearchClipArguments
@@ -88,7 +92,9 @@ class SearchClip(Operation):
         start = float(clip.times[0]) if arguments.start is None else arguments.start
         end = clip.end if arguments.end is None else arguments.end
         if start > end or start > clip.end or end < float(clip.times[0]):
-            raise OperationError(f"the clip runs from {clip.times[0]:.2f} to {clip.end:.2f} s", code="out_of_range")
+            raise OperationError(
+                f"the clip runs from {clip.times[0]:.2f} to {clip.end:.2f} s", code="out_of_range"
+            )
         numbers = range(clip.at(start), clip.at(end) + 1)
         if arguments.event == "cut":
             moments, seen = _cuts(clip, numbers), len(subsample(numbers, MAX_SAMPLES))
@@ -103,9 +109,14 @@ class SearchClip(Operation):
             elif scene.settings.searcher is not None:
                 score = load(scene.settings.searcher).by_words(arguments.text or "")
             else:
-                message = "search by words needs a CLIP or SigLIP checkpoint, toolbox.searcher=FOLDER: use like or event instead"
+                message = (
+                    "search by words needs a CLIP or SigLIP checkpoint, toolbox.searcher=FOLDER: use "
+                    "like or event instead"
+                )
                 raise OperationError(message, code="bad_arguments")
-            moments, seen = _best(clip, numbers, score, MAX_WORD_SAMPLES if arguments.like is None else MAX_SAMPLES)
+            moments, seen = _best(
+                clip, numbers, score, MAX_WORD_SAMPLES if arguments.like is None else MAX_SAMPLES
+            )
             title = "best matches (similarity, 1 is equal)"
             if arguments.like is not None and moments[0][1] < 0.5:
                 title = "unsure, nothing similar; the nearest (similarity, 1 is equal)"
@@ -113,17 +124,22 @@ class SearchClip(Operation):
         listed = [f"frame {number} at {clip.times[number]:.2f} s ({value:.2f})" for number, value in shown]
         text = f"{title} in {target.root}" + (": " + ", ".join(listed) if listed else "")
         if len(moments) > len(shown):
-            text += ", then at " + ", ".join(f"{clip.times[number]:.2f}" for number, _ in moments[MAX_MOMENTS : 3 * MAX_MOMENTS])
+            text += ", then at " + ", ".join(
+                f"{clip.times[number]:.2f}" for number, _ in moments[MAX_MOMENTS : 3 * MAX_MOMENTS]
+            )
         if seen < len(numbers):
             text += f"; {seen} of {len(numbers)} frames were compared first"
         views = scene.show_frames(clip, [number for number, _ in shown])
         records = [
-            {"frame": n, "time": float(clip.times[n]), "score": round(value, 4)} for n, value in moments[: 3 * MAX_MOMENTS]
+            {"frame": n, "time": float(clip.times[n]), "score": round(value, 4)}
+            for n, value in moments[: 3 * MAX_MOMENTS]
         ]
         return Result(text, views, {"moments": records, "frames_seen": seen})
 
 
-def _frames(clip: Clip, numbers: Sequence[int], change: Callable[[np.ndarray], Any]) -> Iterator[tuple[int, Any]]:
+def _frames(
+    clip: Clip, numbers: Sequence[int], change: Callable[[np.ndarray], Any]
+) -> Iterator[tuple[int, Any]]:
     """(number, ``change`` of its frame): only what that returns is kept."""
     for number, frame in zip(numbers, clip.frames(numbers), strict=True):
         yield number, change(frame)
@@ -175,7 +191,9 @@ def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
     return _apart(clip, [item for item in changes if item[1] >= STILL], numbers), len(samples)
 
 
-def _best(clip: Clip, numbers: range, score: Callable[[np.ndarray], float], limit: int) -> tuple[list[tuple[int, float]], int]:
+def _best(
+    clip: Clip, numbers: range, score: Callable[[np.ndarray], float], limit: int
+) -> tuple[list[tuple[int, float]], int]:
     """The frames with the highest scores: of a sample, then of the frames around its best."""
     samples = subsample(numbers, limit)
     scores = dict(_frames(clip, samples, score))
@@ -210,7 +228,9 @@ def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callab
     region, width = picture[top:bottom, left:right], picture.shape[1]
     whole = region.shape == picture.shape
     if shrink(region, WIDTH).std(axis=(0, 1)).max() < 2:
-        raise OperationError("the image to look for has one color, choose a region with some structure", code="bad_arguments")
+        raise OperationError(
+            "the image to look for has one color, choose a region with some structure", code="bad_arguments"
+        )
 
     @functools.cache
     def templates(height: int) -> list[np.ndarray]:
@@ -224,14 +244,21 @@ def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callab
                 sizes.setdefault((columns, rows), zoom)
         least = math.ceil(MIN_TEMPLATE * width / WIDTH)
         if min(right - left, bottom - top) < least and min(sizes.values(), default=math.inf) > 1.25:
-            message = f"the region to look for is {right - left}x{bottom - top} pixels, give one of at least {least}x{least}"
+            message = (
+                f"the region to look for is {right - left}x{bottom - top} pixels, give one of at "
+                f"least {least}x{least}"
+            )
             raise OperationError(message, code="too_small")
-        return [cv2.resize(region, size, interpolation=cv2.INTER_AREA) for size in sizes or {(WIDTH, height): 1.0}]
+        return [
+            cv2.resize(region, size, interpolation=cv2.INTER_AREA) for size in sizes or {(WIDTH, height): 1.0}
+        ]
 
     def score(frame: np.ndarray) -> float:
         height = max(MIN_TEMPLATE, round(frame.shape[0] * WIDTH / frame.shape[1]))
         small = cv2.resize(frame, (WIDTH, height), interpolation=cv2.INTER_AREA)
-        values = [cv2.matchTemplate(small, template, cv2.TM_CCOEFF_NORMED).max() for template in templates(height)]
+        values = [
+            cv2.matchTemplate(small, template, cv2.TM_CCOEFF_NORMED).max() for template in templates(height)
+        ]
         finite = [float(value) for value in values if np.isfinite(value)]
         return min(1.0, max([0.0, *finite]))
 
@@ -256,14 +283,21 @@ class Searcher:
         import torch
 
         device = next(self.model.parameters()).device
-        tokens = self.tokenizer(text, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt")
-        names = ("input_ids", "attention_mask") if self.crops else ("input_ids",)  # SigLIP was trained on padding
+        tokens = self.tokenizer(
+            text, padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
+        )
+        # SigLIP was trained on padding
+        names = ("input_ids", "attention_mask") if self.crops else ("input_ids",)
         with torch.inference_mode():
-            words = _features(self.model.get_text_features(**{name: tokens[name].to(device) for name in names}))
+            words = _features(
+                self.model.get_text_features(**{name: tokens[name].to(device) for name in names})
+            )
 
         def score(frame: np.ndarray) -> float:
             with torch.inference_mode():
-                image = _features(self.model.get_image_features(pixel_values=self.pixel_values(frame).to(device)))
+                image = _features(
+                    self.model.get_image_features(pixel_values=self.pixel_values(frame).to(device))
+                )
             return float((words @ image.T).item())
 
         return score

@@ -12,7 +12,16 @@ from pixelis.config import ToolboxConfig
 from pixelis.operations import geometry, grabcut, mobilenet, sam
 from pixelis.operations.draw import annotate
 from pixelis.operations.masks import Edges, Mask, Segment
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    PointArgument,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 
 METHODS = {
     "mobilenet": "mobilenet, a small network: approximate",
@@ -43,8 +52,10 @@ class SegmentObjectAt(Operation):
 
     name = "segment_object_at"
     description = (
-        "Find the outline of the object at a point, or of the object in a box, of an image. Give exactly one of the two. "
-        "Returns the object's id (for get_properties and track_object), its box, its share of the image, and the outline drawn."
+        "Find the outline of the object at a point, or of the object in a box, of an image. Give exactly "
+        "one of the two. "
+        "Returns the object's id (for get_properties and track_object), its box, its share of the image, "
+        "and the outline drawn."
     )
     Arguments = SegmentArguments
 
@@ -146,4 +157,6 @@ def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -
     view = scene.fit_crop(picture[y0:y1, x0:x1])
     # Neither box nor id is drawn: in a small view they would hide the object.
     shown = [min(max(value, 0.0), 1.0) for value in target.from_root(box)]
-    return View(annotate(view, {"objects": [{"mask": record["mask"]}]}, box), (shown[0], shown[1], shown[2], shown[3]))
+    return View(
+        annotate(view, {"objects": [{"mask": record["mask"]}]}, box), (shown[0], shown[1], shown[2], shown[3])
+    )

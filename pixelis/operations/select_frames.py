@@ -42,7 +42,8 @@ class SelectFrames(Operation):
 
     name = "select_frames"
     description = (
-        "Show frames of a video. Name them by frame number from 0 (frames), by seconds (times), or take `rate` frames a second "
+        "Show frames of a video. Name them by frame number from 0 (frames), by seconds (times), or take "
+        "`rate` frames a second "
         "between start and end seconds. Returns each frame with its number and time."
     )
     Arguments = SelectFramesArguments
@@ -69,7 +70,9 @@ class SelectFrames(Operation):
         text = f"{target.root} has {count}, {clip.duration:.2f} s. Shown: {listed}."
         if duplicates := len(requested) - len(numbers):
             text += f" {duplicates} duplicate frame{'s' if duplicates > 1 else ''} omitted."
-        return Result(text, images, {"frames": [{"index": image.frame, "time": image.time} for image in images]})
+        return Result(
+            text, images, {"frames": [{"index": image.frame, "time": image.time} for image in images]}
+        )
 
 
 def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) -> list[int]:
@@ -93,7 +96,8 @@ def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) 
     if steps >= limit:
         highest = (limit - 1) / (end - start) if end > start else 0.0
         digits = 2 - math.floor(math.log10(highest)) if highest > 0 else 0
-        highest = math.floor(highest * 10**digits) / 10**digits  # rounded down, so that it is within the limit
+        # Rounded down, so that it is within the limit
+        highest = math.floor(highest * 10**digits) / 10**digits
         count = "more than 10000" if steps > 1e4 else str(math.floor(steps) + 1)
         advice = f"use rate {highest:g} or less, or a shorter range" if highest > 0 else "use times"
         raise OperationError(f"{count} frames requested, the limit is {limit}: {advice}", code="limit")
@@ -109,5 +113,6 @@ def _check_time(time: float, clip: Clip) -> None:
     end, first = clip.end, float(clip.times[0])
     if not (first if clip.whole else min(0.0, first)) <= time <= end + 1e-6:
         raise OperationError(
-            f"time {time:g} s is outside the clip, which runs from {clip.times[0]:.2f} to {end:.2f} s", code="out_of_range"
+            f"time {time:g} s is outside the clip, which runs from {clip.times[0]:.2f} to {end:.2f} s",
+            code="out_of_range",
         )

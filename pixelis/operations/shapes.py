@@ -54,11 +54,17 @@ def measure(inside: np.ndarray) -> dict[str, float | int | None]:
     hull_area = cv2.contourArea(hull) * scale * scale
     _, sides, _ = cv2.minAreaRect(outline)
     long, short = max(sides) * scale, min(sides) * scale
-    solidity = area / (area + max(0.0, hull_area - outer_area) + sum(cv2.contourArea(c) for c in inner) * scale * scale)
+    solidity = area / (
+        area + max(0.0, hull_area - outer_area) + sum(cv2.contourArea(c) for c in inner) * scale * scale
+    )
     if inner:
         rounded = 4 * math.pi * outer_area > 0.95 * (outer_length * scale) ** 2
     else:
-        rounded = abs(ellipse / area - 1) < ROUND and solidity > 0.97 and (scale < 1 or _is_ellipse(outline, outer_length, scale))
+        rounded = (
+            abs(ellipse / area - 1) < ROUND
+            and solidity > 0.97
+            and (scale < 1 or _is_ellipse(outline, outer_length, scale))
+        )
     corners = 0 if rounded else len(cv2.approxPolyDP(outline, TOLERANCE * outer_length, True))
     perimeter = (outer_length + CORNER * corners + sum(map(_length, inner))) * scale
     return {
@@ -106,7 +112,10 @@ def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
     contours = [c[:, None, ::-1].astype(np.float32) for c in find_contours(soft, 0.5)]
     if not contours:  # a hairline that the blur removed
         height, width = soft.shape
-        ring = np.array([[4, 4], [width - 4, 4], [width - 4, height - 4], [4, height - 4]], np.float32)[:, None] - 0.5
+        ring = (
+            np.array([[4, 4], [width - 4, 4], [width - 4, height - 4], [4, height - 4]], np.float32)[:, None]
+            - 0.5
+        )
         return ring, [], scale
     sizes = [cv2.contourArea(c, oriented=True) for c in contours]
     first = int(np.argmax(np.abs(sizes)))

@@ -42,9 +42,13 @@ def change(before: np.ndarray, after: np.ndarray) -> float:
     share = _new(before, after)
     if share < CUT / 2:
         return share
-    (across, down), _ = cv2.phaseCorrelate(before, after, cv2.createHanningWindow(after.shape[::-1], cv2.CV_32F))
+    (across, down), _ = cv2.phaseCorrelate(
+        before, after, cv2.createHanningWindow(after.shape[::-1], cv2.CV_32F)
+    )
     moved = np.array([[1, 0, across], [0, 1, down]], np.float32)
-    return min(share, _new(cv2.warpAffine(before, moved, after.shape[::-1], borderMode=cv2.BORDER_REPLICATE), after))
+    return min(
+        share, _new(cv2.warpAffine(before, moved, after.shape[::-1], borderMode=cv2.BORDER_REPLICATE), after)
+    )
 
 
 def _new(before: np.ndarray, after: np.ndarray) -> float:
@@ -74,7 +78,9 @@ def _in_the_light_of(after: np.ndarray, before: np.ndarray) -> np.ndarray:
     return ((before - before.mean()) * np.float32(covariance / spread**2) + after.mean()).astype(np.float32)
 
 
-def is_flash(before: np.ndarray, after: np.ndarray, earlier: Iterable[np.ndarray], later: Iterable[np.ndarray]) -> bool:
+def is_flash(
+    before: np.ndarray, after: np.ndarray, earlier: Iterable[np.ndarray], later: Iterable[np.ndarray]
+) -> bool:
     """Whether a change begins or ends a flash, by the thumbnails of up to FLASH frames on either side."""
     begins = any(change(before, frame) < CUT for frame in later)
     return begins or any(change(frame, after) < CUT for frame in earlier)
@@ -90,5 +96,8 @@ def mark_cuts(first: np.ndarray, frames: Iterator[np.ndarray]) -> Iterator[tuple
         if (following := next(frames, None)) is not None:
             ahead.append((following, thumbnail(following)))
         *earlier, before = past
-        yield frame, change(before, now) >= CUT and not is_flash(before, now, earlier, (later for _, later in ahead))
+        yield (
+            frame,
+            change(before, now) >= CUT and not is_flash(before, now, earlier, (later for _, later in ahead)),
+        )
         past.append(now)

@@ -18,7 +18,15 @@ from pixelis.operations import csrt, geometry
 from pixelis.operations.csrt import PixelBox, Track
 from pixelis.operations.draw import annotate
 from pixelis.operations.media import subsample
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 from pixelis.operations.segment_object_at import segment
 from pixelis.operations.video import Clip
 from pixelis.records import Box
@@ -59,8 +67,10 @@ class TrackObject(Operation):
 
     name = "track_object"
     description = (
-        "Track an object through a video. Give its box in frame start (default: the target's frame, or 0), or the id of a known "
-        "object. Returns its box in the frames up to end (before start: backward), its status (completed, lost, active), when it "
+        "Track an object through a video. Give its box in frame start (default: the target's frame, or 0), "
+        "or the id of a known "
+        "object. Returns its box in the frames up to end (before start: backward), its status (completed, "
+        "lost, active), when it "
         "was hidden, and its motion."
     )
     Arguments = TrackObjectArguments
@@ -85,7 +95,9 @@ class TrackObject(Operation):
             message = f"frame {first} is the last frame: set end to an earlier one to track backward"
             raise OperationError(message, code="out_of_range")
         if end == first or not 0 <= end <= last:
-            raise OperationError(f"end must be in 0..{last} and differ from start {first}", code="out_of_range")
+            raise OperationError(
+                f"end must be in 0..{last} and differ from start {first}", code="out_of_range"
+            )
         most = max(2, scene.settings.max_track_frames // len(boxes)) - 1
         stop = first + max(-most, min(most, end - first))
         if arguments.masks and (count := (abs(stop - first) + 1) * len(boxes)) > MAX_MASKS:
@@ -98,12 +110,16 @@ class TrackObject(Operation):
             status = "lost" if stop not in track.frames else "active" if stop != end else "completed"
             entry = _describe(track, status, clip, target.root, first)
             if arguments.masks:
-                entry["masks"] = segment_track(clip, entry["frames"], entry["boxes"], scene.settings, scene.seed)
+                entry["masks"] = segment_track(
+                    clip, entry["frames"], entry["boxes"], scene.settings, scene.seed
+                )
             entries.append(entry)
             records.append(_record(entry, clip, -1 if first < stop else 0))
             prefix = f"{number}: " if len(boxes) > 1 else ""
             listed = max(3, LISTED // len(boxes))
-            lines += [prefix + line for line in _track_lines(entry, first < stop, listed, clip, target, scene)]
+            lines += [
+                prefix + line for line in _track_lines(entry, first < stop, listed, clip, target, scene)
+            ]
         if cuts := entries[0]["cuts"]:
             lines.append(f"The scene changes with frame {', '.join(map(str, cuts[:6]))}.")
         return Result("\n".join(lines), _views(entries, clip, scene), {"tracks": entries, "objects": records})
@@ -115,7 +131,9 @@ def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tup
     if arguments.object is not None:
         record, name = scene.object(arguments.object), arguments.object[:20]
         if record.get("root") != target.root or record.get("frame") is None:
-            raise OperationError(f"object {name} is in {record.get('root')}, set that as target", code="bad_target")
+            raise OperationError(
+                f"object {name} is in {record.get('root')}, set that as target", code="bad_target"
+            )
         first = int(record["frame"])
         if arguments.start not in (None, first):
             message = f"object {name} is tracked from its own frame {first}, omit start"
@@ -148,7 +166,9 @@ def segment_track(
     return codes
 
 
-def motion(boxes: Sequence[PixelBox], times: Sequence[float], frames: Sequence[int] | None = None) -> dict[str, dict[str, Any]]:
+def motion(
+    boxes: Sequence[PixelBox], times: Sequence[float], frames: Sequence[int] | None = None
+) -> dict[str, dict[str, Any]]:
     """Statistics of the path of the boxes' centres, in full-resolution pixels.
 
     ``times`` in seconds, and numbers of ``frames``, by default consecutive. Direction of the displacement: 0
@@ -168,12 +188,17 @@ def motion(boxes: Sequence[PixelBox], times: Sequence[float], frames: Sequence[i
         "path_length": (path, "px"),
         "displacement": (displacement, "px"),
         "average_velocity": (path / sum(strides) if steps else 0.0, "px/frame"),
-        "max_velocity": (max((step / stride for step, stride in zip(steps, strides, strict=True)), default=0.0), "px/frame"),
+        "max_velocity": (
+            max((step / stride for step, stride in zip(steps, strides, strict=True)), default=0.0),
+            "px/frame",
+        ),
         "average_speed": (path / seconds if seconds > 0 else 0.0, "px/s"),
         "max_speed": (max(speeds, default=0.0), "px/s"),
         "direction": (angle, "deg"),
     }
-    statistics: dict[str, dict[str, Any]] = {name: {"value": round(v, 3), "unit": unit} for name, (v, unit) in values.items()}
+    statistics: dict[str, dict[str, Any]] = {
+        name: {"value": round(v, 3), "unit": unit} for name, (v, unit) in values.items()
+    }
     statistics["is_stationary"] = {"value": farthest < STATIONARY_PX, "unit": "bool"}
     return statistics
 
@@ -181,7 +206,9 @@ def motion(boxes: Sequence[PixelBox], times: Sequence[float], frames: Sequence[i
 def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> dict[str, Any]:
     """The track as plain values. ``first``: the frame of the given box."""
     size = (clip.width, clip.height)
-    boxes = [[round(min(1.0, max(0.0, v / size[i % 2])), 6) for i, v in enumerate(box)] for box in track.boxes]
+    boxes = [
+        [round(min(1.0, max(0.0, v / size[i % 2])), 6) for i, v in enumerate(box)] for box in track.boxes
+    ]
     ends = [(track.frames[i], boxes[i]) for i in ((0, -1) if first == track.frames[0] else (-1, 0))]
     key = " ".join(f"{frame} {box}" for frame, box in ends)
     return {
@@ -214,26 +241,44 @@ def _record(entry: dict[str, Any], clip: Clip, index: int) -> dict[str, Any]:
     return record | ({"mask": entry["masks"][index]} if "masks" in entry else {})
 
 
-def _track_lines(entry: dict[str, Any], forward: bool, listed: int, clip: Clip, target: Target, scene: Scene) -> list[str]:
+def _track_lines(
+    entry: dict[str, Any], forward: bool, listed: int, clip: Clip, target: Target, scene: Scene
+) -> list[str]:
     frames, boxes, status, hidden = entry["frames"], entry["boxes"], entry["status"], entry["hidden"]
     value = {name: item["value"] for name, item in entry["statistics"].items()}
     indices = subsample(range(len(frames)), listed)
-    places = "; ".join(f"{frames[i]}: {scene.scale.around(target.from_root(tuple(boxes[i])), target.id)}" for i in indices)
+    places = "; ".join(
+        f"{frames[i]}: {scene.scale.around(target.from_root(tuple(boxes[i])), target.id)}" for i in indices
+    )
     seconds = clip.times[frames[-1]] - clip.times[frames[0]]
     lines = [
-        f"track {entry['id']}: {status}, frames {frames[0]} to {frames[-1]} of {target.root} ({seconds:.2f} s).",
+        (
+            f"track {entry['id']}: {status}, frames {frames[0]} to {frames[-1]} of {target.root} "
+            f"({seconds:.2f} s)."
+        ),
         f"Box by frame: {places}.",
-        f"Motion in px of the full frame: path {value['path_length']:.0f}, displacement {value['displacement']:.0f}, "
+        f"Motion in px of the full frame: path {value['path_length']:.0f}, displacement "
+        f"{value['displacement']:.0f}, "
         f"average {value['average_velocity']:.1f} per frame ({value['average_speed']:.0f} per second), "
         f"maximum {value['max_velocity']:.1f} per frame; "
-        + ("stationary." if value["is_stationary"] else f"direction {value['direction']:.0f} deg (0 right, 90 down)."),
+        + (
+            "stationary."
+            if value["is_stationary"]
+            else f"direction {value['direction']:.0f} deg (0 right, 90 down)."
+        ),
     ]
     if hidden:
         lines.append(f"The object was hidden in frames {', '.join(f'{a} to {b}' for a, b in hidden[:6])}.")
     if status == "lost":
-        lines.append(f"The object was not seen {f'after frame {frames[-1]}' if forward else f'before frame {frames[0]}'}.")
+        lines.append(
+            "The object was not seen "
+            f"{f'after frame {frames[-1]}' if forward else f'before frame {frames[0]}'}."
+        )
     elif status == "active":
-        lines.append(f"Stopped at the limit of {scene.settings.max_track_frames} frames: continue with object={entry['id']}.")
+        lines.append(
+            f"Stopped at the limit of {scene.settings.max_track_frames} frames: continue with "
+            f"object={entry['id']}."
+        )
     return lines
 
 

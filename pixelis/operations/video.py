@@ -109,7 +109,10 @@ class Clip:
         """
         for index in indices:
             if isinstance(index, (bool, float)) or not 0 <= index < len(self.times):
-                raise OperationError(f"no frame {str(index)[:20]}; the frames are 0..{len(self.times) - 1}", code="out_of_range")
+                raise OperationError(
+                    f"no frame {str(index)[:20]}; the frames are 0..{len(self.times) - 1}",
+                    code="out_of_range",
+                )
         return (self._get(int(index)) for index in indices)
 
     def at(self, time: float) -> int:
@@ -137,7 +140,10 @@ class Clip:
 
 
 def open_clip(
-    source: str | bytes | Path | Sequence[str], settings: ToolboxConfig, fps: float = 1.0, spans: Sequence[Span] | None = None
+    source: str | bytes | Path | Sequence[str],
+    settings: ToolboxConfig,
+    fps: float = 1.0,
+    spans: Sequence[Span] | None = None,
 ) -> Clip:
     """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-
     sized pictures.
@@ -153,10 +159,13 @@ def open_clip(
         data = _read(source, settings.max_video_bytes)
         head = data[:_HEAD_BYTES].tobytes()  # FFmpeg would call other files damaged clips
         if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-            message, fix = "WebP is not read as a clip, animated or not", "convert the animation to mp4 or gif"
+            message = "WebP is not read as a clip, animated or not"
+            fix = "convert the animation to mp4 or gif"
             raise BadImage(message, code="video_undecodable", fix=fix)
         if (error := not_accepted(head)) is not None:
-            raise BadImage(error.message.replace("picture", "clip"), code="video_undecodable", fix=error.fix or "")
+            raise BadImage(
+                error.message.replace("picture", "clip"), code="video_undecodable", fix=error.fix or ""
+            )
         clip = _index(data, settings)
     else:
         clip = _frame_list(list(source), settings, fps)
@@ -294,7 +303,10 @@ def _by_packets(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) ->
     """Times, keys and the first picture, assuming one frame per packet; None when either end of the clip
     contradicts this."""
     times = sorted(time for time in packets.times if time is not None)
-    keys = tuple(int(np.searchsorted(times, time)) for time in sorted(time for time in packets.keys if time is not None))
+    keys = tuple(
+        int(np.searchsorted(times, time))
+        for time in sorted(time for time in packets.keys if time is not None)
+    )
     if not keys or keys[0] != 0:
         return None
     reader = _Reader(data, times, keys, settings.max_image_pixels)
@@ -349,7 +361,9 @@ def _by_frames(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> 
 
 
 def _distinct(times: list[float]) -> list[float]:
-    """Increasing times from ones that repeat: a repeated time follows after the usual step, before the next."""
+    """Increasing times from ones that repeat: a repeated time follows after the usual step, before the
+    next.
+    """
     values, counts = np.unique(times, return_counts=True)
     gaps = np.diff(values)
     steps = np.minimum(np.append(gaps, np.inf) / counts, np.median(gaps))
@@ -361,7 +375,12 @@ class _Reader:
     than a seek."""
 
     def __init__(
-        self, data: np.ndarray, times: Sequence[float] | np.ndarray, keys: tuple[int, ...], max_pixels: int, size: Any = None
+        self,
+        data: np.ndarray,
+        times: Sequence[float] | np.ndarray,
+        keys: tuple[int, ...],
+        max_pixels: int,
+        size: Any = None,
     ):
         self._data, self._times, self._keys, self._limit, self._size = data, times, keys, max_pixels, size
         self._numbers = {float(time): number for number, time in enumerate(times)} if keys else {}
@@ -376,7 +395,9 @@ class _Reader:
         while key > 0:
             source = self._source = self._source or Source(self._data, self._limit)
             try:
-                source.container.seek(round(self._times[key] / source.base), stream=source.stream, backward=True)
+                source.container.seek(
+                    round(self._times[key] / source.base), stream=source.stream, backward=True
+                )
             except source.errors:
                 break
             packets = source.packets()
@@ -460,7 +481,9 @@ def _reader(clip: Clip) -> _Reader | DecordReader:
         reader = DecordReader(clip.data[0])
     elif reader is None:
         size = (clip.width, clip.height)
-        reader = _Reader(clip.data[0], clip.times, clip.keys, max(4 * clip.width * clip.height, 1 << 20), size)
+        reader = _Reader(
+            clip.data[0], clip.times, clip.keys, max(4 * clip.width * clip.height, 1 << 20), size
+        )
     _READERS[key] = reader
     while len(_READERS) > 2:
         _READERS.popitem(last=False)[1].close()

@@ -9,7 +9,16 @@ from pydantic import AllowInfNan, Field, model_validator
 
 from pixelis.errors import OperationError
 from pixelis.operations import geometry
-from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, PointArgument, Result, Scene, Target, View
+from pixelis.operations.operation import (
+    BoxArgument,
+    Operation,
+    OperationArguments,
+    PointArgument,
+    Result,
+    Scene,
+    Target,
+    View,
+)
 from pixelis.records import Box
 
 MAX_FACTOR = 1000.0
@@ -26,7 +35,9 @@ class ZoomInArguments(OperationArguments):
     """
 
     box: BoxArgument | None = Field(None, description="the region")
-    center: PointArgument | None = Field(None, description="center of the region, with factor instead of a box")
+    center: PointArgument | None = Field(
+        None, description="center of the region, with factor instead of a box"
+    )
     factor: Factor | None = Field(None, description="magnification above 1, with center")
     padding: Padding | None = Field(None, description="fraction of the image to add on each side, 0 to 0.5")
 
@@ -69,7 +80,8 @@ class ZoomIn(Operation):
 
     name = "zoom_in"
     description = (
-        "Zoom in on a region of an image, in full resolution and enlarged. Give the region, or its center and a factor; "
+        "Zoom in on a region of an image, in full resolution and enlarged. Give the region, or its center "
+        "and a factor; "
         "padding adds some surroundings."
     )
     Arguments = ZoomInArguments

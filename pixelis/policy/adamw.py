@@ -28,12 +28,15 @@ def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> 
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW (arXiv 1711.05101) like torch's, for float32 parameters, with both moments in bfloat16, rounded at random.
+    """AdamW (arXiv 1711.05101) like torch's, for float32 parameters, with both moments in bfloat16, rounded
+    at random.
 
     The random numbers depend on the step alone, so a resumed run repeats them.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, betas: tuple[float, float], weight_decay: float):
+    def __init__(
+        self, parameters: Iterable[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
+    ):
         super().__init__(parameters, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -55,11 +58,15 @@ class AdamW(torch.optim.Optimizer):
                     generators[device] = torch.Generator(device).manual_seed(step)
                 tensors = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])
                 (beta1, beta2), lr = group["betas"], group["lr"]
-                for values, gradient, exp_avg, exp_avg_sq in zip(*(t.view(-1).split(CHUNK) for t in tensors), strict=True):
+                for values, gradient, exp_avg, exp_avg_sq in zip(
+                    *(t.view(-1).split(CHUNK) for t in tensors), strict=True
+                ):
                     gradient = gradient.float()
                     mean = exp_avg.float().lerp_(gradient, 1 - beta1)
                     square = exp_avg_sq.float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
                     denominator = (square / (1 - beta2**step)).sqrt_().add_(EPSILON)
-                    values.mul_(1 - lr * group["weight_decay"]).addcdiv_(mean, denominator, value=-lr / (1 - beta1**step))
+                    values.mul_(1 - lr * group["weight_decay"]).addcdiv_(
+                        mean, denominator, value=-lr / (1 - beta1**step)
+                    )
                     exp_avg.copy_(round_at_random(mean, generators[device]))
                     exp_avg_sq.copy_(round_at_random(square, generators[device]))

@@ -1,4 +1,7 @@
-"""Adapters: the trainable weights of a policy version, as published, stored and validated. `lora` applies them to a model."""
+"""Adapters: the trainable weights of a policy version, as published, stored and validated.
+
+`lora` applies them to a model.
+"""
 
 from __future__ import annotations
 
@@ -59,12 +62,16 @@ class Adapter:
         """Rank of each adapted layer; empty for kind `full`."""
         if self.kind == "full":
             return {}
-        return {name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if name.endswith(".A")}
+        return {
+            name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if name.endswith(".A")
+        }
 
     @property
     def is_of_language_layers(self) -> bool:
         """Whether it changes only layers of the language model, as vLLM's adapters do."""
-        return self.kind == "lora" and not any(name == "lm_head.A" or is_vision(name) for name in self.tensors)
+        return self.kind == "lora" and not any(
+            name == "lm_head.A" or is_vision(name) for name in self.tensors
+        )
 
     def sha256(self) -> str:
         """Content hash over names, shapes, values and scale."""
@@ -82,8 +89,15 @@ class Adapter:
         return digest.hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """Header of the safetensors file, with the rank and alpha of layers whose rank differs from `rank`."""
-        header = {"kind": self.kind, "alpha": str(self.alpha), "rank": str(self.rank), "base_sha256": self.base_sha256}
+        """Header of the safetensors file, with the rank and alpha of layers whose rank differs from
+        `rank`.
+        """
+        header = {
+            "kind": self.kind,
+            "alpha": str(self.alpha),
+            "rank": str(self.rank),
+            "base_sha256": self.base_sha256,
+        }
         other = {name: rank for name, rank in self.ranks.items() if rank != self.rank}
         if other:
             header["rank_pattern"] = json.dumps(other)
@@ -93,7 +107,11 @@ class Adapter:
 
 def to_float32(values: np.ndarray) -> np.ndarray:
     """Values of an adapter as float32; the bits of bfloat16 are the upper half of float32's."""
-    return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else np.asarray(values, np.float32)
+    return (
+        (values.astype(np.uint32) << 16).view(np.float32)
+        if values.dtype == np.uint16
+        else np.asarray(values, np.float32)
+    )
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -114,7 +132,9 @@ def is_vision(name: str) -> bool:
     return ".visual." in name
 
 
-def adapter_bytes(shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4) -> int:
+def adapter_bytes(
+    shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4
+) -> int:
     """Bytes of an adapter. shapes: (out, in) of each layer; rank: of all layers, or by layer."""
     ranks = dict.fromkeys(shapes, rank) if isinstance(rank, int) else rank
     return sum(r * sum(shapes[name]) * width for name, r in ranks.items())
@@ -127,7 +147,9 @@ def save_adapter(adapter: Adapter, folder: str | Path) -> None:
 
 def save_tensors(adapter: Adapter, folder: Path) -> None:
     """Write `adapter.safetensors` (or `model.safetensors`) into an existing folder."""
-    tensor_parts.save_tensors(adapter.tensors, folder / f"{FILES[adapter.kind]}.safetensors", adapter.metadata())
+    tensor_parts.save_tensors(
+        adapter.tensors, folder / f"{FILES[adapter.kind]}.safetensors", adapter.metadata()
+    )
 
 
 def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
@@ -155,16 +177,26 @@ def adapter_of(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> 
 
 
 def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], dict[str, str]]:
-    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors."""
+    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one.
+
+    Reads no tensors.
+    """
     folder = Path(folder)
     if (folder / "checkpoints").is_dir():
         folder = folder / "best" if (folder / "best").is_dir() else latest(folder) or folder
     files = next((found for stem in FILES.values() if (found := files_of(folder, stem))), None)
     if files is None:
-        fix = "name a run, a checkpoint like RUN/checkpoints/step_00000010, or a folder with PEFT's adapter_config.json"
+        fix = (
+            "name a run, a checkpoint like RUN/checkpoints/step_00000010, or a folder with PEFT's "
+            "adapter_config.json"
+        )
         raise MissingFile(f"no adapter in {folder}", fix=fix)
     if not is_complete(folder, verify):
-        raise BadInput(f"{folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older checkpoint of the run")
+        raise BadInput(
+            f"{folder} is incomplete or damaged",
+            code="damaged_checkpoint",
+            fix="use an older checkpoint of the run",
+        )
     with safe_open(files[0], framework="numpy") as file:
         header = dict(file.metadata() or {})
     if "kind" not in header:
@@ -172,19 +204,31 @@ def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], di
     return files, header
 
 
-def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_adapter(
+    adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
     """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the
     trainable parameters.
     """
     if adapter.kind != ("full" if policy.full else "lora"):
-        raise BadInput(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter")
+        raise BadInput(
+            f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter"
+        )
     if adapter.base_sha256 and adapter.base_sha256 != base_sha256:
-        raise BadInput("the checkpoint belongs to another base model", code="foreign_adapter", fix="use its policy.model")
+        raise BadInput(
+            "the checkpoint belongs to another base model", code="foreign_adapter", fix="use its policy.model"
+        )
     lora = policy.lora
-    fix = "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` as policy.model"
+    fix = (
+        "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` "
+        "as policy.model"
+    )
     if adapter.kind == "lora":
         if adapter.scale != lora.alpha / lora.rank or (adapter.rank != lora.rank and not lora.ranks):
-            message = f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, not {lora.rank} and {lora.alpha}"
+            message = (
+                f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, not {lora.rank} "
+                f"and {lora.alpha}"
+            )
             fix = f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}"
             raise BadInput(message, code="foreign_adapter", fix=fix)
         targets = sorted({name.rsplit(".", 1)[-1] for name in adapter.ranks if not is_vision(name)})
@@ -193,7 +237,9 @@ def check_adapter(adapter: Adapter, policy: PolicyConfig, base_sha256: str, shap
         fix += "and policy.lora.ranks as it was trained, or another run.dir"
         shapes = {name: shape for name, shape in shapes.items() if name[:-2] in adapter.ranks}
     if differing := sorted(set(adapter.tensors) ^ set(shapes)):
-        raise BadInput(f"the checkpoint and the configuration differ in {differing[0]}", code="foreign_adapter", fix=fix)
+        raise BadInput(
+            f"the checkpoint and the configuration differ in {differing[0]}", code="foreign_adapter", fix=fix
+        )
     for name, shape in shapes.items():
         values = adapter.tensors[name]
         if values.shape != shape:

@@ -1,7 +1,8 @@
 """Advantages of trajectories from the rewards of their groups.
 
-An advantage belongs to a whole trajectory. Unscored rollouts and those excluded by their stop reason have the advantage None and
-count neither in the statistics nor in the loss. `pixelis.config.presets.algorithms` lists the baselines and their combinations.
+An advantage belongs to a whole trajectory. Unscored rollouts and those excluded by their stop reason have the
+advantage None and count neither in the statistics nor in the loss. `pixelis.config.presets.algorithms` lists
+the baselines and their combinations.
 """
 
 from __future__ import annotations
@@ -47,7 +48,11 @@ def assign_advantages(
             for group, sums in zip(rewards, kl, strict=True)
         ]
     excluded = [[t.stop_reason.value in settings.exclude for t in g.trajectories] for g in groups]
-    tokens = [[sum(t.loss_mask()) for t in g.trajectories] for g in groups] if settings.batch_over == "token" else None
+    tokens = (
+        [[sum(t.loss_mask()) for t in g.trajectories] for g in groups]
+        if settings.batch_over == "token"
+        else None
+    )
     result = batch_advantages(rewards, settings, greedy=greedy, tokens=tokens, sum_workers=sum_workers)
     for group, advantages, flags in zip(groups, result, excluded, strict=True):
         for trajectory, advantage, is_excluded in zip(group.trajectories, advantages, flags, strict=True):
@@ -87,7 +92,9 @@ def batch_advantages(
     for missing greedy rewards or token counts and for wrong results of a user-defined function.
     """
     if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
-        raise BadConfig("baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline")
+        raise BadConfig(
+            "baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline"
+        )
     result: list[list[float | None]] = []
     for index, rewards in enumerate(groups):
         bad = [r for r in rewards if r is not None and not math.isfinite(r)]
@@ -102,7 +109,10 @@ def batch_advantages(
     if settings.baseline != "batch" and settings.scale != "batch_std":
         return result
     if settings.batch_over == "token" and tokens is None:
-        raise BadConfig("batch_over token needs the token count of every rollout", fix="set rft.advantage.batch_over=sequence")
+        raise BadConfig(
+            "batch_over token needs the token count of every rollout",
+            fix="set rft.advantage.batch_over=sequence",
+        )
     return _over_batch(result, settings, tokens if settings.batch_over == "token" else None, sum_workers)
 
 
@@ -125,7 +135,10 @@ def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     if not fits:
         raise BadConfig(
             f"rft.advantage.baseline {settings.baseline} returned {result!r} for the rewards {rewards}",
-            fix="return a list with one finite number for each reward, or a pair of that list and the divisor for scale=std",
+            fix=(
+                "return a list with one finite number for each reward, or a pair of that list and the "
+                "divisor for scale=std"
+            ),
         )
     if settings.scale == "std":
         if deviation is None:
@@ -163,18 +176,21 @@ def second_best(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
 
 
 def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float]:
-    """Advantages for the best of `settings.k` attempts, and the standard deviation of the best, over all k-subsets of n > k.
+    """Advantages for the best of `settings.k` attempts, and the standard deviation of the best, over all
+    k-subsets of n > k.
 
-    A_i = mean of max(subset) over the subsets that contain i, minus its mean R over all subsets. For rewards of 0 and 1 this is
-    the analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers R = 1 - C(N_neg, k) / C(n, k), right
-    ones get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k - 1), the deviation is sqrt(R (1 - R)). The closed form
-    over sorted rewards extends it to any values; k = 1 is the reward minus its mean.
+    A_i = mean of max(subset) over the subsets that contain i, minus its mean R over all subsets. For rewards
+    of 0 and 1 this is the analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers
+    R = 1 - C(N_neg, k) / C(n, k), right ones get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k -
+    1), the deviation is sqrt(R (1 - R)). The closed form over sorted rewards extends it to any values; k = 1
+    is the reward minus its mean.
     """
     count, k = len(rewards), settings.k
     order = sorted(range(count), key=rewards.__getitem__)
     ranked = [rewards[i] for i in order]
     subsets, holding = math.comb(count, k), math.comb(count - 1, k - 1)
-    best = [math.comb(place, k - 1) / subsets for place in range(count)]  # P(the reward of this rank is the best of a subset)
+    # P(the reward of this rank is the best of a subset)
+    best = [math.comb(place, k - 1) / subsets for place in range(count)]
     mean = math.fsum(p * r for p, r in zip(best, ranked, strict=True))
     deviation = math.sqrt(math.fsum(p * (r - mean) ** 2 for p, r in zip(best, ranked, strict=True)))
     advantages = [0.0] * count
@@ -188,11 +204,18 @@ def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored
 
 
 def _over_batch(
-    groups: list[list[float | None]], settings: config.AdvantageConfig, tokens: Sequence[Sequence[int]] | None, sum_workers: Sum
+    groups: list[list[float | None]],
+    settings: config.AdvantageConfig,
+    tokens: Sequence[Sequence[int]] | None,
+    sum_workers: Sum,
 ) -> list[list[float | None]]:
-    """Subtract the mean of the batch and, for `batch_std`, divide by its standard deviation (REINFORCE++, arXiv 2501.03262)."""
+    """Subtract the mean of the batch and, for `batch_std`, divide by its standard deviation (REINFORCE++,
+    arXiv 2501.03262).
+    """
     weights = tokens or [[1] * len(group) for group in groups]
-    rollouts = [pair for group, row in zip(groups, weights, strict=True) for pair in zip(group, row, strict=True)]
+    rollouts = [
+        pair for group, row in zip(groups, weights, strict=True) for pair in zip(group, row, strict=True)
+    ]
     pairs = [(a, w) for a, w in rollouts if a is not None]
     total, weight = sum_workers([math.fsum(a * w for a, w in pairs), float(sum(w for _, w in pairs))])
     mean = total / weight if weight else 0.0
@@ -206,7 +229,9 @@ def _over_batch(
 
 
 def advantage_metrics(groups: Sequence[Values]) -> dict[str, float]:
-    """Statistics of a batch: dropped groups, groups without a signal, share of excluded rollouts, size of the advantages."""
+    """Statistics of a batch: dropped groups, groups without a signal, share of excluded rollouts, size of the
+    advantages.
+    """
     used = [a for group in groups for a in group if a is not None]
     rollouts = sum(len(group) for group in groups)
     return {

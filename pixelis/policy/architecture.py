@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Architecture:
-    """Architecture of a model folder. Raises MissingFile without config.json, BadConfig for an unsupported model family."""
+    """Architecture of a model folder.
+
+    Raises MissingFile without config.json, BadConfig for an unsupported model family.
+    """
 
     def __init__(self, name: str, dtype: torch.dtype = torch.bfloat16):
         self.dtype, model = dtype, model_class(folder := resolve(name))
@@ -28,7 +31,9 @@ class Architecture:
         self.vision_parameters = sum(p.numel() for p in self.model.model.visual.parameters())
         self.text: Any = self.config.get_text_config()
         self.vision: Any = getattr(self.config, "vision_config", None)
-        self.head_width = int(getattr(self.text, "head_dim", None) or self.text.hidden_size // self.text.num_attention_heads)
+        self.head_width = int(
+            getattr(self.text, "head_dim", None) or self.text.hidden_size // self.text.num_attention_heads
+        )
 
     @property
     def width(self) -> int:
@@ -37,8 +42,13 @@ class Architecture:
 
     @property
     def multiple(self) -> int:
-        """Side in pixels of the square tile that is one image token. Sides of a view are multiples of it. 28 without vision."""
-        return 28 if self.vision is None else int(self.vision.patch_size) * int(self.vision.spatial_merge_size)
+        """Side in pixels of the square tile that is one image token.
+
+        Sides of a view are multiples of it. 28 without vision.
+        """
+        return (
+            28 if self.vision is None else int(self.vision.patch_size) * int(self.vision.spatial_merge_size)
+        )
 
     @property
     def kv_token_bytes(self) -> int:
@@ -59,9 +69,11 @@ class Architecture:
         return self.parameters - (self.vision_parameters if policy.freeze_vision_tower else 0)
 
     def layer_bytes(self, tokens: int) -> int:
-        """Bytes that a decoder layer saves for its backward pass over `tokens` tokens in bfloat16 with fused attention.
+        """Bytes that a decoder layer saves for its backward pass over `tokens` tokens in bfloat16 with fused
+        attention.
 
-        The factors count the saved tensors of each width in the layers of Qwen3; with adapters, or in Qwen2.5, there are fewer.
+        The factors count the saved tensors of each width in the layers of Qwen3; with adapters, or in
+        Qwen2.5, there are fewer.
         """
         text, hidden = self.text, self.text.hidden_size
         queries, keys = text.num_attention_heads * self.head_width, text.num_key_value_heads * self.head_width
@@ -71,7 +83,9 @@ class Architecture:
         return int(tokens * (8 * hidden + 6 * queries + 5 * keys + 4 * inner + routed) * self.width)
 
     def vision_block_bytes(self, patches: int) -> int:
-        """Bytes that a block of the vision tower saves for its backward pass over `patches` patches, counted likewise."""
+        """Bytes that a block of the vision tower saves for its backward pass over `patches` patches, counted
+        likewise.
+        """
         vision, width = self.vision, self.vision_width
         inner = getattr(vision, "intermediate_size", None) or width * vision.mlp_ratio
         is_gated = vision.hidden_act == "silu"  # Qwen2.5-VL

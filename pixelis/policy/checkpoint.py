@@ -1,7 +1,7 @@
 """Atomic, checksummed checkpoint folders: tensors as safetensors, everything else as JSON, nothing pickled.
 
-A folder is written under a temporary name, flushed to disk and renamed, so a process killed at any point leaves the last complete
-checkpoint in place.
+A folder is written under a temporary name, flushed to disk and renamed, so a process killed at any point
+leaves the last complete checkpoint in place.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Writer:
             raise _disk_failure(final, error) from None
         if not temporary.is_dir():
             raise InfraFailure(
-                f"{temporary} does not exist on this node", code="no_shared_storage", fix="set run.dir to storage of all nodes"
+                f"{temporary} does not exist on this node",
+                code="no_shared_storage",
+                fix="set run.dir to storage of all nodes",
             )
 
         def write() -> None:
@@ -125,11 +127,15 @@ class Writer:
             path = folder / f".worker-{worker}.json"
             while not path.is_file():
                 if time.monotonic() > deadline:
-                    raise InfraFailure(f"worker {worker} did not write its part of {folder.name} in {TIMEOUT_S:g} s")
+                    raise InfraFailure(
+                        f"worker {worker} did not write its part of {folder.name} in {TIMEOUT_S:g} s"
+                    )
                 time.sleep(0.02)
             written = json.loads(path.read_text(encoding="utf-8"))
             if "error" in written:
-                raise InfraFailure(f"worker {worker} could not write its part: {written['error']}", code="disk_full")
+                raise InfraFailure(
+                    f"worker {worker} could not write its part: {written['error']}", code="disk_full"
+                )
             entries |= written
             path.unlink()
         _write_manifest(folder, entries)
@@ -142,7 +148,8 @@ class Writer:
             else:
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            pass  # the first worker ends its wait after TIMEOUT_S; this worker's own failure ends the run before
+            # The first worker ends its wait after TIMEOUT_S; this worker's own failure ends the run before
+            pass
 
 
 def write(
@@ -182,7 +189,9 @@ def link_best(run_dir: str | Path, step: int) -> None:
 
 
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
-    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to `final`."""
+    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to
+    `final`.
+    """
     final = Path(final)
     temporary: Path | None = None
     try:
@@ -224,7 +233,8 @@ def _write_manifest(folder: Path, entries: dict[str, Any]) -> None:
 
 def _rename(temporary: Path, final: Path) -> None:
     old = temporary.with_suffix(".old")
-    if final.exists():  # written again by a run that resumed from an older one: rename() does not replace a folder with files
+    # Written again by a run that resumed from an older one: rename() does not replace a folder with files
+    if final.exists():
         shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
     os.rename(temporary, final)
@@ -244,7 +254,9 @@ def is_complete(folder: str | Path, verify: bool = True, share: tuple[int, int] 
             return False
         for index, (name, entry) in enumerate(files.items()):
             path, is_mine = folder / name, index % workers == worker
-            if path.stat().st_size != entry["bytes"] or (verify and is_mine and file_sha256(path) != entry["sha256"]):
+            if path.stat().st_size != entry["bytes"] or (
+                verify and is_mine and file_sha256(path) != entry["sha256"]
+            ):
                 return False
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -281,7 +293,9 @@ def read(folder: str | Path, verify: bool = True) -> tuple[dict[str, StoredTenso
     if not folder.is_dir():
         raise MissingFile(f"no checkpoint {folder}", fix="name a folder below checkpoints/ of a run")
     if not is_complete(folder, verify):
-        raise BadInput(f"checkpoint {folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older one")
+        raise BadInput(
+            f"checkpoint {folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older one"
+        )
     stems = sorted({stem_of(path) for path in folder.glob("*.safetensors")})
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return {stem: StoredTensors(files_of(folder, stem)) for stem in stems}, state
@@ -301,9 +315,12 @@ def step_of(folder: str | Path) -> int:
 
 
 def prune(run_dir: str | Path, keep: int, best: int | None = None) -> None:
-    """Remove all but the newest `keep` complete checkpoints and that of step `best`, and the remains of interrupted writes."""
+    """Remove all but the newest `keep` complete checkpoints and that of step `best`, and the remains of
+    interrupted writes.
+    """
     folders = _steps(run_dir)
-    # Checksums were computed when the files were written; reading all of them again would take minutes for a large model.
+    # Checksums were computed when the files were written; reading all of them again would take minutes for a
+    # large model.
     complete = [path for _, path in folders if is_complete(path, verify=False)]
     if not complete:
         return

@@ -21,7 +21,9 @@ HIDDEN = 256
 
 
 class Critic:
-    """Value of the state before each policy token: hidden states float [tokens, width] to float32 [tokens]."""
+    """Value of the state before each policy token: hidden states float [tokens, width] to float32
+    [tokens].
+    """
 
     def __init__(self, width: int, settings: config.CriticConfig, seed: int, device: torch.device):
         self.settings = settings
@@ -55,7 +57,10 @@ class Critic:
         clipped = (torch.clamp(values, old - clip, old + clip) - returns).square()
         losses = 0.5 * torch.maximum(errors, clipped)
         (weights * losses).sum().backward()
-        return {"critic_loss": float(losses.detach().sum()), "critic_clipped": float((clipped > errors).sum())}
+        return {
+            "critic_loss": float(losses.detach().sum()),
+            "critic_clipped": float((clipped > errors).sum()),
+        }
 
     def apply(self) -> None:
         """Take the optimizer step with the gradients of all learners, unless the gradient is not finite.
@@ -79,7 +84,9 @@ class Critic:
 
     def load(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Load ``tensors``."""
-        self.head.load_state_dict({n[5:]: torch.from_numpy(np.asarray(a)) for n, a in tensors.items() if n.startswith("head.")})
+        self.head.load_state_dict(
+            {n[5:]: torch.from_numpy(np.asarray(a)) for n, a in tensors.items() if n.startswith("head.")}
+        )
         state: dict[int, dict[str, Tensor]] = {}
         for name in tensors:
             if name.startswith("optimizer."):

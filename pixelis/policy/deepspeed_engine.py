@@ -41,7 +41,8 @@ def ensure_process_group(device: torch.device) -> None:
 
     The group lasts until the process ends: DeepSpeed uses that of its first engine for all later ones.
     """
-    os.environ["DS_ACCELERATOR"] = device.type  # else it moves the model to a GPU that the learner has not reserved
+    # Else it moves the model to a GPU that the learner has not reserved
+    os.environ["DS_ACCELERATOR"] = device.type
     from deepspeed import ops
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
@@ -64,7 +65,8 @@ def deepspeed_config(learner: config.LearnerConfig, bfloat16: bool, device: torc
     defaults: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        # The learner calls step() at the end of a batch. The number of micro-batches depends on the lengths of the samples.
+        # The learner calls step() at the end of a batch. The number of micro-batches depends on the lengths
+        # of the samples.
         "managed_gradient_accumulation": False,
         "gradient_clipping": learner.max_grad_norm,
         "zero_allow_untested_optimizer": True,
@@ -82,19 +84,33 @@ def deepspeed_config(learner: config.LearnerConfig, bfloat16: bool, device: torc
         return defaults
     path = Path(learner.deepspeed)
     if not path.is_file():
-        raise MissingFile(f"learner.deepspeed: no file {path}", fix="name a DeepSpeed JSON file or leave the key empty")
+        raise MissingFile(
+            f"learner.deepspeed: no file {path}", fix="name a DeepSpeed JSON file or leave the key empty"
+        )
     try:
         overrides = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadConfig(f"learner.deepspeed: {path.name} is not JSON: {error}") from None
-    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "scheduler"):
+    for key in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "optimizer",
+        "scheduler",
+    ):
         if key in overrides:
-            raise BadConfig(f"learner.deepspeed: `{key}` is decided by the learner", fix="remove it from the file")
+            raise BadConfig(
+                f"learner.deepspeed: `{key}` is decided by the learner", fix="remove it from the file"
+            )
     return _merge(defaults, overrides)
 
 
 def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {k: _merge(base[k], v) for k, v in overrides.items() if isinstance(v, Mapping) and isinstance(base.get(k), dict)}
+    nested = {
+        k: _merge(base[k], v)
+        for k, v in overrides.items()
+        if isinstance(v, Mapping) and isinstance(base.get(k), dict)
+    }
     return {**base, **overrides, **nested}
 
 
@@ -120,10 +136,14 @@ class ZeroEngine:
         self.parameters, self.bfloat16 = parameters, bfloat16
         self.moments_dtype = getattr(torch, learner.moments)
         kind = torch.optim.AdamW if self.moments_dtype == torch.float32 else AdamW
-        optimizer = kind(list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay)
+        optimizer = kind(
+            list(parameters.values()), lr=learner.lr, betas=learner.betas, weight_decay=learner.weight_decay
+        )
         settings = deepspeed_config(learner, bfloat16, device)
         self.stage = int(settings["zero_optimization"]["stage"])
-        self.engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings, dist_init_required=False)
+        self.engine, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=settings, dist_init_required=False
+        )
         self.engine.train()
 
     @property
@@ -143,8 +163,9 @@ class ZeroEngine:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
         if self.stage == 0:
-            # Before step(), so that all workers agree on whether to take it; DeepSpeed's allreduce_gradients does nothing outside
-            # of it. step() reduces again, which does not change an average that all workers share.
+            # Before step(), so that all workers agree on whether to take it; DeepSpeed's allreduce_gradients
+            # does nothing outside of it. step() reduces again, which does not change an average that all
+            # workers share.
             self.engine.buffered_allreduce_fallback()
             gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
             norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
@@ -180,7 +201,9 @@ class ZeroEngine:
         bits = {torch.bfloat16: torch.uint16}
         shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.parameters.items()}
         dtypes = {name: "uint16" if p.dtype in bits else "float32" for name, p in self.parameters.items()}
-        out = FlatTensors([(name, dtypes[name], shapes[name]) for name in shapes] if dist.get_rank() == 0 else [])
+        out = FlatTensors(
+            [(name, dtypes[name], shapes[name]) for name in shapes] if dist.get_rank() == 0 else []
+        )
         for name, parameter in self.parameters.items():
             with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
                 if name in out:
@@ -206,18 +229,28 @@ class ZeroEngine:
         if self.stage == 0:
             return _even_part(name, parameter if moment is None else self._adam.state[parameter][moment])
         if self.stage == 3:
-            return _zero3_part(name, parameter, parameter._z3_optimizer.get_local_fp32_param(parameter, moment))
+            return _zero3_part(
+                name, parameter, parameter._z3_optimizer.get_local_fp32_param(parameter, moment)
+            )
         mapping = parameter._hp_mapping
         if mapping is None:
             return {}
-        return {name: Part(_copy(mapping.get_hp_fragment(moment)), mapping.lp_fragment_address.start, tuple(parameter.shape))}
+        return {
+            name: Part(
+                _copy(mapping.get_hp_fragment(moment)),
+                mapping.lp_fragment_address.start,
+                tuple(parameter.shape),
+            )
+        }
 
     def parts_of(self, shards: Shards) -> dict[str, Part]:
         """This worker's parts of the parameters that `shards` stand for."""
         parts: dict[str, Part] = {}
         for name, parameter in self.parameters.items():
             is_divided = hasattr(parameter, "ds_id")
-            parts |= _zero3_part(name, parameter, shards[name]) if is_divided else _even_part(name, shards[name])
+            parts |= (
+                _zero3_part(name, parameter, shards[name]) if is_divided else _even_part(name, shards[name])
+            )
         return parts
 
     def set_weights(self, values: Mapping[str, np.ndarray]) -> None:
@@ -247,7 +280,9 @@ class ZeroEngine:
         parameter._z3_optimizer.set_local_hp_param(padded, parameter, moment)
 
     def shards(self) -> Shards:
-        """This worker's part of the parameters that the forward pass reads: all of each, except under ZeRO-3."""
+        """This worker's part of the parameters that the forward pass reads: all of each, except under
+        ZeRO-3.
+        """
         return {name: self._shard(parameter).clone() for name, parameter in self.parameters.items()}
 
     @contextmanager
@@ -268,7 +303,8 @@ class ZeroEngine:
         parameters: dict[str, Any] = self.parameters
         for name, parameter in parameters.items():
             if hasattr(parameter, "ds_id") and parameter.ds_persist:
-                # DeepSpeed keeps small parameters gathered. The next pass gathers it again, from the new parts.
+                # DeepSpeed keeps small parameters gathered. The next pass gathers it again, from the new
+                # parts.
                 parameter.partition(has_been_updated=False)
             self._shard(parameter).copy_(shards[name])
 

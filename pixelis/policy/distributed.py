@@ -1,4 +1,7 @@
-"""Rank, world size, shares of a batch and sums over the learner's workers. Imports torch only on the first call."""
+"""Rank, world size, shares of a batch and sums over the learner's workers.
+
+Imports torch only on the first call.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
 
 
 def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
-    """Each value summed over all workers; of the first `largest` the maximum. Raises InfraFailure without a group."""
+    """Each value summed over all workers; of the first `largest` the maximum.
+
+    Raises InfraFailure without a group.
+    """
     dist = _process_group()
     if dist.get_world_size() == 1:
         return values

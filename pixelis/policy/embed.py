@@ -1,4 +1,6 @@
-"""Embeddings from the frozen base model: states of turns for coherence and curiosity rewards, question vectors for memory."""
+"""Embeddings from the frozen base model: states of turns for coherence and curiosity rewards, question
+vectors for memory.
+"""
 
 from __future__ import annotations
 
@@ -77,14 +79,18 @@ def turn_states(
     return out
 
 
-def image_vector(features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int) -> Float[Tensor, " hidden"]:
+def image_vector(
+    features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int
+) -> Float[Tensor, " hidden"]:
     """Vector of an image of rows * columns tokens, float32, not normalised.
 
     The features are averaged over 4 x 4 cells. Channel c becomes its Walsh coefficient 1 + c mod 15 over the
     cells, so that the vector depends on where in the image a channel is strong: a mean over the image would
     hardly tell images apart.
     """
-    cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(1)
+    cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(
+        1
+    )
     if rows * columns == 1:
         return cells[:, 0]
     from scipy.linalg import hadamard  # most processes that import this module need no vectors
@@ -93,7 +99,9 @@ def image_vector(features: Float[Tensor, "image_tokens hidden"], rows: int, colu
     return (cells * patterns[torch.arange(len(cells), device=cells.device) % len(patterns)]).mean(1)
 
 
-def mean_feature(features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int) -> Float[Tensor, " hidden"]:
+def mean_feature(
+    features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int
+) -> Float[Tensor, " hidden"]:
     """Mean over an image, float32: what it shows, while `image_vector` tells images apart."""
     return features.float().mean(0)
 
@@ -122,6 +130,10 @@ def question_vectors(
     out = []
     for tokens, images in zip(texts, views, strict=True):
         visual = np.mean([next(ordered) for _ in images], axis=0) if images else None
-        text = table(torch.tensor(list(tokens), device=table.weight.device)).float().mean(0).cpu().numpy() if tokens else None
+        text = (
+            table(torch.tensor(list(tokens), device=table.weight.device)).float().mean(0).cpu().numpy()
+            if tokens
+            else None
+        )
         out.append((visual, text))
     return out

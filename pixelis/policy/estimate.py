@@ -1,6 +1,7 @@
 """Memory estimates and configuration checks for `--dry-run`, from a model's config.json alone.
 
-Not counted, because they depend on the machine: the CUDA context, fragmentation in the allocator, buffers of NCCL and cuBLAS.
+Not counted, because they depend on the machine: the CUDA context, fragmentation in the allocator, buffers of
+NCCL and cuBLAS.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ def learner_memory(
 ) -> tuple[Bytes, Bytes]:
     """(bytes on each learner's device, bytes in its host's memory) by part, at the peak of a step.
 
-    With P trainable and F frozen parameters of `width` bytes and N workers (ZeRO, arXiv 1910.02054, sections 3 and 5):
+    With P trainable and F frozen parameters of `width` bytes and N workers (ZeRO, arXiv 1910.02054, sections
+    3 and 5):
 
     - weights: (P + F) * width, divided by N at stage 3, which adds the gathered ones. Adapters are float32.
     - gradients: P * width, divided by N from stage 2.
-    - optimizer: two moments of 4 bytes (2 with `moments=bfloat16`) and, from stage 1, a float32 copy, divided by N.
+    - optimizer: two moments of 4 bytes (2 with `moments=bfloat16`) and, from stage 1, a float32 copy, divided
+      by N.
     - buckets: `reduce_bucket_size` numbers of a gradient, doubled by `overlap_comm`.
-    - optimizer step: DeepSpeed's stages 1 and 2 flatten the gradient and convert it to float32 while the buffers of a pass are
+    - optimizer step: DeepSpeed's stages 1 and 2 flatten the gradient and convert it to float32 while the
+      buffers of a pass are
       free.
     - reference (has_reference: for a KL term): its trainable weights, and while it is used the current ones.
     - activations, vision, logits: see `_pass_bytes`.
@@ -69,7 +73,9 @@ def learner_memory(
         shapes = arch.shapes(policy.lora.targets, policy.lora.vision_tower)
         trainable, gradient_width = adapter_bytes(shapes, arch.ranks(policy.lora), 1), 4
     moments = 2 * (2 if learner.moments == "bfloat16" else 4)
-    weight_shards, gradient_shards, optimizer_shards = (workers if stage >= first else 1 for first in (3, 2, 1))
+    weight_shards, gradient_shards, optimizer_shards = (
+        workers if stage >= first else 1 for first in (3, 2, 1)
+    )
     device = {
         "weights": arch.parameters * width // weight_shards,
         "adapters": 0 if policy.full else trainable * 4 // weight_shards,
@@ -83,16 +89,21 @@ def learner_memory(
 
     host = {"optimizer": 0, "weights": 0}
     if is_offloaded("offload_optimizer"):
-        host["optimizer"], device["optimizer"] = device["optimizer"] + trainable * 4 // workers, 0  # with the gradients
+        # With the gradients
+        host["optimizer"], device["optimizer"] = device["optimizer"] + trainable * 4 // workers, 0
     if is_offloaded("offload_param") and stage == 3:
         host["weights"], device["weights"] = device["weights"], 0
     if stage == 3 and workers > 1:
-        live = int(zero.get("stage3_max_live_parameters", 10**9)) + int(zero.get("stage3_prefetch_bucket_size", 5 * 10**7))
+        live = int(zero.get("stage3_max_live_parameters", 10**9)) + int(
+            zero.get("stage3_prefetch_bucket_size", 5 * 10**7)
+        )
         device["gathered"] = min(live, arch.parameters) * width
     if stage >= 1:
         bucket = min(int(zero.get("reduce_bucket_size", 5 * 10**8)), max(trainable, 1))
         device["buckets"] = bucket * gradient_width * (2 if zero.get("overlap_comm") else 1)
-    in_a_pass = _pass_bytes(arch, policy, -(-learner.rows * learner.row_tokens // learner.sequence_parallel), full_kl)
+    in_a_pass = _pass_bytes(
+        arch, policy, -(-learner.rows * learner.row_tokens // learner.sequence_parallel), full_kl
+    )
     if stage in (1, 2) and device["optimizer"]:
         flat = trainable * (gradient_width + (4 if gradient_width < 4 else 0)) // optimizer_shards
         device["optimizer step"] = max(0, flat - device["buckets"] - sum(in_a_pass.values()))
@@ -116,13 +127,18 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
     text = arch.text
     hidden, vocab = int(text.hidden_size), int(text.vocab_size)
     workspace = 2 * tokens * max(int(text.intermediate_size), hidden) * arch.width
-    parts = {"activations": workspace + saved(int(text.num_hidden_layers), arch.layer_bytes(tokens), tokens * hidden)}
+    parts = {
+        "activations": workspace
+        + saved(int(text.num_hidden_layers), arch.layer_bytes(tokens), tokens * hidden)
+    }
     if arch.vision is not None:
         patches = tokens * int(arch.vision.spatial_merge_size) ** 2
         block = arch.vision_block_bytes(patches)
         is_trained = policy.trains_vision_tower
         parts["vision"] = (
-            saved(int(arch.vision.depth), block, patches * arch.vision_width) if is_trained else block + FEATURE_CACHE_BYTES
+            saved(int(arch.vision.depth), block, patches * arch.vision_width)
+            if is_trained
+            else block + FEATURE_CACHE_BYTES
         )
     width = 2 * arch.width + 8 + (arch.width + 12 if full_kl else 0)
     parts["logits"] = min(max(CHUNK_VALUES, vocab), tokens * vocab) * width
@@ -132,15 +148,26 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
 def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> Bytes:
     """Bytes on each GPU of a generator without KV cache, by part.
 
-    vLLM shards the weights over `tensor_parallel` GPUs and reserves MAX_LORAS adapter slots of its rank in the weights' type.
-    Merged adapters need no slot. The embedded engine merges and keeps the original weights of changed layers.
+    vLLM shards the weights over `tensor_parallel` GPUs and reserves MAX_LORAS adapter slots of its rank in
+    the weights' type. Merged adapters need no slot. The embedded engine merges and keeps the original weights
+    of changed layers.
     """
-    linear = sum(o * i for o, i in arch.shapes(QUANTIZED_LAYERS).values()) if engine.quantization in QUANTIZED_BYTES else 0
-    weights = (arch.parameters - linear) * arch.width + int(linear * QUANTIZED_BYTES.get(engine.quantization, 0))
+    linear = (
+        sum(o * i for o, i in arch.shapes(QUANTIZED_LAYERS).values())
+        if engine.quantization in QUANTIZED_BYTES
+        else 0
+    )
+    weights = (arch.parameters - linear) * arch.width + int(
+        linear * QUANTIZED_BYTES.get(engine.quantization, 0)
+    )
     out = {"weights": weights // engine.tensor_parallel}
     shapes = {} if policy.full else arch.shapes(policy.lora.targets, policy.lora.vision_tower)
     if engine.name == "hf":
-        changed = sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora)) if shapes else arch.trained_parameters(policy)
+        changed = (
+            sum(math.prod(shapes[name]) for name in arch.ranks(policy.lora))
+            if shapes
+            else arch.trained_parameters(policy)
+        )
         return out | {"originals": changed * arch.width}
     if shapes and not merges(policy, engine):
         rank = served_rank(largest_rank(policy.lora))
@@ -148,12 +175,15 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
     return out
 
 
-# -- checks ---------------------------------------------------------------------------------------------------------------------
+# -- checks
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the table. error: the run cannot work as configured; note: it works, but perhaps not as intended."""
+    """A line of the table. error: the run cannot work as configured; note: it works, but perhaps not as
+    intended.
+    """
 
     level: Literal["ok", "note", "error"]
     subject: str
@@ -177,35 +207,50 @@ def table(findings: Iterable[Finding]) -> str:
     return "\n".join(f"  {f.level:5}  {f.subject:15}  {f.text}" for f in findings)
 
 
-def check(config: config.Config, job: Job, prompts: Sequence[Prompt] = (), gpu_bytes: int | None = None) -> list[Finding]:
+def check(
+    config: config.Config, job: Job, prompts: Sequence[Prompt] = (), gpu_bytes: int | None = None
+) -> list[Finding]:
     """Check a configuration without starting an actor.
 
-    prompts: sizes of some prompts of the job; gpu_bytes: memory of a GPU, by default `cluster.nodes.gpu_gib` or this machine's,
-    else 80 GiB. Without the model's folder, checks that need the model are left out. Raises BadConfig for an unsupported model
-    or a wrong target.
+    prompts: sizes of some prompts of the job; gpu_bytes: memory of a GPU, by default `cluster.nodes.gpu_gib`
+    or this machine's, else 80 GiB. Without the model's folder, checks that need the model are left out.
+    Raises BadConfig for an unsupported model or a wrong target.
     """
-    out = (_batch(config, job) if job in ("rft", "sft") else []) + (_learner(config, job) if job != "evaluate" else [])
+    out = (_batch(config, job) if job in ("rft", "sft") else []) + (
+        _learner(config, job) if job != "evaluate" else []
+    )
     try:
         arch = Architecture(config.policy.model, learner_dtype(config.policy, config.learner.gpus > 0))
     except MissingFile as error:
-        message = f"{error.message}: adapters, lengths and memory are not checked (they need only its config.json)"
+        message = (
+            f"{error.message}: adapters, lengths and memory are not checked (they need only its config.json)"
+        )
         return [*out, Finding("note", "model", message)]
     counts = arch.parameters, arch.vision_parameters
     total, vision = (f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M" for count in counts)
-    out.append(Finding("ok", "model", f"{arch.family}, {total} parameters, {vision} of them in the vision tower"))
+    out.append(
+        Finding("ok", "model", f"{arch.family}, {total} parameters, {vision} of them in the vision tower")
+    )
     if not config.policy.full:
         out.append(_adapters(config, arch, job))
     out += _context(config, arch, prompts, job)
     if gpu_bytes is None and (gib := config.cluster.nodes.gpu_gib) is not None:
         gpu_bytes = int(gib * GIB)
     if gpu_bytes is None:
-        gpu_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else GPU_BYTES
-    learns = job in ("rft", "sft") or (job == "serve" and config.evolution.enabled and not config.serve.read_only)
+        gpu_bytes = (
+            torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else GPU_BYTES
+        )
+    learns = job in ("rft", "sft") or (
+        job == "serve" and config.evolution.enabled and not config.serve.read_only
+    )
     if learns:
         out += _training(config, arch, job, gpu_bytes)
     if job != "sft":
         if config.needs_embedder or (job == "serve" and config.memory.enabled and not config.serve.read_only):
-            parts = {"weights": arch.parameters * arch.width, "activations": arch.layer_bytes(config.dialogue.max_context)}
+            parts = {
+                "weights": arch.parameters * arch.width,
+                "activations": arch.layer_bytes(config.dialogue.max_context),
+            }
             out.append(_fits("embedder", parts, sum(parts.values()), config.engine.gpus, gpu_bytes))
         out += _generator(config, arch, gpu_bytes)
     return out
@@ -215,17 +260,34 @@ def _batch(c: config.Config, job: str) -> list[Finding]:
     shares, parallel = c.learner.shares(c.learner.workers), c.learner.sequence_parallel
     learners = f"{shares} groups of {parallel} learners" if parallel > 1 else f"{shares} learners"
     if job == "sft":
-        return [Finding("ok", "batch", f"{c.sft.batch} demonstrations over {learners}: {c.sft.batch // shares} each")]
+        return [
+            Finding(
+                "ok", "batch", f"{c.sft.batch} demonstrations over {learners}: {c.sft.batch // shares} each"
+            )
+        ]
     prompts, minibatches = c.rft.prompts_per_step, c.rft.minibatches
     rollouts = prompts * c.rft.group_size
     share = rollouts // shares
     message = f"{prompts} questions x {c.rft.group_size} = {rollouts} rollouts over {learners}: {share} each"
-    out = [Finding("ok", "batch", message + (f", in {minibatches} optimizer steps" if minibatches > 1 else ""))]
-    if c.engine.quantization != "none" and c.rft.loss.importance == "none" and c.rft.loss.proximal == "learner":
-        message = f"rollouts come from {c.engine.quantization} weights, but rft.loss.importance=none does not correct for that"
+    out = [
+        Finding("ok", "batch", message + (f", in {minibatches} optimizer steps" if minibatches > 1 else ""))
+    ]
+    if (
+        c.engine.quantization != "none"
+        and c.rft.loss.importance == "none"
+        and c.rft.loss.proximal == "learner"
+    ):
+        message = (
+            f"rollouts come from {c.engine.quantization} weights, but rft.loss.importance=none does "
+            "not correct for that"
+        )
         out.append(Finding("error", "batch", f"{message}: set it to truncate"))
     if minibatches > share:
-        out.append(Finding("error", "batch", f"rft.minibatches {minibatches} is above the {share} rollouts of a learner"))
+        out.append(
+            Finding(
+                "error", "batch", f"rft.minibatches {minibatches} is above the {share} rollouts of a learner"
+            )
+        )
     if prompts < c.engine.workers:
         message = f"rft.prompts_per_step {prompts} is below engine.workers {c.engine.workers}: some are idle"
         out.append(Finding("note", "batch", message))
@@ -240,13 +302,28 @@ def _learner(c: config.Config, job: str) -> list[Finding]:
         for learner in (c.learner, c.learner.model_copy(update={"deepspeed": None}))
     )
     if c.learner.deepspeed and stage != default:
-        own = f"learner.zero_stage is {c.learner.zero_stage}" + (", in bfloat16 1" if default != c.learner.zero_stage else "")
-        out.append(Finding("error", "deepspeed", f"{own}, but learner.deepspeed {Path(c.learner.deepspeed).name}: {stage}"))
+        own = f"learner.zero_stage is {c.learner.zero_stage}" + (
+            ", in bfloat16 1" if default != c.learner.zero_stage else ""
+        )
+        out.append(
+            Finding(
+                "error",
+                "deepspeed",
+                f"{own}, but learner.deepspeed {Path(c.learner.deepspeed).name}: {stage}",
+            )
+        )
     if job == "rft" and c.rft.sampling.temperature <= 0:
-        out.append(Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from"))
+        out.append(
+            Finding("error", "sampling", "rft.sampling.temperature 0 has no distribution to learn from")
+        )
     if job == "rft" and c.rft.sampling.top_p < 1:
-        message = f"rft.sampling.top_p {c.rft.sampling.top_p:g}: no other token is sampled, but the learner scores the whole"
-        out.append(Finding("note", "sampling", f"{message} vocabulary, so that importance weights are below 1"))
+        message = (
+            f"rft.sampling.top_p {c.rft.sampling.top_p:g}: no other token is sampled, but the "
+            "learner scores the whole"
+        )
+        out.append(
+            Finding("note", "sampling", f"{message} vocabulary, so that importance weights are below 1")
+        )
     return out
 
 
@@ -254,7 +331,10 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
     lora = c.policy.lora
     shapes, ranks = arch.shapes(lora.targets, lora.vision_tower), arch.ranks(lora)
     smallest, largest = min(ranks.values()), max(ranks.values())
-    message = f"{f'ranks {smallest} to {largest}' if smallest < largest else f'rank {smallest}'} on {len(ranks)} layers"
+    message = (
+        f"{f'ranks {smallest} to {largest}' if smallest < largest else f'rank {smallest}'} on "
+        f"{len(ranks)} layers"
+    )
     message += f", {format_bytes(adapter_bytes(shapes, ranks))} a version"
     if excessive := [(rank, -min(shapes[name])) for name, rank in ranks.items() if rank > min(shapes[name])]:
         rank, side = max(excessive)
@@ -286,7 +366,11 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
     looks = f"a clip's first look {d.frames} x {sizes['frame']} = {clip}"
     out.append(Finding("ok", "pictures", f"a full view takes {view - 2} tokens, a crop {crop - 2}, {looks}"))
     if d.frames > d.max_images:
-        out.append(Finding("error", "context", f"dialogue.frames {d.frames} is above dialogue.max_images {d.max_images}"))
+        out.append(
+            Finding(
+                "error", "context", f"dialogue.frames {d.frames} is above dialogue.max_images {d.max_images}"
+            )
+        )
     if d.max_context > arch.text.max_position_embeddings:
         positions = arch.text.max_position_embeddings
         message = f"dialogue.max_context {d.max_context} is above the {positions} positions of policy.model"
@@ -295,12 +379,25 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
     longest = max(prompts, key=lambda p: p["text"] + p["images"] * view + p["clips"] * clip, default=single)
     text, images = longest["text"], longest["images"] * view + longest["clips"] * clip
     for part, tokens, keys in (
-        ("the pictures of the longest prompt", images, "dialogue.input.max_pixels, dialogue.frame.max_pixels or dialogue.frames"),
+        (
+            "the pictures of the longest prompt",
+            images,
+            "dialogue.input.max_pixels, dialogue.frame.max_pixels or dialogue.frames",
+        ),
         ("a clip's first look", clip, "dialogue.frames or dialogue.frame.max_pixels"),
     ):
         if tokens + text + d.max_turn_tokens > d.max_context:
-            message = f"{part} ({tokens} tokens), its text ({text}) and one turn of dialogue.max_turn_tokens {d.max_turn_tokens}"
-            out.append(Finding("error", "context", f"{message} do not fit dialogue.max_context {d.max_context}: lower {keys}"))
+            message = (
+                f"{part} ({tokens} tokens), its text ({text}) and one turn of "
+                f"dialogue.max_turn_tokens {d.max_turn_tokens}"
+            )
+            out.append(
+                Finding(
+                    "error",
+                    "context",
+                    f"{message} do not fit dialogue.max_context {d.max_context}: lower {keys}",
+                )
+            )
     turns = d.max_turns if job != "sft" else 1
     episode = text + images + turns * d.max_turn_tokens + (turns - 1) * crop
     message = f"longest prompt {text + images} ({f'text {text}' if prompts else 'text unknown'})"
@@ -333,15 +430,24 @@ def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) ->
     version = storage.version_bytes(c, arch)
     if job == "rft":
         parts, store = storage.parts(c, version, job), c.cluster.object_store_bytes
-        short = f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster" if store else ""
+        short = (
+            f": more than cluster.object_store_bytes {format_bytes(store)} of a local cluster"
+            if store
+            else ""
+        )
         is_short = store is not None and sum(parts.values()) > store
         message = f"at most {_format_parts(parts)}{short if is_short else ''}"
         out.append(Finding("note" if is_short else "ok", "object store", message))
     parts = storage.disk_parts(c, version, storage.trained_bytes(c, arch), job)
-    folder = next(path for path in (Path(c.run.dir).absolute(), *Path(c.run.dir).absolute().parents) if path.is_dir())
+    folder = next(
+        path for path in (Path(c.run.dir).absolute(), *Path(c.run.dir).absolute().parents) if path.is_dir()
+    )
     free, message = shutil.disk_usage(folder).free, f"at most {_format_parts(parts)} in run.dir"
     if sum(parts.values()) > free:
-        return [*out, Finding("note", "disk", f"{message}: {folder} has {format_bytes(free)} free on this machine")]
+        return [
+            *out,
+            Finding("note", "disk", f"{message}: {folder} has {format_bytes(free)} free on this machine"),
+        ]
     return [*out, Finding("ok", "disk", message)]
 
 
@@ -352,7 +458,10 @@ def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> list[Fin
         arch = Architecture(c.policy.model, dtype)
     heads = int(arch.text.num_attention_heads)
     if heads % engine.tensor_parallel:
-        message = f"engine.tensor_parallel {engine.tensor_parallel} does not divide the {heads} heads of policy.model"
+        message = (
+            f"engine.tensor_parallel {engine.tensor_parallel} does not divide the {heads} heads of "
+            "policy.model"
+        )
         out.append(Finding("error", "engine", message))
     parts = generator_memory(arch, c.policy, engine)
     shards = min(engine.tensor_parallel, int(arch.text.num_key_value_heads))
@@ -365,10 +474,16 @@ def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> list[Fin
     episodes = max(0, (usable - sum(parts.values())) // episode)
     message += f", {episodes} fit the rest of {format_bytes(reserved)} at once"
     if not episodes:
-        out.append(Finding("error", "generator", f"{message}: raise engine.tensor_parallel or lower dialogue.max_context"))
+        out.append(
+            Finding(
+                "error", "generator", f"{message}: raise engine.tensor_parallel or lower dialogue.max_context"
+            )
+        )
     elif episodes < engine.max_num_seqs:
         effect = "others wait" if engine.name == "vllm" else "longer ones together run out of memory"
-        out.append(Finding("note", "generator", f"{message}, engine.max_num_seqs is {engine.max_num_seqs}: {effect}"))
+        out.append(
+            Finding("note", "generator", f"{message}, engine.max_num_seqs is {engine.max_num_seqs}: {effect}")
+        )
     else:
         out.append(Finding("ok", "generator", message))
     return out
@@ -380,7 +495,11 @@ def _fits(subject: str, parts: Mapping[str, int], fixed: int, gpus: float, gpu_b
         return Finding("ok", subject, f"{_format_parts(parts)} in the memory of its machine")
     available = int(gpu_bytes * min(1.0, gpus))
     message = f"{_format_parts(parts)} of {format_bytes(available)}"
-    keys = "learner.zero_stage, policy.gradient_checkpointing, learner.rows" if subject == "learner" else "engine.gpus"
+    keys = (
+        "learner.zero_stage, policy.gradient_checkpointing, learner.rows"
+        if subject == "learner"
+        else "engine.gpus"
+    )
     if fixed > available:
         offload = " and learner.deepspeed (offload)" if subject == "learner" else ""
         return Finding("error", subject, f"{message}: does not fit, see {keys}{offload}")
@@ -390,7 +509,10 @@ def _fits(subject: str, parts: Mapping[str, int], fixed: int, gpus: float, gpu_b
 
 
 def _format_parts(parts: Mapping[str, int]) -> str:
-    return " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items()) + f" = {format_bytes(sum(parts.values()))}"
+    return (
+        " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+        + f" = {format_bytes(sum(parts.values()))}"
+    )
 
 
 def format_bytes(count: int) -> str:

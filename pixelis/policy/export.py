@@ -91,12 +91,19 @@ class BaseFile:
         """A parameter in transformers' layout from that of the file, or the reverse."""
         return value.transpose(1, 2) if name in self.transposed else value
 
-    def updates(self, adapter: Adapter) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
-        """The changes of the adapter; see `lora.weight_updates`. Raises BadInput if it does not fit or is not finite."""
+    def updates(
+        self, adapter: Adapter
+    ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
+        """The changes of the adapter; see `lora.weight_updates`.
+
+        Raises BadInput if it does not fit or is not finite.
+        """
         return weight_updates(self.shapes, adapter)
 
     def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:
-        """Write the changed parameters under the checkpoint's names, merged in float32 and rounded once to `dtype`."""
+        """Write the changed parameters under the checkpoint's names, merged in float32 and rounded once to
+        `dtype`.
+        """
         merged: dict[str, torch.Tensor] = {}
         for name, (left, right) in self.updates(adapter).items():
             if right is not None:
@@ -108,7 +115,11 @@ class BaseFile:
 
 
 def write_peft(
-    adapter: Adapter, folder: Path, base_model: str | None = None, fold_scale: bool = False, text_only: bool = False
+    adapter: Adapter,
+    folder: Path,
+    base_model: str | None = None,
+    fold_scale: bool = False,
+    text_only: bool = False,
 ) -> Path:
     """Write a LoRA adapter in PEFT's format; returns the folder, which must not exist.
 
@@ -116,16 +127,23 @@ def write_peft(
     names of a model without vision. Raises BadInput for the weights of a whole model.
     """
     if adapter.kind != "lora":
-        raise BadInput("the checkpoint holds all parameters, which are no adapter", fix="export a merged model instead")
+        raise BadInput(
+            "the checkpoint holds all parameters, which are no adapter", fix="export a merged model instead"
+        )
     folder.mkdir(parents=True)
-    names = {module: module.replace("model.language_model.", "model.") if text_only else module for module in adapter.ranks}
+    names = {
+        module: module.replace("model.language_model.", "model.") if text_only else module
+        for module in adapter.ranks
+    }
     arrays: dict[str, np.ndarray] = {}
     folded, scale = (adapter.scale, 1.0) if fold_scale else (1.0, adapter.scale)
     for module in adapter.ranks:
         stem = f"base_model.model.{names[module]}"
         arrays[f"{stem}.lora_A.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.A"])
         # The product is a copy: vLLM modifies its tensors in place.
-        arrays[f"{stem}.lora_B.weight"] = np.ascontiguousarray(adapter.tensors[f"{module}.B"] * np.float32(folded))
+        arrays[f"{stem}.lora_B.weight"] = np.ascontiguousarray(
+            adapter.tensors[f"{module}.B"] * np.float32(folded)
+        )
     rank = max(adapter.ranks.values())
     others = {names[module]: r for module, r in adapter.ranks.items() if r != rank}
     settings = {

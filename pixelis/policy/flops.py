@@ -31,7 +31,9 @@ PEAK_TFLOPS = {
     "L4": 121.0,
     "RTX 3090": 71.0,
 }
-"""Dense bfloat16 tensor operations per second in 10^12, by a part of the GPU's name, from NVIDIA's data sheets."""
+"""Dense bfloat16 tensor operations per second in 10^12, by a part of the GPU's name, from NVIDIA's data
+sheets.
+"""
 
 
 def peak_flops(device: torch.device, tflops: float | None = None) -> float | None:
@@ -63,21 +65,30 @@ class FlopCounter:
         patches = sum(view.shape[0] * view.shape[1] for view in batch.views) // self.patch**2
         return self.count(len(batch.tokens), sum(batch.policy_tokens.tolist()), lengths, patches, workers)
 
-    def count(self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0, workers: int = 1) -> float:
-        """Operations for `tokens` and images, and 1 / `workers` of those for logits and attention in `lengths`."""
+    def count(
+        self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0, workers: int = 1
+    ) -> float:
+        """Operations for `tokens` and images, and 1 / `workers` of those for logits and attention in
+        `lengths`.
+        """
         whole = self.head * policy_tokens + 3 * self.attention * sum(length**2 for length in lengths)
         return float(self.layers * tokens + self.vision * patches + whole / workers)
 
 
 def _per_token(module: nn.Module, active: float = 1.0) -> int:
-    """Operations of a module's matrices for a token. active: share of the stacked experts that a token passes."""
+    """Operations of a module's matrices for a token. active: share of the stacked experts that a token
+    passes.
+    """
     matrices: list[tuple[Any, float]] = [
-        (m.weight, 1.0) for m in module.modules() if isinstance(m, nn.Linear) or type(m).__name__.endswith("TopKRouter")
+        (m.weight, 1.0)
+        for m in module.modules()
+        if isinstance(m, nn.Linear) or type(m).__name__.endswith("TopKRouter")
     ]
     experts = ("experts.gate_up_proj", "experts.down_proj")
     matrices += [(p, active) for name, p in module.named_parameters() if name.endswith(experts)]
     total = 0.0
     for parameter, share in matrices:
         passes = 3 if parameter.requires_grad else 2
-        total += 2 * passes * int(getattr(parameter, "ds_numel", parameter.numel())) * share  # ds_numel: divided by ZeRO-3
+        # Ds_numel: divided by ZeRO-3
+        total += 2 * passes * int(getattr(parameter, "ds_numel", parameter.numel())) * share
     return round(total)

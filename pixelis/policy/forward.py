@@ -51,7 +51,9 @@ class Features:
 
     def rows(self, index: Int[Tensor, " n"]) -> Features:
         """Features of the image tokens `index`."""
-        return Features(self.embeds.index_select(0, index), [d.index_select(0, index) for d in self.deepstack])
+        return Features(
+            self.embeds.index_select(0, index), [d.index_select(0, index) for d in self.deepstack]
+        )
 
 
 def concatenate(features: Sequence[Features]) -> Features:
@@ -61,7 +63,10 @@ def concatenate(features: Sequence[Features]) -> Features:
 
 
 def encode_views(
-    model: VisionLanguageModel, spec: ModelSpec, views: Sequence[UInt8[np.ndarray, "h w 3"]], one_pass: bool = False
+    model: VisionLanguageModel,
+    spec: ModelSpec,
+    views: Sequence[UInt8[np.ndarray, "h w 3"]],
+    one_pass: bool = False,
 ) -> list[Features]:
     """Features of each view, in order. Views of equal size share a pass of the vision tower.
 
@@ -74,10 +79,13 @@ def encode_views(
     parameter = next(model.model.visual.parameters())
     for members in groups.values():
         group = [views[i] for i in members]
-        pixels, grid = patchify(group, spec.patch, spec.merge, spec.temporal, spec.image_mean, spec.image_std, parameter.device)
+        pixels, grid = patchify(
+            group, spec.patch, spec.merge, spec.temporal, spec.image_mean, spec.image_std, parameter.device
+        )
         result = model.model.get_image_features(pixels.to(parameter.dtype), grid, return_dict=True)
         layers = getattr(result, "deepstack_features", None) or []
-        if layers and isinstance(layers[0], Tensor):  # transformers 5.17 divides only the output of the last layer
+        # Transformers 5.17 divides only the output of the last layer
+        if layers and isinstance(layers[0], Tensor):
             layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
         for position, i in enumerate(members):
             out[i] = Features(result.pooler_output[position], [layer[position] for layer in layers])
@@ -85,7 +93,9 @@ def encode_views(
 
 
 class FeatureCache:
-    """Least-recently-used cache of a frozen vision tower's features, by digest of the view. limit: in bytes."""
+    """Least-recently-used cache of a frozen vision tower's features, by digest of the view. limit: in
+    bytes.
+    """
 
     def __init__(self, limit: int = 256 * 2**20):
         self.limit = limit
@@ -94,7 +104,11 @@ class FeatureCache:
         self.misses = 0
 
     def get(
-        self, model: VisionLanguageModel, spec: ModelSpec, views: Sequence[np.ndarray], digests: Sequence[bytes]
+        self,
+        model: VisionLanguageModel,
+        spec: ModelSpec,
+        views: Sequence[np.ndarray],
+        digests: Sequence[bytes],
     ) -> list[Features]:
         """Features of each view. Encodes each distinct view that is not in the cache once."""
         distinct = dict(zip(digests, views, strict=True))
@@ -149,7 +163,11 @@ def hidden_states(
 
 
 def packed_hidden_states(
-    model: VisionLanguageModel, batch: PackedBatch, features: Features | None, image_token: int, **attention: Any
+    model: VisionLanguageModel,
+    batch: PackedBatch,
+    features: Features | None,
+    image_token: int,
+    **attention: Any,
 ) -> Float[Tensor, "tokens hidden"]:
     """Hidden states of the last layer of a packed batch. features: of its distinct views, in order."""
     if features is not None:
@@ -159,7 +177,9 @@ def packed_hidden_states(
     if is_packed or attention:
         attention["segments"] = batch.segments
     positions = batch.positions[:, None]
-    return hidden_states(model, batch.tokens[None], positions, features, image_token, use_cache=False, **attention)[0]
+    return hidden_states(
+        model, batch.tokens[None], positions, features, image_token, use_cache=False, **attention
+    )[0]
 
 
 def use_packed_attention(model: VisionLanguageModel) -> bool:
@@ -200,15 +220,21 @@ def packed_attention(
         raise ValueError("packed attention needs `segments`: use forward.packed_hidden_states")
     heads, width = query.shape[1], query.shape[3]
     attend = functools.partial(
-        functional.scaled_dot_product_attention, dropout_p=dropout, scale=scaling, enable_gqa=key.shape[1] != heads
+        functional.scaled_dot_product_attention,
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=key.shape[1] != heads,
     )
     if [bucket.shape for bucket in segments.buckets] == [(1, query.shape[2])]:
-        return attend(query, key, value, is_causal=query.shape[2] > 1).transpose(1, 2), None  # a single sample needs no gathering
+        # A single sample needs no gathering
+        return attend(query, key, value, is_causal=query.shape[2] > 1).transpose(1, 2), None
     flat = [t[0].transpose(0, 1) for t in (query, key, value)]
     index = torch.cat([bucket.reshape(-1) for bucket in segments.buckets])
     sizes = [bucket.numel() for bucket in segments.buckets]
     outputs = []
-    for bucket, *parts in zip(segments.buckets, *(t.index_select(0, index).split(sizes) for t in flat), strict=True):
+    for bucket, *parts in zip(
+        segments.buckets, *(t.index_select(0, index).split(sizes) for t in flat), strict=True
+    ):
         rows, length = bucket.shape
         # [rows * length, heads, width] -> [rows, heads, length, width]
         q, k, v = (part.view(rows, length, -1, width).transpose(1, 2) for part in parts)

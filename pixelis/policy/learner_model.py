@@ -50,7 +50,9 @@ class LearnerModel:
     ):
         self.policy, self.learner = policy, learner
         if temperature <= 0:
-            raise BadConfig("the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0")
+            raise BadConfig(
+                "the temperature of the rollouts must be above 0", fix="set rft.sampling.temperature=1.0"
+            )
         self.device = torch.device(device) if device is not None else default_device()
         dtype = pick_dtype(policy.dtype, self.device)
         if self.device.type == "cpu":
@@ -59,7 +61,9 @@ class LearnerModel:
         bfloat16 = policy.full and dtype == torch.bfloat16
         settings = deepspeed_config(learner, bfloat16, self.device)
         divides = settings["zero_optimization"]["stage"] == 3 and dist.get_world_size() > 1
-        self.network, self.tokenizer, self.spec = load_model(policy, self.device, zero3=settings if divides else None)
+        self.network, self.tokenizer, self.spec = load_model(
+            policy, self.device, zero3=settings if divides else None
+        )
         self.base_sha256 = fingerprint(resolve(policy.model))
         self.sequence = SequenceGroup.create(learner.sequence_parallel)
         self.shares_prompts = use_packed_attention(self.network)
@@ -81,12 +85,15 @@ class LearnerModel:
         self.critic: Critic | None = None
         self.hidden: Tensor | None = None
         if critic is not None:
-            self.critic = Critic(self.network.model.language_model.config.hidden_size, critic, seed, self.device)
+            self.critic = Critic(
+                self.network.model.language_model.config.hidden_size, critic, seed, self.device
+            )
             module.observe = functools.partial(setattr, self, "hidden")
         self.zero = ZeroEngine(module, parameters, learner, bfloat16, self.device)
         if adapter is not None:
             self.set(adapter)
-        # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally often: no cache.
+        # A frozen vision tower always computes the same features. ZeRO-3 workers must all run it equally
+        # often: no cache.
         self.features = FeatureCache() if not policy.trains_vision_tower and self.zero.stage < 3 else None
         self.reference: Shards | None = None
         """The policy from which the KL term measures."""
@@ -101,7 +108,10 @@ class LearnerModel:
         check_adapter(adapter, self.policy, self.base_sha256, self.shapes)
 
     def set(self, adapter: Adapter) -> None:
-        """Take the weights of an adapter that fits. Layers of the vision tower that it lacks get a product of 0."""
+        """Take the weights of an adapter that fits.
+
+        Layers of the vision tower that it lacks get a product of 0.
+        """
         weights = adapter.tensors
         if lacking := self.shapes.keys() - weights.keys():
             own = without_change(self.zero.weights())
@@ -118,8 +128,12 @@ class LearnerModel:
         """This worker's part of the row of these samples."""
         return self.sequence.part(collate(samples, self.spec, self.shares_prompts), self.spec)
 
-    def forward(self, batch: PackedBatch, smoothing: float = 0.0, reference: ReferenceStates | None = None) -> tuple[Tensor, ...]:
-        """Log-probabilities, entropies and with `reference` divergences of the policy tokens; see `PolicyModule`."""
+    def forward(
+        self, batch: PackedBatch, smoothing: float = 0.0, reference: ReferenceStates | None = None
+    ) -> tuple[Tensor, ...]:
+        """Log-probabilities, entropies and with `reference` divergences of the policy tokens; see
+        `PolicyModule`.
+        """
         return self.zero.engine(batch, self._view_features(batch), smoothing, reference)
 
     def _view_features(self, batch: PackedBatch) -> Features | None:
@@ -146,34 +160,49 @@ class LearnerModel:
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """The critic's value before each policy token of each sample, float32; empty for an unusable sample."""
+        """The critic's value before each policy token of each sample, float32; empty for an unusable
+        sample.
+        """
         critic = self.critic
         assert critic is not None
         with self._without_dropout():
-            return self._per_token(samples, lambda _: critic.values(self.hidden) if self.hidden is not None else _)
+            return self._per_token(
+                samples, lambda _: critic.values(self.hidden) if self.hidden is not None else _
+            )
 
-    def _per_token(self, samples: Sequence[TrainSample], read: Callable[[Tensor], Tensor]) -> list[np.ndarray]:
+    def _per_token(
+        self, samples: Sequence[TrainSample], read: Callable[[Tensor], Tensor]
+    ) -> list[np.ndarray]:
         """What `read` returns for the log-probabilities of each packed batch, by sample."""
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
         capacity = self.learner.rows * self.learner.row_tokens
         bins = pack_samples([samples[i] for i in usable], self.spec, capacity, self.shares_prompts)
-        # A ZeRO-3 forward pass gathers parameters, so workers with fewer batches must take part in all passes.
-        passes = int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
+        # A ZeRO-3 forward pass gathers parameters, so workers with fewer batches must take part in all
+        # passes.
+        passes = (
+            int(sum_over_workers([float(len(bins))], largest=1)[0]) if self.zero.stage == 3 else len(bins)
+        )
         for bin_ in bins:
             members = [usable[i] for i in bin_]
             batch = self.collate([samples[i] for i in members]).to(self.device)
             new, *_ = self.zero.engine.module(batch, self._view_features(batch))
             sizes = [samples[i].policy_tokens for i in members]
-            for i, values in zip(members, np.split(read(new).cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True):
+            for i, values in zip(
+                members, np.split(read(new).cpu().numpy(), np.cumsum(sizes)[:-1]), strict=True
+            ):
                 out[i] = values
         for _ in range(len(bins), passes):
             self.zero.engine.module(self.empty_batch().to(self.device), None)
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
-        """KL penalty of each sample for `rft.loss.kl_in=reward`: `token_kl`, summed; None for an unusable sample."""
-        return [float(values.sum(dtype=np.float64)) if len(values) else None for values in self.token_kl(samples)]
+        """KL penalty of each sample for `rft.loss.kl_in=reward`: `token_kl`, summed; None for an unusable
+        sample.
+        """
+        return [
+            float(values.sum(dtype=np.float64)) if len(values) else None for values in self.token_kl(samples)
+        ]
 
     def token_kl(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """Behaviour - reference log-probability (k1) of each policy token; empty for an unusable sample.
@@ -182,10 +211,16 @@ class LearnerModel:
         without a reference.
         """
         if self.reference is None:
-            raise BadConfig("there is no reference policy to measure the KL divergence from", fix="set rft.loss.kl above 0")
+            raise BadConfig(
+                "there is no reference policy to measure the KL divergence from",
+                fix="set rft.loss.kl above 0",
+            )
         with self.zero.using(self.reference):
             reference = self.log_probs(samples)
-        return [s.log_probs[s.mask] - values if len(values) else values for s, values in zip(samples, reference, strict=True)]
+        return [
+            s.log_probs[s.mask] - values if len(values) else values
+            for s, values in zip(samples, reference, strict=True)
+        ]
 
     def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[Tensor]:
         """Log-probabilities of each batch under the reference policy. Collective under ZeRO-3."""
@@ -204,14 +239,19 @@ class LearnerModel:
         with self._as_reference():
             with zero.GatheredParameters(trained, enabled=self.zero.stage == 3):
                 head = [parameter.detach().clone() for parameter in trained]
-            return [ReferenceStates(states.cpu(), head) for (states,) in self._outputs(batches, passes, states_only=True)]
+            return [
+                ReferenceStates(states.cpu(), head)
+                for (states,) in self._outputs(batches, passes, states_only=True)
+            ]
 
     @contextmanager
     def _as_reference(self) -> Iterator[None]:
         with torch.no_grad(), self._without_dropout(), self.zero.using(self.reference or {}):
             yield
 
-    def _outputs(self, batches: Sequence[PackedBatch], passes: int, **options: Any) -> list[tuple[Tensor, ...]]:
+    def _outputs(
+        self, batches: Sequence[PackedBatch], passes: int, **options: Any
+    ) -> list[tuple[Tensor, ...]]:
         """What the module returns for each batch, and under ZeRO-3 for empty batches up to `passes`."""
         empty = [self.empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
         on_device = (batch.to(self.device) for batch in [*batches, *empty])
@@ -224,7 +264,11 @@ class LearnerModel:
         http://joschu.net/blog/kl-approx.html): unbiased for samples of the behaviour policy, never negative,
         infinite on overflow.
         """
-        ratios = [new - s.log_probs[s.mask] for s, new in zip(samples, self.log_probs(samples), strict=True) if len(new)]
+        ratios = [
+            new - s.log_probs[s.mask]
+            for s, new in zip(samples, self.log_probs(samples), strict=True)
+            if len(new)
+        ]
         r = np.concatenate(ratios).astype(np.float64) if ratios else np.empty(0)
         with np.errstate(over="ignore"):
             total, tokens = sum_over_workers([float(np.sum(np.expm1(r) - r)), float(len(r))])

@@ -1,4 +1,6 @@
-"""Log-probabilities of policy tokens under the distribution that the engines sample from, apart from `top_p`."""
+"""Log-probabilities of policy tokens under the distribution that the engines sample from, apart from
+`top_p`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pixelis.policy.forward import Features, VisionLanguageModel, concatenate, encode_views, packed_hidden_states
+from pixelis.policy.forward import (
+    Features,
+    VisionLanguageModel,
+    concatenate,
+    encode_views,
+    packed_hidden_states,
+)
 from pixelis.policy.lora_linear import LoraLinear
 from pixelis.policy.sequence_parallel import SequenceGroup
 
@@ -44,7 +52,9 @@ class ReferenceStates:
         return ReferenceStates(self.hidden.to(device), self.head)
 
 
-def banned_mask(banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None) -> Float[Tensor, " vocab"]:
+def banned_mask(
+    banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None
+) -> Float[Tensor, " vocab"]:
     """Mask to add to logits: -inf for tokens that must never be sampled, 0 elsewhere."""
     mask = torch.zeros(vocab, device=device)
     mask[list(banned)] = float("-inf")
@@ -76,7 +86,9 @@ def token_log_probs(
     if observe is not None and own is None:
         observe(predicting.detach())
     targets = batch.targets if own is None else batch.targets[own]
-    results = project(model.lm_head, predicting, targets, banned, temperature, chunk_values, smoothing, reference)
+    results = project(
+        model.lm_head, predicting, targets, banned, temperature, chunk_values, smoothing, reference
+    )
     if sequence is None or own is None:
         return results
     return tuple(sequence.gather(values, own, len(batch.targets)) for values in results)
@@ -110,7 +122,10 @@ def project(
     smoothing: float = 0.0,
     reference: ReferenceStates | None = None,
 ) -> tuple[Float[Tensor, " tokens"], ...]:
-    """Log-probabilities of `targets`, entropies and, with a reference, KL divergences. Calls `lm_head` once."""
+    """Log-probabilities of `targets`, entropies and, with a reference, KL divergences.
+
+    Calls `lm_head` once.
+    """
     limit = max(1, chunk_values // len(banned))
     size = min(limit, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else limit
     multiply = lm_head.product if isinstance(lm_head, LoraLinear) else lm_head.forward
@@ -119,9 +134,16 @@ def project(
     def score(hidden: Tensor, targets: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         weight = getattr(lm_head, "weight", None)
         # A frozen matrix needs no second pass.
-        if type(lm_head) is nn.Linear and lm_head.bias is None and weight is not None and not weight.requires_grad:
+        if (
+            type(lm_head) is nn.Linear
+            and lm_head.bias is None
+            and weight is not None
+            and not weight.requires_grad
+        ):
             learns = torch.is_grad_enabled()
-            return _FrozenHead.apply(hidden, weight, targets, banned, temperature, smoothing, size, learns, *others)
+            return _FrozenHead.apply(
+                hidden, weight, targets, banned, temperature, smoothing, size, learns, *others
+            )
 
         def head(h: Tensor, target: Tensor, *other: Tensor) -> tuple[Tensor, ...]:
             other_logits = None
@@ -132,7 +154,9 @@ def project(
 
         chunks = zip(*(values.split(size) for values in (hidden, targets, *others)), strict=True)
         recompute = len(targets) > limit
-        results = [checkpoint(head, *chunk, use_reentrant=False) if recompute else head(*chunk) for chunk in chunks]
+        results = [
+            checkpoint(head, *chunk, use_reentrant=False) if recompute else head(*chunk) for chunk in chunks
+        ]
         return tuple(torch.cat(values) for values in zip(*results, strict=True))
 
     return _inside([m for m in lm_head.modules() if m._parameters], score, hidden, targets, *others)
@@ -214,10 +238,13 @@ def _divergence(
     temperature: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """KL(policy || reference) = sum p (log p - log q) and its gradient by the logits: p (log p - log q - KL) / T."""
+    """KL(policy || reference) = sum p (log p - log q) and its gradient by the logits: p (log p - log q - KL)
+    / T.
+    """
     # Finite for banned tokens, as in `_score`; their differences are 0.
     log_p, log_q = (
-        torch.log_softmax(values.float() / temperature + banned.clamp(min=-1e30), -1) for values in (logits, reference)
+        torch.log_softmax(values.float() / temperature + banned.clamp(min=-1e30), -1)
+        for values in (logits, reference)
     )
     ratio = log_p - log_q
     p = log_p.exp_()
@@ -236,8 +263,12 @@ def _scores(
     with_gradients: bool,
     reference: Tensor | None = None,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None]]]:
-    """Entropies, and log-probabilities (with a reference also divergences) with their gradients by the logits."""
-    divergence = [_divergence(logits, reference, banned, temperature, with_gradients)] if reference is not None else []
+    """Entropies, and log-probabilities (with a reference also divergences) with their gradients by the
+    logits.
+    """
+    divergence = (
+        [_divergence(logits, reference, banned, temperature, with_gradients)] if reference is not None else []
+    )
     log_prob, entropy, gradient = _score(logits, targets, banned, temperature, smoothing, with_gradients)
     return entropy, [(log_prob, gradient), *divergence]
 
@@ -299,7 +330,9 @@ class _FrozenHead(torch.autograd.Function):
             part = slice(start, start + size)
             logits = hidden[part] @ weight.t()
             others = reference[part] @ weight.t() if reference is not None else None
-            entropy, scored = _scores(logits, targets[part], banned, temperature, smoothing, with_gradients, others)
+            entropy, scored = _scores(
+                logits, targets[part], banned, temperature, smoothing, with_gradients, others
+            )
             entropies.append(entropy)
             if not results:
                 results = [([], torch.empty_like(hidden) if with_gradients else None) for _ in scored]
@@ -321,7 +354,9 @@ class _FrozenHead(torch.autograd.Function):
 
 
 class PolicyModule(nn.Module):
-    """The module that DeepSpeed wraps: a packed batch to log-probabilities and entropies of its policy tokens."""
+    """The module that DeepSpeed wraps: a packed batch to log-probabilities and entropies of its policy
+    tokens.
+    """
 
     def __init__(
         self,
@@ -337,7 +372,9 @@ class PolicyModule(nn.Module):
         self.model, self.spec, self.temperature, self.one_pass = model, spec, temperature, one_pass
         self.chunk_values = CHUNK_VALUES
         self.observe: Callable[[Tensor], None] | None = None
-        self.register_buffer("banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False)
+        self.register_buffer(
+            "banned", banned_mask(spec.banned, spec.vocab, next(model.parameters()).device), persistent=False
+        )
 
     def forward(
         self,

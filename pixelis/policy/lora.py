@@ -49,11 +49,16 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
         elif vision_tower and is_vision(name):
             layers[name] = module
     if vision_tower and not any(map(is_vision, layers)):
-        raise BadConfig("policy.lora.vision_tower: the model has no vision tower", fix="policy.lora.vision_tower=false")
+        raise BadConfig(
+            "policy.lora.vision_tower: the model has no vision tower", fix="policy.lora.vision_tower=false"
+        )
     if "lm_head" in layers and "lm_head.weight" not in dict(model.named_parameters()):
         # Merging would change the embedding too, which the adapter was not trained for.
         raise BadConfig(
-            "policy.lora.targets: the model's lm_head is tied to its embedding and has no weight of its own to adapt",
+            (
+                "policy.lora.targets: the model's lm_head is tied to its embedding and has no weight of its "
+                "own to adapt"
+            ),
             fix="remove lm_head from policy.lora.targets",
         )
     missing = sorted(set(targets) - choices)
@@ -61,7 +66,8 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
         matches = difflib.get_close_matches(missing[0], choices, n=1)
         hint = f"did you mean {matches[0]}? " if matches else ""
         raise BadConfig(
-            f"policy.lora.targets: the model has no layer {missing[0]!r}", fix=f"{hint}choose from {', '.join(sorted(choices))}"
+            f"policy.lora.targets: the model has no layer {missing[0]!r}",
+            fix=f"{hint}choose from {', '.join(sorted(choices))}",
         )
     return layers
 
@@ -111,7 +117,10 @@ def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class BaseWeights(dict[str, Tensor]):
-    """Name of a parameter -> value in the base model. `merge_into` adds an entry when it first overwrites a parameter."""
+    """Name of a parameter -> value in the base model.
+
+    `merge_into` adds an entry when it first overwrites a parameter.
+    """
 
 
 def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
@@ -166,7 +175,10 @@ def weight_updates(
         right, left = adapter.tensors[f"{module}.A"], adapter.tensors[f"{module}.B"]
         _check(f"{module}.A", right, (right.shape[0], weight.shape[1]))
         _check(f"{module}.B", left, (weight.shape[0], right.shape[0]))
-        updates[f"{module}.weight"] = (torch.from_numpy(np.array(left)) * adapter.scale, torch.from_numpy(np.array(right)))
+        updates[f"{module}.weight"] = (
+            torch.from_numpy(np.array(left)) * adapter.scale,
+            torch.from_numpy(np.array(right)),
+        )
     return updates
 
 

@@ -24,8 +24,13 @@ class LoraLinear(lora.Linear):
 
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
         """Output in the type of the frozen layer."""
-        # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the submodules.
-        return super().forward(x, *args, **kwargs) if hasattr(self.base_layer.weight, "ds_id") else self.product(x)
+        # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the
+        # submodules.
+        return (
+            super().forward(x, *args, **kwargs)
+            if hasattr(self.base_layer.weight, "ds_id")
+            else self.product(x)
+        )
 
     def product(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Output without a call of the submodules, whose weights must be complete."""

@@ -1,8 +1,8 @@
 """SFT and policy losses over the policy tokens of a micro-batch, as functions of log-probabilities.
 
-Shapes: `tokens` are the M policy tokens of a micro-batch, `samples` its S sequences. Each token has a weight that includes the
-aggregation and the denominator of the *global* batch: summed over micro-batches and workers, the loss does not depend on how the
-batch was split.
+Shapes: `tokens` are the M policy tokens of a micro-batch, `samples` its S sequences. Each token has a weight
+that includes the aggregation and the denominator of the *global* batch: summed over micro-batches and
+workers, the loss does not depend on how the batch was split.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 SAPO_POSITIVE, SAPO_NEGATIVE = 1.0, 1.05
 """Temperatures of SAPO's soft gate by the sign of the advantage, as in the paper."""
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +- this before exp, which overflows float32 near 89. Such a token is clipped anyway."""
+"""Log-ratios are clamped to +- this before exp, which overflows float32 near 89.
+
+Such a token is clipped anyway.
+"""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Denominators of the global batch over all workers: policy tokens (for SFT their summed weight) and sequences."""
+    """Denominators of the global batch over all workers: policy tokens (for SFT their summed weight) and
+    sequences.
+    """
 
     tokens: float
     sequences: int
@@ -65,15 +70,18 @@ def token_weights(
 ) -> Float[Tensor, " tokens"]:
     """Weight of each policy token in the loss.
 
-    `token`: 1 / tokens of the batch (DAPO, arXiv 2503.14476). `sequence`: 1 / (sequences of the batch * tokens of its sequence)
-    (GRPO, arXiv 2402.03300). `constant`: 1 / (sequences of the batch * constant_tokens) (Dr. GRPO, arXiv 2503.20783). sequence:
-    sample index of each token; policy_tokens: policy tokens of each sample. Raises BadConfig for `constant` without a length.
+    `token`: 1 / tokens of the batch (DAPO, arXiv 2503.14476). `sequence`: 1 / (sequences of the batch *
+    tokens of its sequence) (GRPO, arXiv 2402.03300). `constant`: 1 / (sequences of the batch *
+    constant_tokens) (Dr. GRPO, arXiv 2503.20783). sequence: sample index of each token; policy_tokens: policy
+    tokens of each sample. Raises BadConfig for `constant` without a length.
     """
     if aggregate == "token":
         return torch.full(sequence.shape, 1.0 / totals.tokens, device=sequence.device)
     if aggregate == "constant":
         if constant_tokens < 1:
-            raise BadConfig("aggregate=constant needs a length to divide by", fix="set rft.loss.constant_tokens")
+            raise BadConfig(
+                "aggregate=constant needs a length to divide by", fix="set rft.loss.constant_tokens"
+            )
         return torch.full(sequence.shape, 1.0 / (totals.sequences * constant_tokens), device=sequence.device)
     return 1.0 / (totals.sequences * policy_tokens[sequence].float())
 
@@ -98,15 +106,17 @@ def policy_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Policy gradient with importance weights, a KL term and an entropy bonus; returns (loss, metrics).
 
-    new, behaviour, old, reference: log-probabilities of each token under the weights in training, as the engine recorded them,
-    under the learner's weights before its first step on this batch, and under the reference policy. Without `old` (one step per
-    batch) it is `new`, detached: the ratio is 1 and contributes only its gradient. divergence: instead of `reference`, the KL
-    divergence of the whole distributions, for the estimator `full`. entropy: of the distribution at each token,
-    without gradient. spans: required by every setting at the level of sequences.
+    new, behaviour, old, reference: log-probabilities of each token under the weights in training, as the
+    engine recorded them, under the learner's weights before its first step on this batch, and under the
+    reference policy. Without `old` (one step per batch) it is `new`, detached: the ratio is 1 and contributes
+    only its gradient. divergence: instead of `reference`, the KL divergence of the whole distributions, for
+    the estimator `full`. entropy: of the distribution at each token, without gradient. spans: required by
+    every setting at the level of sequences.
 
-    loss = sum over tokens of weight * (-importance * surrogate + kl * divergence - entropy bonus), where the surrogate is the
-    function named in the settings of ratio = exp(new - old), and importance = exp(old - behaviour) within its bounds. Masked
-    tokens count in the denominators. Metrics are sums over the tokens, except `*_max`, which are maxima.
+    loss = sum over tokens of weight * (-importance * surrogate + kl * divergence - entropy bonus), where the
+    surrogate is the function named in the settings of ratio = exp(new - old), and importance = exp(old -
+    behaviour) within its bounds. Masked tokens count in the denominators. Metrics are sums over the tokens,
+    except `*_max`, which are maxima.
     """
     if settings.proximal == "behaviour":
         old = behaviour
@@ -140,7 +150,8 @@ def policy_loss(
 
 
 def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]:
-    """Names of the metrics of `policy_loss`, maxima first, so that workers without a batch report the same ones.
+    """Names of the metrics of `policy_loss`, maxima first, so that workers without a batch report the same
+    ones.
 
     Metrics of a user-defined surrogate are not included.
     """
@@ -152,12 +163,16 @@ def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]
 
 
 def policy_ratio(
-    new: Float[Tensor, " tokens"], old: Float[Tensor, " tokens"], settings: config.LossConfig, spans: Spans | None
+    new: Float[Tensor, " tokens"],
+    old: Float[Tensor, " tokens"],
+    settings: config.LossConfig,
+    spans: Spans | None,
 ) -> Float[Tensor, " tokens"]:
     """pi_new / pi_old of each token, with gradient.
 
-    `sequence`: the geometric mean over the sequence, the same for all its tokens (GSPO, arXiv 2507.18071). `sequence_token`: the
-    same value, with the gradient of each token's own log-probability only (GSPO-token, same source).
+    `sequence`: the geometric mean over the sequence, the same for all its tokens (GSPO, arXiv 2507.18071).
+    `sequence_token`: the same value, with the gradient of each token's own log-probability only (GSPO-token,
+    same source).
     """
     if settings.ratio == "token":
         return torch.exp((new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -170,12 +185,17 @@ def policy_ratio(
 
 
 def importance_weights(
-    old: Float[Tensor, " tokens"], behaviour: Float[Tensor, " tokens"], settings: config.LossConfig, spans: Spans | None
+    old: Float[Tensor, " tokens"],
+    behaviour: Float[Tensor, " tokens"],
+    settings: config.LossConfig,
+    spans: Spans | None,
 ) -> tuple[Float[Tensor, " tokens"], dict[str, Tensor]]:
-    """Corrections for the difference between the behaviour policy and the learner, without gradient; and metrics.
+    """Corrections for the difference between the behaviour policy and the learner, without gradient; and
+    metrics.
 
-    pi_old / pi_behaviour of the token, or the product or geometric mean of it over its sequence. A value outside of
-    [importance_floor, importance_cap] is clamped (truncated importance sampling, Ionides 2008) or set to 0 (`mask`).
+    pi_old / pi_behaviour of the token, or the product or geometric mean of it over its sequence. A value
+    outside of [importance_floor, importance_cap] is clamped (truncated importance sampling, Ionides 2008) or
+    set to 0 (`mask`).
     """
     log_ratio = (old - behaviour).detach()
     if settings.importance_level != "token":
@@ -185,7 +205,11 @@ def importance_weights(
         log_ratio = spans.sum(log_ratio)[spans.sequence] if is_product else spans.mean(log_ratio)
     importance = torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     outside = (importance > settings.importance_cap) | (importance < settings.importance_floor)
-    sums = {"importance": importance.sum(), "importance_max": _largest(importance), "importance_capped": outside.float().sum()}
+    sums = {
+        "importance": importance.sum(),
+        "importance_max": _largest(importance),
+        "importance_capped": outside.float().sum(),
+    }
     if settings.importance == "none":
         return torch.ones_like(importance), sums
     if settings.importance == "mask":
@@ -211,15 +235,21 @@ def _surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.
             fix="return a tensor with one value per token, or a pair of it and a dict of summed metrics",
         )
     if clashes := sums.keys() & {*metric_names(settings, True), "loss", "policy_tokens", "entropy", "nll"}:
-        raise BadConfig(f"rft.loss.surrogate {settings.surrogate}: the metric {min(clashes)} exists already", fix="rename yours")
-    return gain, {name: torch.as_tensor(value, dtype=new.dtype, device=new.device).detach() for name, value in sums.items()}
+        raise BadConfig(
+            f"rft.loss.surrogate {settings.surrogate}: the metric {min(clashes)} exists already",
+            fix="rename yours",
+        )
+    return gain, {
+        name: torch.as_tensor(value, dtype=new.dtype, device=new.device).detach()
+        for name, value in sums.items()
+    }
 
 
 def clip_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
     """min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), at least dual_clip * A where A < 0.
 
-    PPO clipping as in GRPO (arXiv 2402.03300), asymmetric bounds from DAPO (arXiv 2503.14476), the lower bound for tokens
-    with A < 0 that became far more likely from dual-clip PPO (arXiv 1912.09729).
+    PPO clipping as in GRPO (arXiv 2402.03300), asymmetric bounds from DAPO (arXiv 2503.14476), the lower
+    bound for tokens with A < 0 that became far more likely from dual-clip PPO (arXiv 1912.09729).
     """
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     gain = torch.minimum(ratio * advantages, clipped * advantages)
@@ -234,14 +264,18 @@ def clip_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: con
 
 
 def cispo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
-    """clip(ratio) * A * log-probability with a constant ratio: clipped tokens keep a gradient (CISPO, arXiv 2506.13585)."""
+    """clip(ratio) * A * log-probability with a constant ratio: clipped tokens keep a gradient (CISPO, arXiv
+    2506.13585).
+    """
     ratio = ratio.detach()
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     return ratio.clamp(low, high) * advantages * new, _clip_metrics(ratio < low, ratio > high)
 
 
 def sapo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
-    """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: soft clipping with slope 1 at ratio 1 (arXiv 2511.20347)."""
+    """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: soft clipping with slope 1 at ratio 1 (arXiv
+    2511.20347).
+    """
     temperature = torch.where(advantages >= 0, SAPO_POSITIVE, SAPO_NEGATIVE)
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages, _clip_metrics(none, none)
@@ -254,7 +288,11 @@ def reinforce_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings
 
 
 def _clip_metrics(low: Bool[Tensor, " tokens"], high: Bool[Tensor, " tokens"]) -> dict[str, Tensor]:
-    return {"clipped": (low | high).float().sum(), "clipped_low": low.float().sum(), "clipped_high": high.float().sum()}
+    return {
+        "clipped": (low | high).float().sum(),
+        "clipped_low": low.float().sum(),
+        "clipped_high": high.float().sum(),
+    }
 
 
 def _largest(values: Tokens) -> Float[Tensor, ""]:
@@ -263,20 +301,26 @@ def _largest(values: Tokens) -> Float[Tensor, ""]:
 
 
 def k1(new: Tokens, reference: Tokens) -> Tokens:
-    """new - ref: an unbiased estimate, but with a gradient of 0 in expectation. Useful in the reward or as a metric."""
+    """new - ref: an unbiased estimate, but with a gradient of 0 in expectation.
+
+    Useful in the reward or as a metric.
+    """
     return new - reference
 
 
 def k2(new: Tokens, reference: Tokens) -> Tokens:
-    """(new - ref)^2 / 2: a biased estimate whose gradient, on tokens sampled from `new`, is that of KL(new || ref)."""
+    """(new - ref)^2 / 2: a biased estimate whose gradient, on tokens sampled from `new`, is that of KL(new ||
+    ref).
+    """
     return 0.5 * (new - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()
 
 
 def k3(new: Tokens, other: Tokens, of_reference: bool = True) -> Tokens:
-    """exp(d) - d - 1: an estimate of a KL divergence that is never negative (Schulman, "Approximating KL divergence").
+    """exp(d) - d - 1: an estimate of a KL divergence that is never negative (Schulman, "Approximating KL
+    divergence").
 
-    of_reference: d = other - new estimates KL(new || other) on tokens sampled from `new`; otherwise d = new - other estimates
-    KL(other || new) on tokens sampled from `other`.
+    of_reference: d = other - new estimates KL(new || other) on tokens sampled from `new`; otherwise d = new -
+    other estimates KL(other || new) on tokens sampled from `other`.
     """
     difference = (other - new) if of_reference else (new - other)
     difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -289,13 +333,18 @@ def absolute(new: Tokens, reference: Tokens) -> Tokens:
 
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
-"""Estimates from the log-probabilities of the sampled tokens. `full` needs the logits: see `log_probs.ReferenceStates`."""
+"""Estimates from the log-probabilities of the sampled tokens.
+
+`full` needs the logits: see `log_probs.ReferenceStates`.
+"""
 
 
 def entropy_bonus(new: Tokens, entropy: Tokens) -> Tokens:
-    """The entropy, with the gradient -(new + entropy) * d new: the entropy's own gradient, estimated from the sampled token.
+    """The entropy, with the gradient -(new + entropy) * d new: the entropy's own gradient, estimated from the
+    sampled token.
 
-    grad H = -E[log p * grad log p], with the entropy as the baseline. This avoids keeping a [tokens, vocabulary] tensor.
+    grad H = -E[log p * grad log p], with the entropy as the baseline. This avoids keeping a [tokens,
+    vocabulary] tensor.
     """
     entropy = entropy.detach()
     return entropy - (new.detach() + entropy) * (new - new.detach())

@@ -1,4 +1,6 @@
-"""Loads a vision-language model: a Hugging Face folder of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or the embedded nano."""
+"""Loads a vision-language model: a Hugging Face folder of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or the embedded
+nano.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ CLASSES: dict[str, Any] = {
 
 
 def default_device() -> torch.device:
-    """The GPU of this process if it has one, else the CPU. A Ray Train worker's own has the index LOCAL_RANK."""
+    """The GPU of this process if it has one, else the CPU.
+
+    A Ray Train worker's own has the index LOCAL_RANK.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     index = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
@@ -69,7 +74,10 @@ def pick_attention(name: str, device: torch.device) -> str:
     if name == "auto":
         return "flash_attention_2" if device.type == "cuda" and installed else "sdpa"
     if name == "flash_attention_2" and not installed:
-        fix = "pip install --no-build-isolation 'flash-attn>=2.8' (compiles with nvcc), or policy.attention=auto"
+        fix = (
+            "pip install --no-build-isolation 'flash-attn>=2.8' (compiles with nvcc), or "
+            "policy.attention=auto"
+        )
         raise MissingDependency("policy.attention needs flash-attn, which is not installed", fix=fix)
     return name
 
@@ -103,8 +111,13 @@ def load_model(
     target = torch.device(device) if device is not None else default_device()
     logging.disable_progress_bar()  # the driver shows progress
     dtype = pick_dtype(policy.dtype, target)
-    # transformers divides the weights while this object lives. Their type may differ from that of the trained adapters.
-    division = HfDeepSpeedConfig({**zero3, "bf16": {"enabled": dtype == torch.bfloat16}}) if zero3 is not None else None
+    # transformers divides the weights while this object lives. Their type may differ from that of the trained
+    # adapters.
+    division = (
+        HfDeepSpeedConfig({**zero3, "bf16": {"enabled": dtype == torch.bfloat16}})
+        if zero3 is not None
+        else None
+    )
     model, report = model_class(folder).from_pretrained(
         folder,
         dtype=dtype,

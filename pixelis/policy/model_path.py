@@ -13,21 +13,28 @@ _BLOCK = 2**16
 
 
 def resolve(name: str) -> Path:
-    """Folder of a model: `nano` for the embedded model, else a path. Raises MissingFile if it has no config.json."""
+    """Folder of a model: `nano` for the embedded model, else a path.
+
+    Raises MissingFile if it has no config.json.
+    """
     folder = NANO if name == "nano" else Path(name).expanduser()
     if not (folder / "config.json").is_file():
         if name == "nano":
             raise MissingFile(
-                f"the embedded model is missing from {NANO}", fix="create it with `python scripts/pretrain_nano.py`"
+                f"the embedded model is missing from {NANO}",
+                fix="create it with `python scripts/pretrain_nano.py`",
             )
-        raise MissingFile(f"no model in {folder}", fix="set policy.model to `nano` or to a folder with config.json")
+        raise MissingFile(
+            f"no model in {folder}", fix="set policy.model to `nano` or to a folder with config.json"
+        )
     return folder
 
 
 def fingerprint(folder: str | Path) -> str:
     """Hash of a model's configuration and weights, which identifies the base model of an adapter.
 
-    Covers files up to 64 MiB completely; of larger files the size, the first block (the header) and 64 evenly spaced blocks.
+    Covers files up to 64 MiB completely; of larger files the size, the first block (the header) and 64 evenly
+    spaced blocks.
     """
     digest = hashlib.sha256()
     folder = Path(folder)

@@ -1,6 +1,7 @@
 """What an optimizer step minimises: the loss of demonstrations (SFT) or of rollouts (RFT, evolution).
 
-An objective runs the model on a micro-batch, returns the loss for the trainer to differentiate, and adds its metrics.
+An objective runs the model on a micro-batch, returns the loss for the trainer to differentiate, and adds its
+metrics.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ KL_HORIZON = 10.0
 class MicroBatch:
     """A packed batch and its samples; none for the empty batch of a worker that has fewer than the others.
 
-    old: log-probabilities before the first step on the batch; reference: what the KL term needs of the reference policy.
+    old: log-probabilities before the first step on the batch; reference: what the KL term needs of the
+    reference policy.
     """
 
     batch: PackedBatch
@@ -65,7 +67,9 @@ def _add_outputs(sums: Sums, new: Tensor, entropy: Tensor) -> None:
 class SftObjective:
     """Weighted negative log-likelihood of the demonstrated tokens, with label smoothing."""
 
-    no_sample_fix = "no_policy_tokens: no turn of these demonstrations has `learn: true`, so there is nothing to imitate"
+    no_sample_fix = (
+        "no_policy_tokens: no turn of these demonstrations has `learn: true`, so there is nothing to imitate"
+    )
 
     def __init__(self, model: LearnerModel, smoothing: float):
         self.model, self.smoothing = model, smoothing
@@ -86,7 +90,9 @@ class SftObjective:
         """Loss of a micro-batch, with gradient."""
         batch, is_real = micro.batch, bool(micro.members)
         new, entropy = self.model.forward(batch, self.smoothing)
-        weights = float(is_real) * token_weights(batch.sequence[batch.mask], batch.policy_tokens, "token", totals)
+        weights = float(is_real) * token_weights(
+            batch.sequence[batch.mask], batch.policy_tokens, "token", totals
+        )
         if is_real:
             _add_outputs(sums, new, entropy)
         return sft_loss(new, weights * batch.weights[batch.mask])
@@ -97,12 +103,16 @@ class SftObjective:
 
 
 class PolicyObjective:
-    """Policy gradient on rollouts, with a KL term to the starting policy, an entropy bonus and the critic of PPO.
+    """Policy gradient on rollouts, with a KL term to the starting policy, an entropy bonus and the critic of
+    PPO.
 
-    `kl_coefficient` is the weight of the KL term, adapted if `rft.loss.kl_target` is set; `kl_weight` that of this step.
+    `kl_coefficient` is the weight of the KL term, adapted if `rft.loss.kl_target` is set; `kl_weight` that of
+    this step.
     """
 
-    no_sample_fix = "no_policy_tokens: no turn fitted dialogue.max_context; the episodes are in rollouts.jsonl of the run"
+    no_sample_fix = (
+        "no_policy_tokens: no turn fitted dialogue.max_context; the episodes are in rollouts.jsonl of the run"
+    )
 
     def __init__(self, model: LearnerModel, settings: config.LossConfig):
         self.model, self.settings = model, settings
@@ -136,7 +146,9 @@ class PolicyObjective:
         states = reference if isinstance(reference, ReferenceStates) else None
         new, entropy, *divergence = self.model.forward(batch, reference=states)
         sequence = batch.sequence[batch.mask]
-        weights = token_weights(sequence, batch.policy_tokens, settings.aggregate, totals, settings.constant_tokens)
+        weights = token_weights(
+            sequence, batch.policy_tokens, settings.aggregate, totals, settings.constant_tokens
+        )
         per_token = any(sample.token_advantages is not None for sample in members)
         loss, metrics = policy_loss(
             new,
@@ -165,7 +177,9 @@ class PolicyObjective:
         return loss
 
     def metric_names(self, measured: Iterable[str]) -> list[str]:
-        """Names of the metrics, maxima first: the known ones, and those of a user-defined surrogate among `measured`."""
+        """Names of the metrics, maxima first: the known ones, and those of a user-defined surrogate among
+        `measured`.
+        """
         names = [*metric_names(self.settings, self.has_kl_term), "entropy", "nll"]
         if self.model.critic is not None:
             names += ["critic_loss", "critic_clipped"]
@@ -178,7 +192,9 @@ class PolicyObjective:
             self.model.critic.apply()
 
     def adapt_kl(self, divergence: float) -> None:
-        """Adapt the KL weight to the divergence of a step, if `rft.loss.kl_target` is set (arXiv 1909.08593, section 2.2)."""
+        """Adapt the KL weight to the divergence of a step, if `rft.loss.kl_target` is set (arXiv 1909.08593,
+        section 2.2).
+        """
         target = self.settings.kl_target
         if target and math.isfinite(divergence):
             self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / KL_HORIZON

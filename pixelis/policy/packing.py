@@ -26,7 +26,9 @@ BUCKET_RATIO = 0.8
 """Shortest sample of an attention bucket, as a share of its longest one. The difference is padding."""
 
 SHARED_TOKENS_PER_TOKEN = 8
-"""Tokens of a prompt already in the bin that cost as much as one new token: layers keep them for attention only."""
+"""Tokens of a prompt already in the bin that cost as much as one new token: layers keep them for attention
+only.
+"""
 
 
 class Prompt(NamedTuple):
@@ -76,9 +78,23 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Copy with the tensors on `device`. Views are not copied."""
-        names = ("tokens", "positions", "mask", "targets", "previous", "behaviour", "weights", "sequence", "advantages")
-        moved = {n: getattr(self, n).to(device, non_blocking=True) for n in (*names, "policy_tokens", "image_rows")}
-        segments = Segments([b.to(device, non_blocking=True) for b in self.segments.buckets], self.segments.inverse.to(device))
+        names = (
+            "tokens",
+            "positions",
+            "mask",
+            "targets",
+            "previous",
+            "behaviour",
+            "weights",
+            "sequence",
+            "advantages",
+        )
+        moved = {
+            n: getattr(self, n).to(device, non_blocking=True) for n in (*names, "policy_tokens", "image_rows")
+        }
+        segments = Segments(
+            [b.to(device, non_blocking=True) for b in self.segments.buckets], self.segments.inverse.to(device)
+        )
         return PackedBatch(**moved, segments=segments, views=self.views, digests=self.digests)
 
 
@@ -98,7 +114,8 @@ def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None
     room: list[int] = []
     bin_prompts: list[set[Hashable]] = []
     for index in sorted(
-        range(len(lengths)), key=lambda i: (-prompt_tokens[prompts[i].key], first[prompts[i].key], -lengths[i], i)
+        range(len(lengths)),
+        key=lambda i: (-prompt_tokens[prompts[i].key], first[prompts[i].key], -lengths[i], i),
     ):
         length, prompt = lengths[index], prompts[index]
         if length > capacity:
@@ -118,9 +135,13 @@ def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None
     return bins
 
 
-def pack_samples(samples: Sequence[TrainSample], spec: ModelSpec, capacity: int, share: bool) -> list[list[int]]:
+def pack_samples(
+    samples: Sequence[TrainSample], spec: ModelSpec, capacity: int, share: bool
+) -> list[list[int]]:
     """`pack` for samples; `share`: a bin holds a common prompt once."""
-    return pack([len(s.tokens) for s in samples], capacity, [prompt_of(s, spec) for s in samples] if share else None)
+    return pack(
+        [len(s.tokens) for s in samples], capacity, [prompt_of(s, spec) for s in samples] if share else None
+    )
 
 
 def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False) -> PackedBatch:
@@ -142,7 +163,9 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
     for sample, length in zip(samples, lengths, strict=True):
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in sample.views]
         positions[0, start : start + length] = np.arange(length)
-        positions[1:, start : start + length], _ = mrope_positions(sample.tokens, grids, spec.image_token, spec.merge)
+        positions[1:, start : start + length], _ = mrope_positions(
+            sample.tokens, grids, spec.image_token, spec.merge
+        )
         if share:
             prompt = prompt_of(sample, spec)
             origin = origins.setdefault(prompt.key, start)
@@ -157,7 +180,10 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
             index = distinct[digest]
             image_rows.append(np.arange(starts[index], starts[index + 1]))
     tokens = np.concatenate([s.tokens for s in samples]).astype(np.int64)
-    weights = [np.ones(len(s.tokens), np.float32) if s.weights is None else s.weights.astype(np.float32) for s in samples]
+    weights = [
+        np.ones(len(s.tokens), np.float32) if s.weights is None else s.weights.astype(np.float32)
+        for s in samples
+    ]
     mask = np.concatenate([s.mask for s in samples]).astype(bool)
     places = (np.cumsum(stored) - 1)[representative]
     return PackedBatch(

@@ -1,4 +1,6 @@
-"""Reads LoRA adapters in PEFT's format, as PEFT, TRL, LLaMA-Factory, ms-swift and `pixelis export` save them."""
+"""Reads LoRA adapters in PEFT's format, as PEFT, TRL, LLaMA-Factory, ms-swift and `pixelis export` save
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from pixelis.errors import BadInput, MissingFile
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 VARIANTS = (
     *("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"),
-    *("alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
+    *(
+        "alora_invocation_tokens",
+        "use_qalora",
+        "use_bdlora",
+        "arrow_config",
+        "kasa_config",
+        "monteclora_config",
+    ),
 )
 """Settings of PEFT with which the policy is more than W + scale B A of linear layers."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga", "mica")
@@ -35,7 +44,9 @@ def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
     """
     settings = _read_settings(folder / CONFIG)
     rank, lora_alpha = settings.r, settings.lora_alpha
-    patterns = {re.compile(rf"(.*\.)?({key})"): value for key, value in (settings.alpha_pattern or {}).items()}
+    patterns = {
+        re.compile(rf"(.*\.)?({key})"): value for key, value in (settings.alpha_pattern or {}).items()
+    }
     alpha = int(lora_alpha) if lora_alpha >= 1 and lora_alpha.is_integer() else rank
     path = folder / WEIGHTS
     if not path.is_file():
@@ -67,7 +78,10 @@ def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
             raise BadInput(message, code="foreign_adapter", fix="save each by itself")
         if match[2] == "B":
             names = (match[1], name)  # patterns may be of either version
-            own = next((value for pattern, value in patterns.items() if any(map(pattern.fullmatch, names))), lora_alpha)
+            own = next(
+                (value for pattern, value in patterns.items() if any(map(pattern.fullmatch, names))),
+                lora_alpha,
+            )
             width = values.shape[1]
             scale = own / (math.sqrt(width) if settings.use_rslora else width)
             values = values * np.float32(scale * rank / alpha)

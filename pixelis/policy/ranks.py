@@ -36,7 +36,9 @@ MAX_LORAS = 2
 UNCHANGED = 1e-8
 """Largest change up to which a layer gets no adapter."""
 EXACT_SIDE = 100
-"""Largest side of a layer that is decomposed exactly; of a larger one COMPONENTS singular values are computed."""
+"""Largest side of a layer that is decomposed exactly; of a larger one COMPONENTS singular values are
+computed.
+"""
 COMPONENTS, OVERSAMPLING, POWER_ITERATIONS = 512, 10, 4
 
 
@@ -61,7 +63,11 @@ class WeightChange:
     @property
     def decay(self) -> float | None:
         """-ln(s_10 / s_0), counted from 0; None with fewer values or if s_10 is 0."""
-        return -math.log(self.values[10] / self.values[0]) if len(self.values) > 10 and self.values[10] > 0 else None
+        return (
+            -math.log(self.values[10] / self.values[0])
+            if len(self.values) > 10 and self.values[10] > 0
+            else None
+        )
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> WeightChange:
@@ -74,7 +80,10 @@ class WeightChange:
 
 
 def weight_change(
-    base: Float[Tensor, "out in"], tuned: Float[Tensor, "out in"], seed: int = 42, components: int = COMPONENTS
+    base: Float[Tensor, "out in"],
+    tuned: Float[Tensor, "out in"],
+    seed: int = 42,
+    components: int = COMPONENTS,
 ) -> WeightChange:
     """Decompose the change of a weight. Raises BadInput if the shapes differ or a value is not finite."""
     import torch  # not needed to read a rank file
@@ -85,7 +94,8 @@ def weight_change(
             fix="set policy.model to the model that was tuned",
         )
     delta = tuned.float() - base.float()
-    largest, energy = float(delta.abs().max()), float(torch.linalg.vector_norm(delta, dtype=torch.float64)) ** 2
+    largest = float(delta.abs().max())
+    energy = float(torch.linalg.vector_norm(delta, dtype=torch.float64)) ** 2
     shape = (int(delta.shape[0]), int(delta.shape[1]))
     if not math.isfinite(energy):
         raise BadInput("the change of the weight has values that are not finite", fix="tune the model again")
@@ -98,7 +108,9 @@ def weight_change(
     with torch.random.fork_rng(devices=[delta.device] if delta.is_cuda else []):
         torch.manual_seed(seed)
         # Halko, Martinsson and Tropp (arXiv 0909.4061), algorithms 4.4 and 5.1.
-        _, values, _ = torch.svd_lowrank(delta, q=min(min(shape), count + OVERSAMPLING), niter=POWER_ITERATIONS)
+        _, values, _ = torch.svd_lowrank(
+            delta, q=min(min(shape), count + OVERSAMPLING), niter=POWER_ITERATIONS
+        )
     return WeightChange(shape, largest, energy, tuple(values[:count].tolist()), "randomised")
 
 
@@ -107,7 +119,8 @@ def energy_rank(change: WeightChange, share: float) -> int | None:
     if not change.values:
         return None
     retained = np.cumsum(np.square(np.asarray(change.values, dtype=np.float64)))
-    enough = retained >= share * change.energy * (1 - 1e-7)  # tolerance for float32 singular values at a share of 1
+    # Tolerance for float32 singular values at a share of 1
+    enough = retained >= share * change.energy * (1 - 1e-7)
     return int(np.argmax(enough)) + 1 if enough.any() else None
 
 
@@ -138,11 +151,14 @@ def _by_type(ranks: Mapping[str, int]) -> dict[str, list[int]]:
     return dict(result)
 
 
-# -- the rank file --------------------------------------------------------------------------------------------------------------
+# -- the rank file
+# --------------------------------------------------------------------------------------------------------------
 
 
 class RankFile(BaseModel):
-    """Content of ranks.json. total_parameters: of the adapters; compression_ratio: of the adapted layers to that."""
+    """Content of ranks.json. total_parameters: of the adapters; compression_ratio: of the adapted layers to
+    that.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -158,13 +174,21 @@ class RankFile(BaseModel):
         return list(self.analysis_metadata.get("skipped", []))
 
 
-def choose_ranks(changes: Mapping[str, WeightChange], settings: config.RanksConfig, metadata: Mapping[str, Any]) -> RankFile:
+def choose_ranks(
+    changes: Mapping[str, WeightChange], settings: config.RanksConfig, metadata: Mapping[str, Any]
+) -> RankFile:
     """Choose the rank of each changed layer. Raises BadInput if no layer has changed."""
     changed = {name: change for name, change in changes.items() if change.values}
     if not changed:
-        raise BadInput("no layer has changed: the tuned model equals its base", fix="name another checkpoint in ranks.tuned")
+        raise BadInput(
+            "no layer has changed: the tuned model equals its base",
+            fix="name another checkpoint in ranks.tuned",
+        )
     required = {name: energy_rank(change, settings.energy) for name, change in changed.items()}
-    bounded = {name: bounded_rank(r or settings.largest, settings.smallest, settings.largest) for name, r in required.items()}
+    bounded = {
+        name: bounded_rank(r or settings.largest, settings.smallest, settings.largest)
+        for name, r in required.items()
+    }
     ranks = {
         name: min(max(math.floor(rank + 0.5), settings.smallest), settings.largest, *changed[name].shape)
         for name, rank in smoothed_ranks(bounded, settings.smoothing).items()
@@ -194,7 +218,9 @@ def choose_ranks(changes: Mapping[str, WeightChange], settings: config.RanksConf
         **metadata,
         "settings": settings.model_dump(mode="json", exclude={"tuned"}),
         "type_medians": {kind: statistics.median(values) for kind, values in _by_type(ranks).items()},
-        "type_means_before_smoothing": {kind: statistics.fmean(values) for kind, values in _by_type(bounded).items()},
+        "type_means_before_smoothing": {
+            kind: statistics.fmean(values) for kind, values in _by_type(bounded).items()
+        },
         "energy_retained": retained / energy,
         "not_reached": sorted(name for name, r in required.items() if r is None),
         "skipped": sorted(set(changes) - set(changed)),
@@ -235,14 +261,20 @@ def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
     layers = [name for name in layers if name not in vision]
     ranks = {name: rank for name, rank in file.layer_ranks.items() if layer_type(name) in lora.targets}
     if foreign := sorted(set(ranks) - set(layers)):
-        raise BadConfig(f"policy.lora.ranks: the model has no layer {foreign[0]}", fix="use the rank file of this policy.model")
+        raise BadConfig(
+            f"policy.lora.ranks: the model has no layer {foreign[0]}",
+            fix="use the rank file of this policy.model",
+        )
     if missing := sorted(set(layers) - set(ranks) - set(file.skipped)):
         raise BadConfig(
             f"policy.lora.ranks has no rank for {missing[0]}",
             fix="use the rank file of this policy.model, created with the same policy.lora.targets",
         )
     if not ranks:
-        raise BadConfig("policy.lora.ranks gives no layer of policy.lora.targets an adapter", fix="check policy.lora.targets")
+        raise BadConfig(
+            "policy.lora.ranks gives no layer of policy.lora.targets an adapter",
+            fix="check policy.lora.targets",
+        )
     return {name: ranks[name] for name in layers if name in ranks} | vision
 
 
@@ -250,11 +282,17 @@ def largest_rank(lora: config.LoraConfig) -> int:
     """Largest rank of an adapter of this configuration."""
     if not lora.ranks:
         return lora.rank
-    return max((r for name, r in read(lora.ranks).layer_ranks.items() if layer_type(name) in lora.targets), default=lora.rank)
+    return max(
+        (r for name, r in read(lora.ranks).layer_ranks.items() if layer_type(name) in lora.targets),
+        default=lora.rank,
+    )
 
 
 def merges(policy: config.PolicyConfig, engine: config.EngineConfig) -> bool:
-    """Whether vLLM loads merged weights. It cannot serve an adapter of the output layer or the vision tower."""
+    """Whether vLLM loads merged weights.
+
+    It cannot serve an adapter of the output layer or the vision tower.
+    """
     return policy.full or engine.adapters == "merge" or not policy.lora.is_of_language_layers
 
 
@@ -262,5 +300,8 @@ def served_rank(rank: int) -> int:
     """Smallest rank of vLLM's kernels that holds adapters of this rank. Raises BadConfig if there is none."""
     if rank > max(VLLM_LORA_RANKS):
         message = f"a LoRA rank of {rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
-        raise BadConfig(message, fix="lower ranks.largest and create policy.lora.ranks again, or set engine.adapters=merge")
+        raise BadConfig(
+            message,
+            fix="lower ranks.largest and create policy.lora.ranks again, or set engine.adapters=merge",
+        )
     return next(r for r in VLLM_LORA_RANKS if r >= rank)

@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 FLOOR = 1e-4
 """Added to |advantage| before the exponent, as in Pixel-Reasoner."""
 MAX_AGE, MAX_BYTES = 8, 1_000_000_000
-"""Most steps since a kept rollout was made, and most bytes of the views of kept rollouts in the object store."""
+"""Most steps since a kept rollout was made, and most bytes of the views of kept rollouts in the object
+store.
+"""
 
 
 @dataclass(frozen=True)
 class ReplaySample:
-    """A rollout for replay. group: contains only this rollout; views: reference to the images of its original group."""
+    """A rollout for replay. group: contains only this rollout; views: reference to the images of its original
+    group.
+    """
 
     group: Group
     views: Any
@@ -44,7 +48,8 @@ class ReplaySample:
 
 
 class SampleReplay:
-    """Rollouts with a non-zero advantage of the last `max_age` steps, at most `capacity` rollouts and `max_bytes` of views.
+    """Rollouts with a non-zero advantage of the last `max_age` steps, at most `capacity` rollouts and
+    `max_bytes` of views.
 
     alpha: exponent of |advantage|; 0 samples uniformly.
     """
@@ -58,10 +63,17 @@ class SampleReplay:
         return len(self.samples)
 
     def add(self, group: Group, views: Any, step: int, least: float = 0.0) -> int:
-        """Store the rollouts of a group whose |advantage| is above 0 and not below `least`; returns their number."""
+        """Store the rollouts of a group whose |advantage| is above 0 and not below `least`; returns their
+        number.
+        """
         chosen = [t for t in group.trajectories if t.advantage and abs(t.advantage) >= least]
         for trajectory in chosen:
-            single = Group(id=group.id, question=group.question, trajectories=[trajectory], policy_version=group.policy_version)
+            single = Group(
+                id=group.id,
+                question=group.question,
+                trajectories=[trajectory],
+                policy_version=group.policy_version,
+            )
             size = sum(3 * image.view_size[0] * image.view_size[1] for image in trajectory.images)
             self.samples.append(ReplaySample(single, views, step, size))
             self.bytes += size
@@ -80,13 +92,17 @@ class SampleReplay:
 
     def _evict(self, step: int) -> None:
         while self.samples and (
-            len(self.samples) > self.capacity or self.bytes > self.max_bytes or step - self.samples[0].step > self.max_age
+            len(self.samples) > self.capacity
+            or self.bytes > self.max_bytes
+            or step - self.samples[0].step > self.max_age
         ):
             self.bytes -= self.samples.popleft().bytes
 
 
 def least_kept(groups: Sequence[Group], settings: config.ReplayConfig) -> float:
-    """The smallest |advantage| of a batch that is kept (Pixelis, arXiv 2603.25091: above 0.01 and in the top 30 %)."""
+    """The smallest |advantage| of a batch that is kept (Pixelis, arXiv 2603.25091: above 0.01 and in the top
+    30 %).
+    """
     sizes = [abs(t.advantage) for group in groups for t in group.trajectories if t.advantage is not None]
     quantile = float(np.quantile(sizes, settings.quantile)) if sizes and settings.quantile else 0.0
     return max(quantile, math.nextafter(settings.min_advantage, math.inf) if settings.min_advantage else 0.0)
@@ -104,7 +120,9 @@ def informative(group: Group, settings: config.RftConfig) -> bool:
     excluded = [t.stop_reason.value in advantage.exclude for t in group.trajectories]
     if not usable(rewards, advantage):
         return False
-    if rule.complete and any(t.reward is None and not out for t, out in zip(group.trajectories, excluded, strict=True)):
+    if rule.complete and any(
+        t.reward is None and not out for t, out in zip(group.trajectories, excluded, strict=True)
+    ):
         return False
     if rule.key == "none":
         return True

@@ -21,7 +21,9 @@ class StepGuard:
         self.weights, self.moments = model.zero.weights(), model.zero.moments()
 
     def check(self, samples: Sequence[TrainSample]) -> dict[str, float]:
-        """Undo the step, bit for bit, if it went too far; returns metrics. samples: of the behaviour policy."""
+        """Undo the step, bit for bit, if it went too far; returns metrics. samples: of the behaviour
+        policy.
+        """
         divergence = self.model.behaviour_kl(samples)
         is_beyond = not divergence <= self.limit  # also if it is not a number
         if is_beyond:
@@ -30,7 +32,9 @@ class StepGuard:
         return {"evolve/kl": divergence, "evolve/skipped": float(is_beyond)}
 
 
-def moving_average(average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float) -> dict[str, np.ndarray]:
+def moving_average(
+    average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float
+) -> dict[str, np.ndarray]:
     """decay * average + (1 - decay) * newest of every tensor, float32. With decay 0 exactly `newest`."""
     if not decay:
         return dict(newest)

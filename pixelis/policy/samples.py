@@ -69,7 +69,9 @@ class TrainSample:
     @property
     def weight(self) -> float:
         """Sum of the weights of the policy tokens."""
-        return float(self.policy_tokens if self.weights is None else self.weights[self.mask].sum(dtype=np.float64))
+        return float(
+            self.policy_tokens if self.weights is None else self.weights[self.mask].sum(dtype=np.float64)
+        )
 
 
 @dataclass
@@ -93,7 +95,9 @@ class LearnerBatch:
 def view_digest(view: np.ndarray) -> bytes:
     """Content hash of a view's shape and pixels."""
     shape = f"{view.shape}{view.dtype}".encode()
-    return hashlib.blake2b(np.ascontiguousarray(view).data, digest_size=16, key=hashlib.sha256(shape).digest()).digest()
+    return hashlib.blake2b(
+        np.ascontiguousarray(view).data, digest_size=16, key=hashlib.sha256(shape).digest()
+    ).digest()
 
 
 def from_trajectory(
@@ -107,7 +111,9 @@ def from_trajectory(
     tokens = np.asarray(trajectory.token_ids(), dtype=np.int64)
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)
     if len(views) != len(trajectory.images):
-        raise DataFailure(f"{trajectory.id}: {len(views)} views for {len(trajectory.images)} images", code="views_mismatch")
+        raise DataFailure(
+            f"{trajectory.id}: {len(views)} views for {len(trajectory.images)} images", code="views_mismatch"
+        )
     weight = trajectory.advantage if advantage is None else advantage
     sample = TrainSample(
         tokens=tokens,
@@ -147,11 +153,18 @@ def unusable(sample: TrainSample, spec: ModelSpec, row_tokens: int) -> str | Non
         return "bad_token"
     if np.isin(sample.tokens[sample.mask], spec.banned).any():
         return "banned_token"
-    if any(view.shape[0] % spec.multiple or view.shape[1] % spec.multiple or not view.size for view in sample.views):
+    if any(
+        view.shape[0] % spec.multiple or view.shape[1] % spec.multiple or not view.size
+        for view in sample.views
+    ):
         return "bad_view"
     pads = sum(spec.image_tokens(view.shape[0], view.shape[1]) for view in sample.views)
     if pads != int((sample.tokens == spec.image_token).sum()):
         return "views_mismatch"
-    if not np.isfinite(sample.advantage) or not np.isfinite(sample.log_probs).all() or not np.isfinite(weights).all():
+    if (
+        not np.isfinite(sample.advantage)
+        or not np.isfinite(sample.log_probs).all()
+        or not np.isfinite(weights).all()
+    ):
         return "non_finite"
     return None

@@ -35,7 +35,9 @@ SEQUENCE_PARALLEL = "pixelis_sequence_parallel"
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The `size` workers of consecutive ranks that process the same samples. rank: place of this worker among them."""
+    """The `size` workers of consecutive ranks that process the same samples. rank: place of this worker among
+    them.
+    """
 
     size: int
     rank: int
@@ -43,12 +45,20 @@ class SequenceGroup:
 
     @classmethod
     def create(cls, size: int) -> SequenceGroup:
-        """The group of this worker. Collective over all workers. Raises BadConfig if their number is no multiple of `size`."""
+        """The group of this worker. Collective over all workers.
+
+        Raises BadConfig if their number is no multiple of `size`.
+        """
         rank, world = rank_and_world_size()
         if world % size:
             fix = "set learner.workers and learner.min_workers to multiples of learner.sequence_parallel"
-            raise BadConfig(f"{world} learners cannot form groups of learner.sequence_parallel={size}", fix=fix)
-        groups = [dist.new_group(list(range(first, first + size))) if size > 1 else None for first in range(0, world, size)]
+            raise BadConfig(
+                f"{world} learners cannot form groups of learner.sequence_parallel={size}", fix=fix
+            )
+        groups = [
+            dist.new_group(list(range(first, first + size))) if size > 1 else None
+            for first in range(0, world, size)
+        ]
         return cls(size, rank % size, groups[rank // size])
 
     @property
@@ -59,17 +69,27 @@ class SequenceGroup:
 
     def sum(self, values: list[float], largest: int = 0) -> list[float]:
         """`sum_over_workers` of values that are equal within a group, which counts once."""
-        return sum_over_workers(values if self.rank == 0 else [*values[:largest], *[0.0] * (len(values) - largest)], largest)
+        return sum_over_workers(
+            values if self.rank == 0 else [*values[:largest], *[0.0] * (len(values) - largest)], largest
+        )
 
     def check(self, model: VisionLanguageModel) -> None:
-        """Switch the language model's attention. Raises BadConfig if it cannot divide its heads or uses flash attention."""
+        """Switch the language model's attention.
+
+        Raises BadConfig if it cannot divide its heads or uses flash attention.
+        """
         if self.size == 1:
             return
         text = model.model.language_model.config
         heads, shared = text.num_attention_heads, text.num_key_value_heads
         if heads % self.size or (shared % self.size and self.size % shared):
-            message = f"learner.sequence_parallel {self.size} does not divide {heads} attention heads and {shared} key heads"
-            raise BadConfig(message, fix=f"use a divisor of {heads} that divides {shared} or is a multiple of it")
+            message = (
+                f"learner.sequence_parallel {self.size} does not divide {heads} attention heads and "
+                f"{shared} key heads"
+            )
+            raise BadConfig(
+                message, fix=f"use a divisor of {heads} that divides {shared} or is a multiple of it"
+            )
         if text._attn_implementation != PACKED:
             raise BadConfig(
                 f"learner.sequence_parallel does not work with policy.attention={text._attn_implementation}",
@@ -91,7 +111,9 @@ class SequenceGroup:
         is_image = batch.tokens == spec.image_token
         first, count = int(is_image[:start].sum()), int(is_image[start : start + length].sum())
         rows = batch.image_rows[first : first + count].numpy()
-        ends = np.cumsum([spec.image_tokens(view.shape[0], view.shape[1]) for view in batch.views], dtype=np.int64)
+        ends = np.cumsum(
+            [spec.image_tokens(view.shape[0], view.shape[1]) for view in batch.views], dtype=np.int64
+        )
         owners = np.searchsorted(ends, rows, side="right")
         needed, places = np.unique(owners, return_inverse=True)
         sizes = np.diff(ends, prepend=0)[needed]
@@ -108,7 +130,9 @@ class SequenceGroup:
         )
 
     def gather(self, values: Float[Tensor, " own"], own: Tensor, count: int) -> Float[Tensor, " count"]:
-        """Values of all workers from those of each. own: indices of this worker's values; no index belongs to two workers."""
+        """Values of all workers from those of each. own: indices of this worker's values; no index belongs to
+        two workers.
+        """
         return values if self.size == 1 else _Gather.apply(values, own, count, self.group)
 
 
@@ -161,11 +185,14 @@ def sequence_parallel_attention(
 ) -> tuple[Float[Tensor, "1 part heads width"], None]:
     """`packed_attention` over the whole row with this worker's share of the heads."""
     if segments is None or sequence is None:
-        raise ValueError("sequence-parallel attention needs `segments` and `sequence`: use forward.packed_hidden_states")
+        raise ValueError(
+            "sequence-parallel attention needs `segments` and `sequence`: use forward.packed_hidden_states"
+        )
     workers, length, row = sequence.size, query.shape[2], len(segments.inverse)
     if (copies := workers // key.shape[1]) > 1:
         key, value = (t.repeat_interleave(copies, dim=1) for t in (key, value))
-    # [1, heads, part, width] -> [workers, heads / workers, part, width], queries beside keys and values: one exchange for all.
+    # [1, heads, part, width] -> [workers, heads / workers, part, width], queries beside keys and values: one
+    # exchange for all.
     heads = [t[0].unflatten(0, (workers, -1)) for t in (query, key, value)]
     sizes = [t.shape[1] for t in heads]
     received = _Exchange.apply(torch.cat(heads, 1), sequence.group)

@@ -17,27 +17,34 @@ PIXEL_BYTES = 3
 MIN_BYTES = 1_000_000_000
 """Smallest object store of a local cluster. It also holds the blocks that Ray Data reads ahead."""
 RESERVE = 1.3
-"""Factor for what is not counted: copies in transfer, and results of operations that wait for their caller."""
+"""Factor for what is not counted: copies in transfer, and results of operations that wait for their
+caller.
+"""
 
 
 def kept_versions(c: config.Config, job: str) -> int:
     """Versions that the policy store keeps at most: the newest, the published one, and a service's older
     promoted ones.
     """
-    older = c.policy_store.promoted(c.policy.full) if job == "serve" else 0  # in training every version is promoted
+    # In training every version is promoted
+    older = c.policy_store.promoted(c.policy.full) if job == "serve" else 0
     return c.policy_store.newest(c.policy.full) + older + 1
 
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
     """Bytes of a published version: all parameters in the model's type, or an adapter in float32."""
-    return arch.trained_parameters(c.policy) * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
+    return (
+        arch.trained_parameters(c.policy) * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
+    )
 
 
 def trained_bytes(c: config.Config, arch: Architecture) -> int:
     """Bytes of what is trained in float32, as in a checkpoint: all parameters, or an adapter."""
     if c.policy.full:
         return arch.trained_parameters(c.policy) * 4
-    return adapter_bytes(arch.shapes(c.policy.lora.targets, c.policy.lora.vision_tower), arch.ranks(c.policy.lora))
+    return adapter_bytes(
+        arch.shapes(c.policy.lora.targets, c.policy.lora.vision_tower), arch.ranks(c.policy.lora)
+    )
 
 
 def parts(c: config.Config, version: int, job: str) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """Named tensors in safetensors files, whole or divided among workers, and in one piece of memory.
 
-A file that holds parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element, *whole shape].
+A file that holds parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element,
+*whole shape].
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Part:
     shape: tuple[int, ...]
 
 
-def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: Mapping[str, str] | None = None) -> None:
+def save_tensors(
+    tensors: Mapping[str, np.ndarray | Part], path: Path, header: Mapping[str, str] | None = None
+) -> None:
     """Write tensors and parts of tensors as a safetensors file. Raises OSError if writing fails."""
     arrays, parts = {}, {}
     for name, tensor in tensors.items():
@@ -58,7 +61,9 @@ def save_tensors(tensors: Mapping[str, np.ndarray | Part], path: Path, header: M
 
 
 def part_name(stem: str, worker: int, workers: int) -> str:
-    """Name of a worker's file: `STEM.safetensors` of a single worker, `STEM.2-of-4.safetensors` of several."""
+    """Name of a worker's file: `STEM.safetensors` of a single worker, `STEM.2-of-4.safetensors` of
+    several.
+    """
     return f"{stem}.safetensors" if workers == 1 else f"{stem}.{worker + 1}-of-{workers}.safetensors"
 
 
@@ -73,7 +78,10 @@ def files_of(folder: Path, stem: str) -> list[Path]:
 
 
 class StoredTensors(Mapping[str, np.ndarray]):
-    """The whole tensors in some files, each read when it is asked for. BadInput for a tensor with a part missing."""
+    """The whole tensors in some files, each read when it is asked for.
+
+    BadInput for a tensor with a part missing.
+    """
 
     def __init__(self, files: list[Path]):
         self._pieces: dict[str, list[tuple[Any, int, tuple[int, ...]]]] = {}
@@ -92,7 +100,11 @@ class StoredTensors(Mapping[str, np.ndarray]):
                 values.append(file.get_tensor(name))
                 end += values[-1].size
         if end != math.prod(shape):
-            raise BadInput(f"a part of {name} is missing in the checkpoint", code="damaged_checkpoint", fix="use an older one")
+            raise BadInput(
+                f"a part of {name} is missing in the checkpoint",
+                code="damaged_checkpoint",
+                fix="use an older one",
+            )
         return (values[0] if len(values) == 1 else np.concatenate(values)).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -102,7 +114,8 @@ class StoredTensors(Mapping[str, np.ndarray]):
         return len(self._pieces)
 
 
-# -- in memory ----------------------------------------------------------------------------------------------------------------
+# -- in memory
+# ----------------------------------------------------------------------------------------------------------------
 
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor starts."""
@@ -111,7 +124,10 @@ Entry = tuple[str, str, tuple[int, ...]]
 
 
 class FlatTensors(Mapping[str, np.ndarray]):
-    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send. None allocates the memory."""
+    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send.
+
+    None allocates the memory.
+    """
 
     def __init__(self, layout: Sequence[Entry], data: np.ndarray | None = None):
         self.layout = tuple((name, dtype, tuple(shape)) for name, dtype, shape in layout)

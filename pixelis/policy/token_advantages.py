@@ -1,4 +1,5 @@
-"""Advantages of tokens: returns with a KL penalty at each token, and generalised advantage estimation with a critic.
+"""Advantages of tokens: returns with a KL penalty at each token, and generalised advantage estimation with a
+critic.
 
 A rollout's reward belongs to its last policy token; all others have 0, less the KL penalty of each.
 """
@@ -40,8 +41,12 @@ def token_returns(
     return advantages, advantages + v
 
 
-def whitened(rows: Sequence[np.ndarray], eps: float, total: Callable[[list[float]], list[float]]) -> list[np.ndarray]:
-    """The values less their mean, divided by their standard deviation over all workers' tokens; ``total`` sums over workers."""
+def whitened(
+    rows: Sequence[np.ndarray], eps: float, total: Callable[[list[float]], list[float]]
+) -> list[np.ndarray]:
+    """The values less their mean, divided by their standard deviation over all workers' tokens; ``total``
+    sums over workers.
+    """
     values = np.concatenate(rows) if rows else np.empty(0)
     count, summed = total([float(len(values)), float(values.sum())])
     mean = summed / count if count else 0.0
@@ -52,7 +57,10 @@ def whitened(rows: Sequence[np.ndarray], eps: float, total: Callable[[list[float
 
 
 def assign_token_advantages(
-    trainer: Trainer, samples: Sequence[TrainSample], rewards: Sequence[float], settings: config.AdvantageConfig
+    trainer: Trainer,
+    samples: Sequence[TrainSample],
+    rewards: Sequence[float],
+    settings: config.AdvantageConfig,
 ) -> dict[str, float]:
     """Set the token advantages of this worker's samples, and with a critic values and returns; returns
     metrics.
@@ -60,15 +68,25 @@ def assign_token_advantages(
     Collective. The KL penalty is that of `rft.loss.kl_in=reward`. The update drops unusable samples.
     """
     in_reward = trainer.loss.kl_in == "reward" and trainer.loss.kl > 0
-    penalties = trainer.model.token_kl(samples) if in_reward else [np.zeros(s.policy_tokens, np.float32) for s in samples]
+    penalties = (
+        trainer.model.token_kl(samples)
+        if in_reward
+        else [np.zeros(s.policy_tokens, np.float32) for s in samples]
+    )
     weight = trainer.rft.kl_coefficient
     values = trainer.model.values(samples) if trainer.model.critic is not None else None
     rows, chosen = [], []
     for index, (sample, reward) in enumerate(zip(samples, rewards, strict=True)):
         v = values[index] if values is not None else None
-        if not sample.policy_tokens or len(penalties[index]) != sample.policy_tokens or (v is not None and len(v) == 0):
+        if (
+            not sample.policy_tokens
+            or len(penalties[index]) != sample.policy_tokens
+            or (v is not None and len(v) == 0)
+        ):
             continue
-        advantages, returns = token_returns(reward, weight * penalties[index], v, settings.gamma, settings.lam)
+        advantages, returns = token_returns(
+            reward, weight * penalties[index], v, settings.gamma, settings.lam
+        )
         if v is not None:
             sample.values, sample.returns = v, returns.astype(np.float32)
         rows.append(advantages)
@@ -91,14 +109,20 @@ def assign_token_advantages(
         ],
         largest=2,
     )
-    metrics = {"advantage/max": largest, "advantage/min": -smallest, "advantage/abs_mean": size / count if count else 0.0}
+    metrics = {
+        "advantage/max": largest,
+        "advantage/min": -smallest,
+        "advantage/abs_mean": size / count if count else 0.0,
+    }
     if in_reward and kl_tokens:
         metrics["policy/kl_in_reward"] = divergence / kl_tokens
         trainer.rft.adapt_kl(divergence / kl_tokens)
     return metrics | _critic_metrics(chosen, total)
 
 
-def _critic_metrics(samples: Sequence[TrainSample], total: Callable[[list[float]], list[float]]) -> dict[str, float]:
+def _critic_metrics(
+    samples: Sequence[TrainSample], total: Callable[[list[float]], list[float]]
+) -> dict[str, float]:
     """Mean value, and the share of the variance of the returns that the critic explains."""
     pairs = [(s.values, s.returns) for s in samples if s.values is not None and s.returns is not None]
     v = np.concatenate([a for a, _ in pairs]).astype(np.float64) if pairs else np.empty(0)
@@ -110,4 +134,8 @@ def _critic_metrics(samples: Sequence[TrainSample], total: Callable[[list[float]
         return {}
     variance, rest = squares / count - (returns / count) ** 2, squared_errors / count - (errors / count) ** 2
     explained = 1.0 - rest / variance if variance > 1e-12 else 0.0
-    return {"critic/value": values / count, "critic/return": returns / count, "critic/explained_variance": explained}
+    return {
+        "critic/value": values / count,
+        "critic/return": returns / count,
+        "critic/explained_variance": explained,
+    }

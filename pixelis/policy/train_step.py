@@ -1,4 +1,7 @@
-"""Updates the policy: one optimizer step from a batch of trajectories. SFT, RFT and evolution differ only in the objective."""
+"""Updates the policy: one optimizer step from a batch of trajectories.
+
+SFT, RFT and evolution differ only in the objective.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,19 @@ from pixelis.policy.samples import CAUSES, LearnerBatch, TrainSample, unusable
 from pixelis.policy.tensor_parts import Part
 
 STATE_FORMAT = 1
-SUMMED = ("learner/tokens", "learner/sequences", "learner/trained_sequences", "learner/micro_batches", "learner/seconds")
+SUMMED = (
+    "learner/tokens",
+    "learner/sequences",
+    "learner/trained_sequences",
+    "learner/micro_batches",
+    "learner/seconds",
+)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A worker's samples of a step: those that count, those of them with a gradient, and why others are unusable.
+    """A worker's samples of a step: those that count, those of them with a gradient, and why others are
+    unusable.
 
     old: log-probabilities of `active` before the first step on the batch; empty if this is the only step.
     """
@@ -47,7 +57,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of all workers: most micro-batches of one, usable and trained sequences, policy tokens (SFT: their weights)."""
+    """Of all workers: most micro-batches of one, usable and trained sequences, policy tokens (SFT: their
+    weights).
+    """
 
     micro_batches: int
     sequences: int
@@ -107,7 +119,9 @@ class Trainer:
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(self, batch: LearnerBatch) -> dict[str, float]:
-        """Train on one batch; returns metrics of all its optimizer steps. Ratios are relative to the weights before the first.
+        """Train on one batch; returns metrics of all its optimizer steps.
+
+        Ratios are relative to the weights before the first.
 
         Raises as `update` does, except for an optional batch without a usable sample.
         """
@@ -117,10 +131,14 @@ class Trainer:
             if batch.kind == "sft" or self.minibatches * self.epochs == 1:
                 return self.update(samples, batch.kind, **batch.options)
             old = self.model.log_probs(samples)
-            for indices in minibatch_indices(len(samples), self.minibatches, self.epochs, (self.seed, batch.step)):
+            for indices in minibatch_indices(
+                len(samples), self.minibatches, self.epochs, (self.seed, batch.step)
+            ):
                 if sum_over_workers([float(len(indices))])[0]:
                     minibatch = [samples[i] for i in indices]
-                    steps.append(self.update(minibatch, batch.kind, [old[i] for i in indices], **batch.options))
+                    steps.append(
+                        self.update(minibatch, batch.kind, [old[i] for i in indices], **batch.options)
+                    )
         except DataFailure as error:
             if not batch.optional or error.code != "no_usable_sample":
                 raise
@@ -170,7 +188,9 @@ class Trainer:
             model.zero.backward(loss if math.isfinite(value) else loss * float("nan"))
             sums["loss"] += value
             if micro.members:
-                flops += self.flops.step(micro.batch, [len(s.tokens) for s in micro.members], model.sequence.size)
+                flops += self.flops.step(
+                    micro.batch, [len(s.tokens) for s in micro.members], model.sequence.size
+                )
 
         rate = self.lr() if lr is None else lr
         norm = model.zero.apply(rate) if counts.micro_batches else 0.0
@@ -191,7 +211,10 @@ class Trainer:
         return metrics | self._step_metrics(selection, counts, time.perf_counter() - started, flops)
 
     def _select(
-        self, objective: SftObjective | PolicyObjective, samples: Sequence[TrainSample], old: Sequence[np.ndarray] | None
+        self,
+        objective: SftObjective | PolicyObjective,
+        samples: Sequence[TrainSample],
+        old: Sequence[np.ndarray] | None,
     ) -> Selection:
         selection = Selection([], [], [], Counter())
         for index, sample in enumerate(samples):
@@ -206,14 +229,20 @@ class Trainer:
                     selection.old.append(torch.from_numpy(old[index]))
         return selection
 
-    def _count(self, objective: SftObjective | PolicyObjective, selection: Selection, micro_batches: int) -> Counts:
+    def _count(
+        self, objective: SftObjective | PolicyObjective, selection: Selection, micro_batches: int
+    ) -> Counts:
         """Counts of the global batch. Raises DataFailure if no worker has a usable sample."""
         usable, tokens = selection.usable, sum(map(objective.size, selection.usable))
         local = [float(micro_batches), float(len(usable)), float(len(selection.active)), float(tokens)]
         most, sequences, trained, total = self.model.sequence.sum(local, largest=1)
         if not sequences:
             causes = dict(selection.causes)
-            raise DataFailure(f"no usable sample in the batch: {causes}", code="no_usable_sample", fix=objective.no_sample_fix)
+            raise DataFailure(
+                f"no usable sample in the batch: {causes}",
+                code="no_usable_sample",
+                fix=objective.no_sample_fix,
+            )
         return Counts(int(most), int(sequences), int(trained), total)
 
     def _micro_batches(
@@ -240,7 +269,9 @@ class Trainer:
                 result.append(MicroBatch(self.model.empty_batch(), reference=reference))
         return result
 
-    def _loss_metrics(self, objective: SftObjective | PolicyObjective, sums: Sums, trained: int) -> dict[str, float]:
+    def _loss_metrics(
+        self, objective: SftObjective | PolicyObjective, sums: Sums, trained: int
+    ) -> dict[str, float]:
         """Means (and maxima) over the policy tokens of all workers."""
         names = objective.metric_names(sums)
         largest = sum(name.endswith("_max") for name in names)
@@ -257,13 +288,18 @@ class Trainer:
         self.skipped += was_skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if was_skipped else 0
         if self.skipped_in_a_row >= 3:
-            message, fix = "loss or gradient was not finite in three steps in a row", "resume with a lower learner.lr"
+            message = "loss or gradient was not finite in three steps in a row"
+            fix = "resume with a lower learner.lr"
             raise InfraFailure(message, code="non_finite_steps", fix=fix)
 
-    def _step_metrics(self, selection: Selection, counts: Counts, seconds: float, flops: float) -> dict[str, float]:
+    def _step_metrics(
+        self, selection: Selection, counts: Counts, seconds: float, flops: float
+    ) -> dict[str, float]:
         """Sizes and speed of a step. seconds, flops: of this worker."""
         size = float(sum(len(sample.tokens) for sample in selection.active))
-        tokens, *dropped = self.model.sequence.sum([size, *(float(selection.causes[cause]) for cause in CAUSES)])
+        tokens, *dropped = self.model.sequence.sum(
+            [size, *(float(selection.causes[cause]) for cause in CAUSES)]
+        )
         flops_per_s = sum_over_workers([flops])[0] / (seconds * dist.get_world_size())
         metrics = {
             "learner/tokens": tokens,
@@ -274,7 +310,11 @@ class Trainer:
             "learner/seconds": seconds,
             "learner/tflops_per_s": flops_per_s / 1e12,
             "learner/tokens_per_s": tokens / seconds,
-            **{f"learner/dropped_{cause}": count for cause, count in zip(CAUSES, dropped, strict=True) if count},
+            **{
+                f"learner/dropped_{cause}": count
+                for cause, count in zip(CAUSES, dropped, strict=True)
+                if count
+            },
         }
         if self.peak_flops is not None:
             metrics["learner/mfu"] = flops_per_s / self.peak_flops
@@ -291,7 +331,9 @@ class Trainer:
         """
         if self.average is not None:
             is_rounded = self.model.zero.bfloat16
-            return self._as_adapter({n: to_bfloat16(a) for n, a in self.average.items()} if is_rounded else self.average)
+            return self._as_adapter(
+                {n: to_bfloat16(a) for n, a in self.average.items()} if is_rounded else self.average
+            )
         return self._as_adapter(self.model.zero.model_weights()) if self.policy.full else self.adapter()
 
     def _as_adapter(self, weights: Mapping[str, np.ndarray]) -> Adapter:
@@ -308,7 +350,9 @@ class Trainer:
             self.model.check(adapter)
             self.model.set(adapter)
         elif self.policy.full:
-            raise BadInput("full-parameter training does not keep the weights of the base model", code="no_weights")
+            raise BadInput(
+                "full-parameter training does not keep the weights of the base model", code="no_weights"
+            )
         else:
             self.model.zero.set_weights(without_change(self.model.zero.weights()))
         self.model.zero.set_moments({})
@@ -332,7 +376,8 @@ class Trainer:
         """
         zero, reference, critic = self.model.zero, self.model.reference, self.model.critic
         weights, moments = zero.parts()
-        # An adapter is small and wanted as one file. Everything else is written in parts, each by the worker that holds it.
+        # An adapter is small and wanted as one file. Everything else is written in parts, each by the worker
+        # that holds it.
         adapter = self._as_adapter({}) if self.policy.full else self.adapter()
         tensors: dict[str, Mapping[str, np.ndarray | Part]] = {
             FILES[adapter.kind]: weights if self.policy.full else adapter.tensors,
@@ -370,7 +415,9 @@ class Trainer:
         """
         tensors, state = checkpoint.read(folder, verify)
         if state.get("format") != STATE_FORMAT:
-            raise BadInput(f"{folder} has the state format {state.get('format')}, this version reads {STATE_FORMAT}")
+            raise BadInput(
+                f"{folder} has the state format {state.get('format')}, this version reads {STATE_FORMAT}"
+            )
         adapter = read_adapter(*load_header(folder, verify=False), lazily=True)
         self.model.check(adapter)
         if self.loss.kl > 0 and "reference" in tensors:
@@ -403,19 +450,26 @@ def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float
     return learner.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def minibatch_indices(samples: int, minibatches: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+def minibatch_indices(
+    samples: int, minibatches: int, epochs: int, seed: Sequence[int]
+) -> Iterator[list[int]]:
     """Indices of the samples of each optimizer step: `epochs` passes of `minibatches` steps each.
 
     The first pass takes the samples in order; later passes shuffle them by `seed` and the number of the pass.
     """
     for epoch in range(epochs):
-        order = list(range(samples)) if not epoch else np.random.default_rng([*seed, epoch]).permutation(samples).tolist()
+        order = (
+            list(range(samples))
+            if not epoch
+            else np.random.default_rng([*seed, epoch]).permutation(samples).tolist()
+        )
         for minibatch in range(minibatches):
             yield order[minibatch::minibatches]
 
 
 def combine_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over several optimizer steps: sums of counts, the largest of maxima and running counts, means of the rest.
+    """Metrics over several optimizer steps: sums of counts, the largest of maxima and running counts, means
+    of the rest.
 
     A step without a trained sample has fewer metrics and does not count in their means.
     """

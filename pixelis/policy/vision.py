@@ -1,7 +1,8 @@
 """Input patches of the vision tower, and a faster attention for it.
 
-`patchify` equals the image processors of transformers, which require torchvision. Without flash attention, transformers' Qwen
-vision towers attend window by window in a Python loop; `batch_windows` replaces the loop by a call for each length of a window.
+`patchify` equals the image processors of transformers, which require torchvision. Without flash attention,
+transformers' Qwen vision towers attend window by window in a Python loop; `batch_windows` replaces the loop
+by a call for each length of a window.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from torch import nn
 
-_ATTENTIONS = ("Qwen3VLVisionAttention", "Qwen3VLMoeVisionAttention", "Qwen2_5_VLVisionAttention", "VisionAttention")
-"""Of Qwen3-VL and its mixture of experts, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the same."""
+_ATTENTIONS = (
+    "Qwen3VLVisionAttention",
+    "Qwen3VLMoeVisionAttention",
+    "Qwen2_5_VLVisionAttention",
+    "VisionAttention",
+)
+"""Of Qwen3-VL and its mixture of experts, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the
+same.
+"""
 
 _LONGEST = WeakTensorKeyDictionary()
 
@@ -97,14 +105,20 @@ def _batched_attention(
     cos, sin = (table.unsqueeze(1).float() for table in position_embeddings)
     query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
     # The kernel needs an Ampere GPU or a newer one.
-    if query.is_cuda and query.dtype != torch.float32 and torch.cuda.get_device_capability(query.device) >= (8, 0):
+    if (
+        query.is_cuda
+        and query.dtype != torch.float32
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    ):
         from torch.nn.attention.varlen import varlen_attn
 
         # Cached: all layers share the tensor, and reading it waits for the GPU's pending work.
         if cu_seqlens not in _LONGEST:
             _LONGEST[cu_seqlens] = int(cu_seqlens.diff().max())
         longest = int(_LONGEST[cu_seqlens])
-        attended: Any = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=self.scaling)
+        attended: Any = varlen_attn(
+            query, key, value, cu_seqlens, cu_seqlens, longest, longest, scale=self.scaling
+        )
     else:
         attended = _attend_by_length(query, key, value, cu_seqlens.tolist(), self.scaling)
     return self.proj(attended.reshape(hidden_states.shape))
@@ -131,7 +145,11 @@ def _attend_by_length(
         parts = (t if rows is None else t.index_select(0, rows) for t in (query, key, value))
         # [windows * length, heads, width] -> [windows, heads, length, width]
         q, k, v = (part.view(len(first), length, heads, width).transpose(1, 2) for part in parts)
-        attended = functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).reshape(-1, heads, width)
+        attended = (
+            functional.scaled_dot_product_attention(q, k, v, scale=scale)
+            .transpose(1, 2)
+            .reshape(-1, heads, width)
+        )
         if rows is None:
             return attended
         out = out.index_copy(0, rows, attended)

@@ -49,7 +49,9 @@ class StreamPlace:
 
 
 def request(address: StreamAddress, version: int, group: str, size: int) -> bool:
-    """Ask the learner to broadcast a version in a group of `size` processes; False if it has given the version up."""
+    """Ask the learner to broadcast a version in a group of `size` processes; False if it has given the
+    version up.
+    """
     text = json.dumps([group, size])
     try:
         return _connect(address).compare_set(_key(version), "", text).decode() == text
@@ -90,7 +92,9 @@ class WeightSender:
         try:
             self._store.wait([_key(version)], timedelta(seconds=self.address.timeout_s))
             if (text := self._store.get(_key(version)).decode()) == _GIVEN_UP:
-                raise InfraFailure(f"version {version} was not asked for before the next one", code="stream_failed")
+                raise InfraFailure(
+                    f"version {version} was not asked for before the next one", code="stream_failed"
+                )
             group, size = json.loads(text)
             started, tensors = time.perf_counter(), FlatTensors.of(adapter.tensors)
             if size == 1:  # every generator loads it from the policy store
@@ -104,7 +108,11 @@ class WeightSender:
                     channel.broadcast(tensors.data[start : start + BUCKET])
         except RuntimeError as error:
             raise _failure(f"version {version} was not sent", error) from error
-        return {"bytes": float(len(tensors.data)), "receivers": size - 1.0, "seconds": time.perf_counter() - started}
+        return {
+            "bytes": float(len(tensors.data)),
+            "receivers": size - 1.0,
+            "seconds": time.perf_counter() - started,
+        }
 
     def give_up(self, version: int) -> None:
         """End the wait for the request of a version; a broadcast that has begun goes on."""
@@ -131,7 +139,8 @@ class _Channel:
     def broadcast(self, array: np.ndarray) -> np.ndarray:
         """Send the sender's array into those of the receivers, in place."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # the sender's is only read
+            # The sender's is only read
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.from_numpy(array)
         on_device = tensor.to(self._device) if self._device is not None else tensor
         self._group.broadcast([on_device], self._options).wait()
@@ -150,7 +159,9 @@ class _Channel:
 
 
 def _connect(address: StreamAddress) -> Any:
-    return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=address.timeout_s))
+    return dist.TCPStore(
+        address.host, address.port, is_master=False, timeout=timedelta(seconds=address.timeout_s)
+    )
 
 
 def _key(version: int) -> str:
@@ -158,4 +169,6 @@ def _key(version: int) -> str:
 
 
 def _failure(text: str, error: RuntimeError) -> InfraFailure:
-    return InfraFailure(f"{text}: {str(error).splitlines()[0] if str(error) else error!r}", code="stream_failed")
+    return InfraFailure(
+        f"{text}: {str(error).splitlines()[0] if str(error) else error!r}", code="stream_failed"
+    )

@@ -8,7 +8,16 @@ Records contain references, never pixels or tensors: an image has an id within a
 from __future__ import annotations
 
 from pixelis.records.demonstration import Demonstration, Level, Provenance, SampleKind, Step, Verbatim
-from pixelis.records.experience import Experience, Feedback, Neighbour, PolicyVersion, UpdateTask, Verdict, VersionStatus, Vote
+from pixelis.records.experience import (
+    Experience,
+    Feedback,
+    Neighbour,
+    PolicyVersion,
+    UpdateTask,
+    Verdict,
+    VersionStatus,
+    Vote,
+)
 from pixelis.records.question import (
     SCHEMA_VERSION,
     Annotations,

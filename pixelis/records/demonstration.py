@@ -53,7 +53,9 @@ class Step(Record):
             return values
         flat = {key: value for key, value in values.items() if key not in cls.model_fields}
         if flat and values.get("arguments"):
-            raise ValueError(f"give arguments either in `arguments` or beside `op` ({', '.join(flat)}), not both")
+            raise ValueError(
+                f"give arguments either in `arguments` or beside `op` ({', '.join(flat)}), not both"
+            )
         fields = {key: value for key, value in values.items() if key in cls.model_fields}
         return {**fields, "arguments": flat} if flat else fields
 

@@ -48,7 +48,9 @@ class Verdict(Record):
 
 
 class Feedback(Record):
-    """A user's feedback on a served answer: whether it is ``correct``, the right ``answer``, and a comment."""
+    """A user's feedback on a served answer: whether it is ``correct``, the right ``answer``, and a
+    comment.
+    """
 
     correct: bool | None = None
     answer: str | None = None

@@ -142,7 +142,10 @@ class Relation(Record):
 
 
 class Annotations(Record):
-    """Annotations of a question's media, from which demonstrations are synthesised. Never shown to a policy."""
+    """Annotations of a question's media, from which demonstrations are synthesised.
+
+    Never shown to a policy.
+    """
 
     regions: list[Region] = Field(default_factory=list)
     lines: list[Line] = Field(default_factory=list)
@@ -211,11 +214,14 @@ class Question(Record):
 
     @model_validator(mode="after")
     def _media_by_id(self) -> Question:
-        names, ids = [name for exchange in self.history for name in exchange.media], [item.id for item in self.media]
+        names = [name for exchange in self.history for name in exchange.media]
+        ids = [item.id for item in self.media]
         if repeated := sorted({id for id in ids if ids.count(id) > 1}):
             raise ValueError(f"several `media` have the id {', '.join(repeated)}")
         if taken := [id for id in ids if _OBSERVATION.fullmatch(id)]:
-            raise ValueError(f"`media` cannot be named {', '.join(taken)}: the images of observations have these ids")
+            raise ValueError(
+                f"`media` cannot be named {', '.join(taken)}: the images of observations have these ids"
+            )
         if len(set(names)) < len(names) or not set(names) <= set(ids):
             raise ValueError("each medium named in `history` must be one of `media`, and be named once")
         shown = list[Media]()
@@ -224,6 +230,8 @@ class Question(Record):
             *((e.question, [item for item in self.media if item.id in e.media]) for e in self.history),
             (self.question, own),
         ]:
-            shown += [items[i] for i in place_media(text, [item.kind for item in items]) if isinstance(i, int)]
+            shown += [
+                items[i] for i in place_media(text, [item.kind for item in items]) if isinstance(i, int)
+            ]
         self.media = shown
         return self

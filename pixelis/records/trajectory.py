@@ -136,7 +136,9 @@ class Trajectory(Record):
     @classmethod
     def _known_version(cls, value: int) -> int:
         if value != SCHEMA_VERSION:
-            raise ValueError(f"trajectory schema {value} is not supported, expected {SCHEMA_VERSION}: convert the file")
+            raise ValueError(
+                f"trajectory schema {value} is not supported, expected {SCHEMA_VERSION}: convert the file"
+            )
         return value
 
     @property
@@ -152,7 +154,12 @@ class Trajectory(Record):
     @property
     def objects(self) -> dict[str, dict[str, Any]]:
         """Objects and tracks of all operations so far, by id."""
-        return {item["id"]: item for o in self.observations if o.status == "ok" for item in o.data.get("objects", [])}
+        return {
+            item["id"]: item
+            for o in self.observations
+            if o.status == "ok"
+            for item in o.data.get("objects", [])
+        }
 
     @property
     def operations_ok(self) -> int:
@@ -190,7 +197,9 @@ class Trajectory(Record):
     def _log_probs_align(self) -> Trajectory:
         for i, turn in enumerate(self.turns):
             if turn.log_probs and (not turn.is_policy or len(turn.log_probs) != len(turn.tokens)):
-                raise ValueError(f"turn {i}: {len(turn.log_probs)} log-probs for {len(turn.tokens)} {turn.role} tokens")
+                raise ValueError(
+                    f"turn {i}: {len(turn.log_probs)} log-probs for {len(turn.tokens)} {turn.role} tokens"
+                )
         return self
 
 

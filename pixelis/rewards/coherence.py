@@ -11,7 +11,11 @@ from itertools import pairwise
 from pixelis.errors import DataFailure
 from pixelis.records import Action, Question, Trajectory
 
-SEGMENT, READ, PROPERTIES, TRACK, ZOOM = "segment_object_at", "read_text", "get_properties", "track_object", "zoom_in"
+SEGMENT = "segment_object_at"
+READ = "read_text"
+PROPERTIES = "get_properties"
+TRACK = "track_object"
+ZOOM = "zoom_in"
 
 GOOD = {(SEGMENT, PROPERTIES), (ZOOM, READ), (SEGMENT, TRACK)}
 THOUGHTFUL = {READ, PROPERTIES}
@@ -21,13 +25,20 @@ REPETITION, BONUS, BAD_PAIR, CONTRADICTION = -0.5, 0.2, -0.3, -0.3
 
 CAPS = {TRACK: 5, PROPERTIES: 10, READ: 15, ZOOM: 3, SEGMENT: 10}
 """Uses of an operation that cost nothing."""
-PENALTIES = {"overuse": -0.1, "missing_prerequisite": -0.1, "track_on_static_image": -0.2, "out_of_bounds_coordinates": -0.05}
+PENALTIES = {
+    "overuse": -0.1,
+    "missing_prerequisite": -0.1,
+    "track_on_static_image": -0.2,
+    "out_of_bounds_coordinates": -0.05,
+}
 PENALTIES |= {"missing_answer": -0.1, "invalid_operation": -0.5}
 OUTSIDE = {"out_of_range", "bad_box", "bad_point"}
 INVALID = {"bad_json", "unknown_op", "bad_arguments", "bad_target", "unknown_object", "limit"}
 
 
-def coherence(trajectory: Trajectory, states: Sequence[Sequence[float]] | None = None) -> tuple[float, Counter[str]]:
+def coherence(
+    trajectory: Trajectory, states: Sequence[Sequence[float]] | None = None
+) -> tuple[float, Counter[str]]:
     """(mean of the findings in -1..1, 0 without findings; counts of findings by name).
 
     Adjacent turns: a repeated call -0.5, a good pair +0.2, a bad pair -0.3. With ``states``, mean cosine of
@@ -105,7 +116,10 @@ def violations(trajectory: Trajectory, question: Question) -> Counter[str]:
 
 def misuse(violations: Counter[str]) -> float:
     """Sum of the PENALTIES of the violations, at most 0."""
-    return sum(count * next(v for kind, v in PENALTIES.items() if name.startswith(kind)) for name, count in violations.items())
+    return sum(
+        count * next(v for kind, v in PENALTIES.items() if name.startswith(kind))
+        for name, count in violations.items()
+    )
 
 
 def _contradictions(actions: Sequence[Action]) -> int:

@@ -54,7 +54,8 @@ class Curriculum:
         return BOUNDARIES[self.phase] if self.phase < len(BOUNDARIES) else f"phase{self.phase + 1}"
 
     def advance(self, step: int, success: float | None, coherence: float | None, samples: int) -> str | None:
-        """Record step ``step`` (from 0): success rate, mean coherence (None: nothing scored), number of scored rollouts.
+        """Record step ``step`` (from 0): success rate, mean coherence (None: nothing scored), number of
+        scored rollouts.
 
         Returns the checkpoint's name when the phase ends with this step. Idempotent.
         """
@@ -109,8 +110,14 @@ class Curriculum:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a ``state_dict``."""
-        self.step, self.phase, self.samples, self.flat = (int(state[k]) for k in ("step", "phase", "samples", "flat"))
-        for values, name in ((self.success, "success"), (self.coherence, "coherence"), (self.checks, "looks")):
+        self.step, self.phase, self.samples, self.flat = (
+            int(state[k]) for k in ("step", "phase", "samples", "flat")
+        )
+        for values, name in (
+            (self.success, "success"),
+            (self.coherence, "coherence"),
+            (self.checks, "looks"),
+        ):
             values.clear()
             values.extend(float(v) for v in state[name])
         self.history = [(int(step), str(name)) for step, name in state["history"]]

@@ -1,6 +1,7 @@
 """Curiosity reward: the prediction error of a small model of the state after an operation.
 
-Source: Pixelis, arXiv 2603.25091, after the intrinsic curiosity module, arXiv 1705.05363. Imports torch: import it late.
+Source: Pixelis, arXiv 2603.25091, after the intrinsic curiosity module, arXiv 1705.05363. Imports torch:
+import it late.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from torch.nn import functional
 from pixelis.errors import DataFailure
 from pixelis.records import Action, Trajectory
 
-OPERATIONS = ("zoom_in", "segment_object_at", "read_text", "get_properties", "track_object", "select_frames", "answer")
+OPERATIONS = (
+    "zoom_in",
+    "segment_object_at",
+    "read_text",
+    "get_properties",
+    "track_object",
+    "select_frames",
+    "answer",
+)
 """Elements 0..6 of an action vector; 7 is any other operation, 8 a turn without one."""
 COORDINATES, HASHED = 10, 20
 """First elements of the coordinates (box, point, center) and of the hashed other arguments."""
@@ -36,9 +45,11 @@ States = Sequence[Sequence[float]]
 
 
 class Dynamics(nn.Module):
-    """Encoder phi, forward model f and inverse model g over an embedder's states of ``size`` numbers; thread-safe.
+    """Encoder phi, forward model f and inverse model g over an embedder's states of ``size`` numbers;
+    thread-safe.
 
-    A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its observation.
+    A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its
+    observation.
     """
 
     def __init__(self, size: int, seed: int = 0):
@@ -46,7 +57,9 @@ class Dynamics(nn.Module):
         self.size = size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.encoder = nn.Sequential(nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, size), nn.LayerNorm(size))
+            self.encoder = nn.Sequential(
+                nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, size), nn.LayerNorm(size)
+            )
             self.forward_model = nn.Sequential(
                 *(nn.Linear(size + ACTION, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)),
                 *(nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT)),
@@ -117,7 +130,9 @@ class Dynamics(nn.Module):
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Load ``tensors``."""
-        self.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
+        self.load_state_dict(
+            {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")}
+        )
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer."):
@@ -133,7 +148,11 @@ class Dynamics(nn.Module):
 
     def _transitions(
         self, batch: Sequence[tuple[Trajectory, States]]
-    ) -> tuple[Float[Tensor, "transitions state"], Float[Tensor, "transitions action"], Float[Tensor, "transitions state"]]:
+    ) -> tuple[
+        Float[Tensor, "transitions state"],
+        Float[Tensor, "transitions action"],
+        Float[Tensor, "transitions state"],
+    ]:
         before: list[Sequence[float]] = []
         after: list[Sequence[float]] = []
         actions: list[list[float]] = []
@@ -152,7 +171,9 @@ class Dynamics(nn.Module):
 
 
 def check_states(trajectory: Trajectory, states: States, size: int) -> None:
-    """DataFailure ``bad_states`` unless there are finite vectors of ``size`` numbers, one more than policy turns."""
+    """DataFailure ``bad_states`` unless there are finite vectors of ``size`` numbers, one more than policy
+    turns.
+    """
     if len(states) != trajectory.policy_turns + 1:
         raise DataFailure(f"{len(states)} states for {trajectory.policy_turns} turns", code="bad_states")
     if any(len(state) != size for state in states):
@@ -176,5 +197,7 @@ def encode_action(action: Action | None, answer: str | None) -> list[float]:
         offset += length
     for name, value in sorted(action.arguments.items()):
         if name not in ("box", "point", "center"):
-            vector[HASHED + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (ACTION - HASHED)] += 1.0
+            vector[
+                HASHED + zlib.crc32(json.dumps([name, value], sort_keys=True).encode()) % (ACTION - HASHED)
+            ] += 1.0
     return vector

@@ -50,7 +50,12 @@ class Equality:
         if self.scorer in MATHS:
             return mathematics.equal(a, b, self._equal_formulas)
         try:
-            return find_scorer(self.scorer)(Case(a, (b,), self.question.conversation, self.options), self.services) >= 1.0
+            return (
+                find_scorer(self.scorer)(
+                    Case(a, (b,), self.question.conversation, self.options), self.services
+                )
+                >= 1.0
+            )
         except DataFailure:  # the scorer reads no such answer
             return False
 

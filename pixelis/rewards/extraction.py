@@ -1,4 +1,6 @@
-"""The answer of an episode as its reward reads it: by the dialect, in tags only, from untagged text, or by a user's function."""
+"""The answer of an episode as its reward reads it: by the dialect, in tags only, from untagged text, or by a
+user's function.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,11 @@ def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
         return numbers[0]
     for option in map(canonical, options):
         if option and re.search(rf"(?<!\w){re.escape(option)}(?!\w)", canonical(text)):
-            named = [other for other in map(canonical, options) if other and other != option and other in canonical(text)]
+            named = [
+                other
+                for other in map(canonical, options)
+                if other and other != option and other in canonical(text)
+            ]
             return option if not named and len(words) <= len(option.split()) + MAX_OTHER_WORDS else None
     return letter(text, options) if 0 < len(words) <= MAX_OTHER_WORDS + 1 and not numbers else None
 
@@ -79,7 +85,9 @@ def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
 def _body(trajectory: Trajectory) -> str | None:
     """The last text after the thought; None if the episode was cut off or its thought is not closed."""
     text = _last_text(trajectory)
-    if trajectory.stop_reason not in (StopReason.ANSWER, StopReason.NO_ACTION) or ("<think>" in text and "</think>" not in text):
+    if trajectory.stop_reason not in (StopReason.ANSWER, StopReason.NO_ACTION) or (
+        "<think>" in text and "</think>" not in text
+    ):
         return None
     return text.rpartition("</think>")[2].strip() or None
 

@@ -22,12 +22,16 @@ def completion(trajectory: Trajectory) -> str:
 
 
 def dialect(trajectory: Trajectory) -> float:
-    """1.0 when the episode ended with an answer and every policy turn is well-formed in its dialect, else 0.0."""
+    """1.0 when the episode ended with an answer and every policy turn is well-formed in its dialect, else
+    0.0.
+    """
     if trajectory.dialect not in DIALECTS:
         raise DataFailure(f"no dialect {trajectory.dialect}", code="unknown_dialect")
     parser = DIALECTS[trajectory.dialect]
     turns = [turn for turn in trajectory.turns if turn.is_policy]
-    valid = all(turn.error is None and parser.well_formed(turn.text, max(len(turn.actions), 1)) for turn in turns)
+    valid = all(
+        turn.error is None and parser.well_formed(turn.text, max(len(turn.actions), 1)) for turn in turns
+    )
     return float(bool(turns) and valid and trajectory.stop_reason is StopReason.ANSWER)
 
 
@@ -43,7 +47,9 @@ def _blocks(text: str, *tags: str) -> float:
 
 
 def think_answer(trajectory: Trajectory) -> float:
-    """1.0 for a think block, white space and an answer block, nothing else (R1-V, Reason-RFT, EasyR1's r1v)."""
+    """1.0 for a think block, white space and an answer block, nothing else (R1-V, Reason-RFT, EasyR1's
+    r1v).
+    """
     return _blocks(completion(trajectory), "think", "answer")
 
 
@@ -53,7 +59,9 @@ def caption(trajectory: Trajectory) -> float:
 
 
 def turns(trajectory: Trajectory) -> float:
-    """1.0 when the last turn is one thought and an answer, and each earlier turn one thought and one call (Mini-o3)."""
+    """1.0 when the last turn is one thought and an answer, and each earlier turn one thought and one call
+    (Mini-o3).
+    """
     texts = [turn.text for turn in trajectory.turns if turn.is_policy]
     if not texts:
         return 0.0
@@ -73,14 +81,21 @@ def balanced(trajectory: Trajectory) -> float:
     """0.0 when think tags, and answer tags after the last thought, are balanced, else -1.0 (DeepEyes)."""
     text = completion(trajectory)
     rest = text.rpartition("</think>")[2]
-    valid = text.count("<think>") == text.count("</think>") and rest.count("<answer>") == rest.count("</answer>")
+    valid = text.count("<think>") == text.count("</think>") and rest.count("<answer>") == rest.count(
+        "</answer>"
+    )
     return 0.0 if valid else -1.0
 
 
 def boxed_once(trajectory: Trajectory) -> float:
-    r"""0.0 when think tags are balanced and exactly one ``\boxed{}`` follows the last thought, else -1.0 (DeepEyes' math)."""
+    r"""0.0 when think tags are balanced and exactly one ``\boxed{}`` follows the last thought, else -1.0
+    (DeepEyes' math).
+    """
     text = completion(trajectory)
-    valid = text.count("<think>") == text.count("</think>") and len(_BOX.findall(text.rpartition("</think>")[2])) == 1
+    valid = (
+        text.count("<think>") == text.count("</think>")
+        and len(_BOX.findall(text.rpartition("</think>")[2])) == 1
+    )
     return 0.0 if valid else -1.0
 
 

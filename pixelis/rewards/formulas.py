@@ -35,7 +35,9 @@ def parse(text: str) -> Any:
         return sympy.Rational(value.numerator, value.denominator)
     try:
         is_real = re.search(r"(?<![\\A-Za-z])i(?![A-Za-z])", text) is None
-        formula = latex2sympy(normalize_latex(text, _NORMALIZATION), is_real=is_real, normalization_config=None)
+        formula = latex2sympy(
+            normalize_latex(text, _NORMALIZATION), is_real=is_real, normalization_config=None
+        )
         formula = formula.xreplace({x: sympy.Rational(str(x)) for x in formula.atoms(sympy.Float)})
         if formula.has(sympy.nan, sympy.zoo):
             raise Unreadable
@@ -63,9 +65,14 @@ def equal(a: str, b: str) -> bool:
     if all(relations):  # each part of a chain such as 1 < x < 2 needs an equal
         parts, others = (x.args if isinstance(x, sympy.And) else (x,) for x in (first, second))
         return len(parts) == len(others) and all(any(_equal_relation(x, y) for y in others) for x in parts)
-    if any(relations) and not any(isinstance(x, sympy.Set) for x in (first, second)):  # x < 2 is the interval (-oo, 2)
+    # X < 2 is the interval (-oo, 2)
+    if any(relations) and not any(isinstance(x, sympy.Set) for x in (first, second)):
         return False
-    precision: dict[str, Any] = {"float_rounding": _DIGITS, "numeric_precision": _DIGITS, "timeout_seconds": None}
+    precision: dict[str, Any] = {
+        "float_rounding": _DIGITS,
+        "numeric_precision": _DIGITS,
+        "timeout_seconds": None,
+    }
     pairs = ((first, second), (second, first))
     return any(math_verify.verify(gold, target, **precision, raise_on_error=True) for gold, target in pairs)
 

@@ -1,6 +1,8 @@
-"""Scores groups and keeps the state that later scores depend on: running statistics, curriculum and dynamics model.
+"""Scores groups and keeps the state that later scores depend on: running statistics, curriculum and dynamics
+model.
 
-The state changes only in ``advance``, between training steps, so that scores do not depend on the order of a step's rollouts.
+The state changes only in ``advance``, between training steps, so that scores do not depend on the order of a
+step's rollouts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
 
 KEY = "pixelis.rewards.1"
-"""Metadata key of the values that are no tensors; only one key, because safetensors writes several in any order."""
+"""Metadata key of the values that are no tensors; only one key, because safetensors writes several in any
+order.
+"""
 
 
 @dataclass
@@ -89,9 +93,14 @@ class Grader:
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
-        """Score of each answer against ``answers`` by trajectory, where there is one. Changes neither group nor state."""
+        """Score of each answer against ``answers`` by trajectory, where there is one.
+
+        Changes neither group nor state.
+        """
         question = group.question.model_copy(update={"answers": list(answers), "scorer": scorer})
-        context = Context(group.model_copy(update={"question": question}), self.settings, self.services, answers)
+        context = Context(
+            group.model_copy(update={"question": question}), self.settings, self.services, answers
+        )
         return {id: score for id, score in context.scores.items() if isinstance(score, float)}
 
     def observe(self, scored: Group, states: Mapping[str, States] | None = None) -> None:
@@ -104,7 +113,9 @@ class Grader:
             self.scored[scored.id] = scored
             self.normaliser.observe(scored.id, values)
             if self._dynamics_for(states) is not None and states:
-                self.transitions[scored.id] = [(t, states[t.id]) for t in scored.trajectories if t.id in states]
+                self.transitions[scored.id] = [
+                    (t, states[t.id]) for t in scored.trajectories if t.id in states
+                ]
 
     def _dynamics_for(self, states: Mapping[str, States] | None) -> Dynamics | None:
         """The dynamics model if these rewards learn one and states have been seen."""
@@ -156,11 +167,16 @@ class Grader:
     def _metrics(self) -> dict[str, float]:
         return {**self.normaliser.metrics(), **self.curriculum.metrics(), **self.services.metrics()}
 
-    # -- state for checkpoints --------------------------------------------------------------------------------------
+    # -- state for checkpoints
+    # --------------------------------------------------------------------------------------
 
     def state(self) -> bytes:
         """The state as a safetensors file, without the groups scored since the last ``advance``."""
-        plain = {"step": self.step, "normaliser": self.normaliser.state_dict(), "curriculum": self.curriculum.state_dict()}
+        plain = {
+            "step": self.step,
+            "normaliser": self.normaliser.state_dict(),
+            "curriculum": self.curriculum.state_dict(),
+        }
         metadata = {KEY: json.dumps(plain)}
         with self.lock:
             if self.dynamics is None:
@@ -192,7 +208,9 @@ class Grader:
                         self.dynamics.load_tensors(tensors)
         except (struct.error, KeyError, ValueError, TypeError, RuntimeError) as error:
             raise BadInput(
-                f"not a state of these rewards: {error!r:.300}", code="bad_state", fix="resume with the same rewards"
+                f"not a state of these rewards: {error!r:.300}",
+                code="bad_state",
+                fix="resume with the same rewards",
             ) from None
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The client of OpenAI-compatible language-model services: cache, rate limit, retries with rising temperature.
+"""The client of OpenAI-compatible language-model services: cache, rate limit, retries with rising
+temperature.
 
 A request without a valid reply within its tries and its time budget raises a DataFailure with the cause.
 """
@@ -73,28 +74,41 @@ class LlmClient:
         temperature_step: float = TEMPERATURE_STEP,
     ):
         self.temperature_step = temperature_step
-        self.settings, self.section, self.code, self.calls_per_minute = settings, section, code, calls_per_minute
+        self.settings = settings
+        self.section = section
+        self.code = code
+        self.calls_per_minute = calls_per_minute
         if not settings.url or not settings.model:
             required = "name an OpenAI-compatible server and its model"
-            raise BadConfig(f"{section}.url and {section}.model are needed", fix=f"{required}, or {fix}" if fix else required)
+            raise BadConfig(
+                f"{section}.url and {section}.model are needed",
+                fix=f"{required}, or {fix}" if fix else required,
+            )
         key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
         if settings.api_key_env and not key:
             raise BadConfig(
                 f"the environment variable {settings.api_key_env} with the key of {section} is not set",
-                fix=f"export {settings.api_key_env}=..., or set {section}.api_key_env='' for a server that needs none",
+                fix=(
+                    f"export {settings.api_key_env}=..., or set {section}.api_key_env='' for a server that "
+                    "needs none"
+                ),
             )
         import httpx2  # importing both takes half a second
         import openai
 
         # Another server must get nothing of the user's OpenAI account, and redirects are not followed.
-        self._headers: dict[str, Any] = {name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")}
+        self._headers: dict[str, Any] = {
+            name: openai.Omit() for name in ("OpenAI-Organization", "OpenAI-Project")
+        }
         self._headers["Authorization"] = f"Bearer {key}" if key else openai.Omit()
         self.openai, self.response = openai, httpx2.Response
         self.client = openai.OpenAI(
             base_url=settings.url,
             api_key=key or "none",
             max_retries=0,
-            http_client=openai.DefaultHttpxClient(follow_redirects=False, limits=httpx2.Limits(max_connections=concurrency)),
+            http_client=openai.DefaultHttpxClient(
+                follow_redirects=False, limits=httpx2.Limits(max_connections=concurrency)
+            ),
         )
         self.counts: Counter[str] = Counter()
         self.stopping = threading.Event()
@@ -108,7 +122,9 @@ class LlmClient:
         self._store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
         self._store.execute("PRAGMA journal_mode=WAL")
         with self._store:
-            self._store.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)")
+            self._store.execute(
+                "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
+            )
 
     def ask(
         self,
@@ -137,7 +153,9 @@ class LlmClient:
         draw: int = 0,
         temperature: float = 0.0,
     ) -> T:
-        """``ask`` for any endpoint below the url; ``extract`` gets the text from a reply's body, ValueError for garbage."""
+        """``ask`` for any endpoint below the url; ``extract`` gets the text from a reply's body, ValueError
+        for garbage.
+        """
         s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
         with self._lock:
@@ -153,10 +171,17 @@ class LlmClient:
         with self._slots:
             deadline = time.monotonic() + s.total_timeout_s  # excludes the wait for a slot
             for attempt in range(s.tries):
-                if not self._wait_for_rate(deadline) or (left := deadline - time.monotonic()) <= 0 or self.stopping.is_set():
+                if (
+                    not self._wait_for_rate(deadline)
+                    or (left := deadline - time.monotonic()) <= 0
+                    or self.stopping.is_set()
+                ):
                     break
                 wait = min(0.25 * 2**attempt, 8.0) * random.uniform(0.75, 1.25)
-                request = {**body, "temperature": round(min(2.0, temperature + self.temperature_step * attempt), 3)}
+                request = {
+                    **body,
+                    "temperature": round(min(2.0, temperature + self.temperature_step * attempt), 3),
+                }
                 try:
                     text = self._reply(path, request, extract, min(s.timeout_s, left), wait)
                     value = read(text)
@@ -183,7 +208,9 @@ class LlmClient:
         with self._lock:  # sqlite must not close while another thread uses it
             self._store.close()
 
-    def _reply(self, path: str, request: dict[str, Any], extract: Callable[[bytes], str], timeout: float, wait: float) -> str:
+    def _reply(
+        self, path: str, request: dict[str, Any], extract: Callable[[bytes], str], timeout: float, wait: float
+    ) -> str:
         def retry(cause: str, message: str, seconds: float) -> _Retry:
             return _Retry(DataFailure(f"{self.section} {message}", code=f"{self.code}_{cause}"), seconds)
 
@@ -194,7 +221,9 @@ class LlmClient:
         except self.openai.APITimeoutError:
             raise retry("timeout", f"took longer than {timeout:g} s", wait) from None
         except self.openai.APIConnectionError as error:
-            raise retry("error", f"cannot be reached: {type(error.__cause__ or error).__name__}", wait) from None
+            raise retry(
+                "error", f"cannot be reached: {type(error.__cause__ or error).__name__}", wait
+            ) from None
         except self.openai.APIStatusError as error:
             status, text = error.status_code, error.response.text[:200]
             if status not in RETRIED and status < 500:

@@ -11,7 +11,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pixelis.rewards.notation import MAX_CHARS, UNITS, Quantity, clean, decimal_comma, quantity, split_unit, stated
+from pixelis.rewards.notation import (
+    MAX_CHARS,
+    UNITS,
+    Quantity,
+    clean,
+    decimal_comma,
+    quantity,
+    split_unit,
+    stated,
+)
 
 MAX_FORMULA_CHARS = 2000
 """Longer texts are compared as text."""
@@ -89,10 +98,16 @@ def _core(text: str) -> str:
 def readable(text: str) -> bool:
     """Whether a text is a quantity, a list or a formula rather than words."""
     text = _core(text)
-    return quantity(text) is not None or len(_items(text)[1]) > 1 or any(_sides(text)[0]) or bool(_formula(text)[0])
+    return (
+        quantity(text) is not None
+        or len(_items(text)[1]) > 1
+        or any(_sides(text)[0])
+        or bool(_formula(text)[0])
+    )
 
 
-# -- equations --------------------------------------------------------------------------------------------------------
+# -- equations
+# --------------------------------------------------------------------------------------------------------
 
 
 def _sides(text: str) -> tuple[str, list[str]]:
@@ -101,7 +116,9 @@ def _sides(text: str) -> tuple[str, list[str]]:
     Of ``a ≈ b`` the exact value counts.
     """
     exact, *_ = _APPROXIMATES.split(text, maxsplit=1)
-    text = _APPROXIMATES.sub("=", text) if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact.strip()
+    text = (
+        _APPROXIMATES.sub("=", text) if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact.strip()
+    )
     name, *sides = _EQUALS.split(text)
     name = name.strip()
     if not sides or not all(side.strip() for side in sides) or len(name) > 60 or not _NAME.fullmatch(name):
@@ -111,14 +128,20 @@ def _sides(text: str) -> tuple[str, list[str]]:
     return name, [side.strip() for side in sides]
 
 
-# -- collections ------------------------------------------------------------------------------------------------------
+# -- collections
+# ------------------------------------------------------------------------------------------------------
 
 
 def _items(text: str) -> tuple[str, list[str]]:
     """Brackets such as ``[)`` and items of a collection; "" and the text itself for other text."""
     inner = text.replace("\\{", "{").replace("\\}", "}")
     kind = ""
-    if len(inner) > 2 and inner[0] in _OPENING and inner[-1] in _CLOSING and _closes_at(inner) == len(inner) - 1:
+    if (
+        len(inner) > 2
+        and inner[0] in _OPENING
+        and inner[-1] in _CLOSING
+        and _closes_at(inner) == len(inner) - 1
+    ):
         kind, inner = inner[0] + inner[-1], inner[1:-1].strip()
         if kind == "{}" and not text.startswith("\\"):
             kind = ""  # a group of LaTeX
@@ -158,7 +181,9 @@ def _split(text: str) -> list[str]:
     return [item.strip() for item in [*items, text[start:]]]
 
 
-def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas) -> bool:
+def _same_collection(
+    kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas
+) -> bool:
     """Compare collections: sets and bare lists of numbers in any order, others in order.
 
     A bare list also equals a set, point or list with brackets.
@@ -168,7 +193,8 @@ def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[s
         return all(any(equal(x, y, formulas) for y in others) for x in items)
 
     kinds = {kind, other_kind}
-    if len(kinds - {""}) > 1 and (kinds != {"()", "[]"} or len(a) == 2):  # two brackets of each kind are intervals
+    # Two brackets of each kind are intervals
+    if len(kinds - {""}) > 1 and (kinds != {"()", "[]"} or len(a) == 2):
         return False
     if "" in kinds and kinds & {"[)", "(]"}:
         return False
@@ -191,7 +217,8 @@ def _same_collection(kind: str, a: Sequence[str], other_kind: str, b: Sequence[s
     return True
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
+# -- words
+# ------------------------------------------------------------------------------------------------------------
 
 _BETWEEN_TOKENS = re.compile(r"[\s;()\"!?]+|,(?!\d{3}(?!\d))|\.(?=\s|$)")
 _FORMULA_MARK = re.compile(r"[\\^_=*<>|√π∞×÷·±{}∪∩∈≤≥≠]|(?<=[\d)])!")
@@ -229,12 +256,15 @@ def _same_words(a: str, b: str) -> bool | None:
         return False
     if not all(x.equals(y) for x, y in zip(*numbers, strict=False)) and not _dates(words):
         return False
-    if len(numbers[0]) == len(numbers[1]) == 1 and not any(_OPERATIVE.search(text.casefold()) for text in (a, b)):
+    if len(numbers[0]) == len(numbers[1]) == 1 and not any(
+        _OPERATIVE.search(text.casefold()) for text in (a, b)
+    ):
         return set(words[0]) <= set(words[1]) or set(words[1]) <= set(words[0])
     if _dates(words):
         return sorted(map(str, tokens[0])) == sorted(map(str, tokens[1]))
     return len(tokens[0]) == len(tokens[1]) and all(
-        x.equals(y) if isinstance(x, Quantity) and isinstance(y, Quantity) else x == y for x, y in zip(*tokens, strict=True)
+        x.equals(y) if isinstance(x, Quantity) and isinstance(y, Quantity) else x == y
+        for x, y in zip(*tokens, strict=True)
     )
 
 
@@ -247,14 +277,17 @@ def _tokens(text: str) -> list[Quantity | str]:
     tokens: list[Quantity | str] = []
     for word in filter(None, _BETWEEN_TOKENS.split(text.replace("°", " ° "))):
         if (value := quantity(word)) is not None:
-            tokens += [replace(value, unit=""), value.unit] if value.unit and value.kind == "number" else [value]
+            tokens += (
+                [replace(value, unit=""), value.unit] if value.unit and value.kind == "number" else [value]
+            )
         elif not _FILLER.fullmatch(word := word.casefold()):
             word = UNITS.get(word) or _LONG.get(word, word)
             tokens.append(re.sub(r"(?<=\w{2}[^s])s$", "", word))
     return tokens
 
 
-# -- formulas ---------------------------------------------------------------------------------------------------------
+# -- formulas
+# ---------------------------------------------------------------------------------------------------------
 
 _FUNCTION = "sqrt|pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|ln|log|exp|theta|alpha|beta"
 _INFINITY = "infinity|inf|oo"
@@ -269,7 +302,8 @@ _CHARACTERS = {
 _REPLACED = re.compile("|".join(map(re.escape, sorted(_CHARACTERS, key=len, reverse=True))))
 _FORMULA = re.compile(r"[\w\s\\^+\-*/<>=!|.,;:&'%(){}\[\]]*", re.ASCII)
 _SEQUENCE = re.compile(
-    r"[A-Za-z]+(?: ?([-=]*>|-|/|<|\\to|\\rightarrow) ?[A-Za-z]+)(?: ?\1 ?[A-Za-z]+)+|[A-Za-z]+ ?[-=]+> ?[A-Za-z]+"
+    r"[A-Za-z]+(?: ?([-=]*>|-|/|<|\\to|\\rightarrow) ?[A-Za-z]+)(?: ?\1 ?[A-Za-z]+)+|[A-Za-z]+ ?[-=]+> "
+    r"?[A-Za-z]+"
 )
 """An order such as ``A-C-B``, which subtraction would not keep."""
 _LONGER_FILLER = "|".join(word for word in _FILLER.pattern.split("|") if len(word) > 1)
@@ -288,10 +322,17 @@ def _formula(text: str) -> tuple[str, str]:
         text = rest
     else:
         unit = ""
-    if (number := quantity(text)) is not None and number.kind == "number" and len(number.values) == 1 and not number.unit:
+    if (
+        (number := quantity(text)) is not None
+        and number.kind == "number"
+        and len(number.values) == 1
+        and not number.unit
+    ):
         return str(number.values[0]), unit
     text = _REPLACED.sub(lambda match: _CHARACTERS[match[0]], text)
-    words = re.findall(r"(?<![\\A-Za-z_])[A-Za-z]{2,}", re.sub(r"\\(?:begin|end) ?\{[a-z]*\}(?: ?\{[a-z|]*\})?", "", text))
+    words = re.findall(
+        r"(?<![\\A-Za-z_])[A-Za-z]{2,}", re.sub(r"\\(?:begin|end) ?\{[a-z]*\}(?: ?\{[a-z|]*\})?", "", text)
+    )
     operator = re.search(r"[\\^_+*/=<>|!]|(?<=\S) ?-|^-", text) or _FUNCTIONS & set(words)
     if any(word not in _FUNCTIONS and (len(word) > 3 or not operator) for word in words):
         return "", ""

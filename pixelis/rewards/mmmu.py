@@ -26,7 +26,8 @@ FEW_WORDS = 5
 
 
 def chosen_option(answer: str, options: Sequence[str]) -> str | None:
-    """The letter of the option that is named last: in brackets, else between blanks, else by its text in a longer reply.
+    """The letter of the option that is named last: in brackets, else between blanks, else by its text in a
+    longer reply.
 
     None where MMMU's script draws an option by chance.
     """
@@ -37,13 +38,17 @@ def chosen_option(answer: str, options: Sequence[str]) -> str | None:
         places = {letter: text.rfind(f" {letter} ") for letter in letters}
     if max(places.values(), default=-1) < 0 and len(text.split()) > FEW_WORDS:
         lower = text.lower()
-        places = {letter: lower.rfind(option.lower()) for letter, option in zip(letters, options, strict=True)}
+        places = {
+            letter: lower.rfind(option.lower()) for letter, option in zip(letters, options, strict=True)
+        }
     last = max(places, key=places.__getitem__, default=None)
     return last if last is not None and places[last] >= 0 else None
 
 
 def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer contains an accepted text, or a number that equals an accepted one to two decimals."""
+    """1.0 when the answer contains an accepted text, or a number that equals an accepted one to two
+    decimals.
+    """
     if answer is None:
         return 0.0
     # For each line the shortest text after a marker; the whole answer if no line has one.
@@ -56,7 +61,10 @@ def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
         if shortest and shortest not in PUNCTUATION:
             conclusions.append(shortest)
     conclusions = conclusions or [whole]
-    pieces = [*conclusions, *(number for text in conclusions for pattern in _NUMBERS for number in pattern.findall(text))]
+    pieces = [
+        *conclusions,
+        *(number for text in conclusions for pattern in _NUMBERS for number in pattern.findall(text)),
+    ]
     values = {value for text in pieces if (value := _rounded(text)) is not None}
     texts = [text.strip().lower() for text in pieces if _rounded(text) is None]
     for truth in truths:
@@ -80,7 +88,10 @@ def _rounded(text: str) -> float | None:
 
 
 def list_text(text: str) -> list[str] | None:
-    """The texts of a list written as Python does, such as ``['a', "b's"]``; None for anything else. Nothing is evaluated."""
+    """The texts of a list written as Python does, such as ``['a', "b's"]``; None for anything else.
+
+    Nothing is evaluated.
+    """
     if len(text) > MAX_LIST_CHARACTERS:
         return None
     try:

@@ -16,7 +16,8 @@ CLIP = 3.0
 class Normaliser:
     """z-scores of ``terms`` by Welford's running mean and deviation, which change only in ``commit``.
 
-    The scores of a step therefore do not depend on the order of its groups, and a group scored twice counts once.
+    The scores of a step therefore do not depend on the order of its groups, and a group scored twice counts
+    once.
     """
 
     def __init__(self, terms: Sequence[str]):
@@ -25,7 +26,9 @@ class Normaliser:
         self.pending: dict[str, dict[str, list[float]]] = {}
 
     def __call__(self, name: str, value: float) -> float:
-        """(value - mean) / deviation, clipped; unchanged for other terms and before ``MIN_SAMPLES`` values."""
+        """(value - mean) / deviation, clipped; unchanged for other terms and before ``MIN_SAMPLES``
+        values.
+        """
         count, mean, squares = self.statistics.get(name, (0, 0.0, 0.0))
         if count < MIN_SAMPLES:
             return value
@@ -37,7 +40,9 @@ class Normaliser:
         self.pending[group] = {name: list(values.get(name, ())) for name in self.statistics}
 
     def commit(self) -> None:
-        """Add the observed values in the order of group ids, so that the same groups give the same statistics bit by bit."""
+        """Add the observed values in the order of group ids, so that the same groups give the same statistics
+        bit by bit.
+        """
         for _, values in sorted(self.pending.items()):
             for name, observed in values.items():
                 count, mean, squares = self.statistics[name]

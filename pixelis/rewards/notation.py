@@ -1,6 +1,8 @@
-r"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with their units.
+r"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with
+their units.
 
-Nothing is evaluated here. ``pixelis.rewards.mathematics`` compares what this module reads, and formulas beyond it.
+Nothing is evaluated here. ``pixelis.rewards.mathematics`` compares what this module reads, and formulas
+beyond it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ MAX_CHARS = 200
 Number = Fraction | Decimal
 """A number as it was written: a Decimal has a decimal point and may be rounded, a Fraction is exact."""
 
-# -- cleaning ---------------------------------------------------------------------------------------------------------
+# -- cleaning
+# ---------------------------------------------------------------------------------------------------------
 
 _PLAIN = re.compile(r"[\w ]*[^\W_]", re.ASCII)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
@@ -29,7 +32,9 @@ _PUNCTUATION = str.maketrans("−–—‐‑。、“”„‘’【】⁄∶×
 _COMPATIBLE = ("<wide>", "<narrow>", "<font>", "<noBreak>")
 """Decompositions of Unicode that keep the meaning: full-width forms, letters of another font, blanks."""
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|__|\*|`+)(?=\S)((?:(?!\1).)*?\S)\1(?![\w*`])", re.DOTALL)
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}")
+_WRAPPER = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}"
+)
 _BETWEEN_BOXES = re.compile(r"(?:[\s$.,;{}()\[\]\\]|q?quad|text|and|or)*")
 _DELIMITED = re.compile(r"(?<!\\)\$(?=\S)([^$]*[^\s\\$])\$|(?<!\\)\$\s([^$]+)\s\$|^\$([^$]+)\$$")
 _SPACE = re.compile(r"(?<!\\)\\[,;:!> ()\[\]]|\\q?quad|~|\s|\$\$")
@@ -57,7 +62,9 @@ def clean(text: str) -> str:
 
 
 def _last_boxes(text: str) -> str:
-    r"""The contents of the last ``\boxed{}`` and of those next to it, joined by commas; one cut short ends with the text."""
+    r"""The contents of the last ``\boxed{}`` and of those next to it, joined by commas; one cut short ends
+    with the text.
+    """
     from pixelis.dialogue.dialects.base import BOXED, boxed  # a worker starts without it
 
     boxes = boxed(text)
@@ -73,9 +80,13 @@ def _last_boxes(text: str) -> str:
 
 def _plain_characters(text: str) -> str:
     text = _RAISED.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
-    text = _VULGAR_FRACTION.sub(lambda match: (match[1] and match[1] + " ") + unicodedata.normalize("NFKC", match[2]), text)
+    text = _VULGAR_FRACTION.sub(
+        lambda match: (match[1] and match[1] + " ") + unicodedata.normalize("NFKC", match[2]), text
+    )
     text = _LOWERED.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
-    return unicodedata.normalize("NFC", "".join(c if c.isascii() else _plain_character(c) for c in text)).translate(_PUNCTUATION)
+    return unicodedata.normalize(
+        "NFC", "".join(c if c.isascii() else _plain_character(c) for c in text)
+    ).translate(_PUNCTUATION)
 
 
 def _plain_character(character: str) -> str:
@@ -122,7 +133,8 @@ def unboxed(text: str) -> str:
     return match[1].strip() if match and _last_boxes(text) == match[1] else text
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------
+# -- numbers
+# ----------------------------------------------------------------------------------------------------------
 
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+|\d+)"
 _DECIMAL = re.compile(rf"([-+]?) ?({_DIGITS}(?:\.\d*)?|\.\d+)", re.ASCII)
@@ -132,19 +144,26 @@ _SCIENTIFIC = re.compile(
     re.ASCII,
 )
 _FRACTION = re.compile(r"([-+]?) ?(?:(\d+) +)?(\d+) ?/ ?(\d+)", re.ASCII)
-_LATEX_FRACTION = re.compile(r"([-+]?) ?(\d*) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))", re.ASCII)
-_MULTIPLE = re.compile(rf"(?<![\d.,])({_DIGITS})(?:\.(\d+))? ?(thousand|million|billion|trillion)\b", re.ASCII | re.IGNORECASE)
+_LATEX_FRACTION = re.compile(
+    r"([-+]?) ?(\d*) ?\\[dtc]?frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))", re.ASCII
+)
+_MULTIPLE = re.compile(
+    rf"(?<![\d.,])({_DIGITS})(?:\.(\d+))? ?(thousand|million|billion|trillion)\b", re.ASCII | re.IGNORECASE
+)
 _ZEROS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _ONES = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen"
     " fourteen fifteen sixteen seventeen eighteen nineteen"
 )
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-WORDS = {word: n for n, word in enumerate(_ONES.split())} | {word: 20 + 10 * n for n, word in enumerate(_TENS.split())}
+WORDS = {word: n for n, word in enumerate(_ONES.split())} | {
+    word: 20 + 10 * n for n, word in enumerate(_TENS.split())
+}
 """Numbers that are written as one word."""
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?: ?: ?\d+(?:\.\d+)?)+", re.ASCII)
 _TIME = re.compile(
-    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))? ?(?:([ap])\.? ?m\.?)?|(\d{1,2}) ?(?:([ap])\.? ?m\.?|o'clock)", re.IGNORECASE
+    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))? ?(?:([ap])\.? ?m\.?)?|(\d{1,2}) ?(?:([ap])\.? ?m\.?|o'clock)",
+    re.IGNORECASE,
 )
 _UNIT = re.compile(r"(.*?(?:[\d.})]|π|\\[a-z]+(?= ))) ?([^\d.\s{})\\][^\d{}\\]*(?:\^\{?[23]\}?)?)", re.DOTALL)
 _COMMA = re.compile(r" ?, ?(?:and )?| and ")
@@ -196,9 +215,11 @@ _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cub
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, a list of them, a ratio or a time of day, and its unit; ``unit`` is empty when none is written.
+    """A number, a list of them, a ratio or a time of day, and its unit; ``unit`` is empty when none is
+    written.
 
-    ``kind`` is ``number``, ``ratio`` (its parts, at least two) or ``time`` (hours, minutes, seconds; ``unit`` am, pm or empty).
+    ``kind`` is ``number``, ``ratio`` (its parts, at least two) or ``time`` (hours, minutes, seconds; ``unit``
+    am, pm or empty).
     """
 
     values: tuple[Number, ...]
@@ -210,7 +231,11 @@ class Quantity:
 
         Times are compared part by part, ratios in proportion. 3:15 is a time, beside a ratio a ratio.
         """
-        if self.kind != other.kind and "number" not in (self.kind, other.kind) and not (self.unit or other.unit):
+        if (
+            self.kind != other.kind
+            and "number" not in (self.kind, other.kind)
+            and not (self.unit or other.unit)
+        ):
             return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
         if self.kind == other.kind == "time" and bool(self.unit) != bool(other.unit):
             half, plain = (self, other) if self.unit else (other, self)
@@ -226,7 +251,9 @@ class Quantity:
             return all(x * sum(second) == y * sum(first) for x, y in zip(first, second, strict=True))
         if self.kind != other.kind:
             ratio, single = (self, other) if other.kind == "number" else (other, self)
-            pair = len(ratio.values) == 2 and len(single.values) == 1 and not ratio.unit and ratio.values[1] != 0
+            pair = (
+                len(ratio.values) == 2 and len(single.values) == 1 and not ratio.unit and ratio.values[1] != 0
+            )
             pair = pair and Fraction(single.values[0]).denominator > 1  # 3:4 is 3/4, but 3:1 is not 3
             return pair and near(Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0])
         if _all_near(self.values, other.values):

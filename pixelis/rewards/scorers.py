@@ -67,7 +67,9 @@ Scorer = Callable[[Case, Services], float]
 
 
 def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Case:
-    """The case of an answer to a question; options come from ``meta['options']`` or from lines ``A. text``."""
+    """The case of an answer to a question; options come from ``meta['options']`` or from lines ``A.
+    text``.
+    """
     options = question.meta.get("options")
     if isinstance(options, dict):
         options = list(options.values())
@@ -77,7 +79,9 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
 
 
 def find_scorer(name: str) -> Scorer:
-    """The scorer of this name, or a user's function of (answer, truth); BadInput ``unknown_scorer`` suggests the nearest."""
+    """The scorer of this name, or a user's function of (answer, truth); BadInput ``unknown_scorer`` suggests
+    the nearest.
+    """
     if is_function(name):
         return lambda case, services: services.equal(name, case.answer, case.truths)
     if name not in SCORERS:
@@ -87,7 +91,8 @@ def find_scorer(name: str) -> Scorer:
     return SCORERS[name]
 
 
-# -- text -----------------------------------------------------------------------------------------------------------
+# -- text
+# -----------------------------------------------------------------------------------------------------------
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
@@ -120,7 +125,9 @@ def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> f
 
 
 def cer(answer: str | None, truths: Sequence[str]) -> float:
-    """1 - character error rate (edits / length of the truth), at least 0, best of the truths; case matters."""
+    """1 - character error rate (edits / length of the truth), at least 0, best of the truths; case
+    matters.
+    """
     if answer is None:
         return 0.0
     text, best = clean(answer), 0.0
@@ -131,11 +138,17 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
     return best
 
 
-# -- choices --------------------------------------------------------------------------------------------------------
+# -- choices
+# --------------------------------------------------------------------------------------------------------
 
-_OPTION = re.compile(r"^([ \t]*(?:\*\*)?[(（]?)([A-Z])((?:\*\*)?[.):：．）、][ \t]*(?:\*\*)?[ \t]*)(\S.*?)[ \t]*$", re.MULTILINE)
+_OPTION = re.compile(
+    r"^([ \t]*(?:\*\*)?[(（]?)([A-Z])((?:\*\*)?[.):：．）、][ \t]*(?:\*\*)?[ \t]*)(\S.*?)[ \t]*$",
+    re.MULTILINE,
+)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_ASIDE = re.compile(r"(?:.*\banswer\b|options?\b|choices?\b)(?:\s+(?:is|are)\b)?\s*:?\s*(?=\S)", re.IGNORECASE | re.DOTALL)
+_ASIDE = re.compile(
+    r"(?:.*\banswer\b|options?\b|choices?\b)(?:\s+(?:is|are)\b)?\s*:?\s*(?=\S)", re.IGNORECASE | re.DOTALL
+)
 _SIGN = r"(?:option |choice )?(?:[(\[]([A-Z])[)\]]|([A-Z])(?![A-Za-z0-9']))"
 _SINGLE = re.compile(r"[(\[]?([A-Za-z])[)\]]?[.:]?")
 _SEVERAL = re.compile(rf"{_SIGN}(?:(?: ?[,;&+] ?(?:and )?| and | )?{_SIGN})+|[A-Z]{{2,}}")
@@ -188,7 +201,9 @@ def letter(text: str, options: Sequence[str] = ()) -> str | None:
         if canonical(rest) == own:
             return sign.upper()
         if gap or mark not in ".:,":  # U.S. names no option
-            other = canonical(rest) in plain or (own and canonical(rest).startswith(own) and _NAMED.search(rest, len(own)))
+            other = canonical(rest) in plain or (
+                own and canonical(rest).startswith(own) and _NAMED.search(rest, len(own))
+            )
             return None if other else sign.upper()
     return _named_last(inner, last)
 
@@ -234,7 +249,8 @@ def mmmu_choice(case: Case, services: Services) -> float:
     return mc_letter(case if chosen is None else dataclasses.replace(case, answer=chosen), services)
 
 
-# -- numbers --------------------------------------------------------------------------------------------------------
+# -- numbers
+# --------------------------------------------------------------------------------------------------------
 
 LOW, HIGH = 0.05, 0.20
 """Relative error up to which a number scores 1, and from which on it scores 0."""
@@ -276,7 +292,9 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
         if answer_quantity is None or truth_quantity is None:
             continue
         value, expected = _finite(answer_quantity), _finite(truth_quantity)
-        other_unit = answer_quantity.unit and truth_quantity.unit and answer_quantity.unit != truth_quantity.unit
+        other_unit = (
+            answer_quantity.unit and truth_quantity.unit and answer_quantity.unit != truth_quantity.unit
+        )
         if value is None or expected is None or other_unit:
             continue
         error = abs(value - expected) / (abs(expected) or 1.0)
@@ -291,7 +309,9 @@ def count(case: Case, services: Services) -> float:
     """1.0 when the answer equals a truth as a whole number (7, 7.0 and 1,000 are whole numbers)."""
     numbers = {value for truth in case.truths if (value := number(truth)) is not None and value.is_integer()}
     if not numbers:
-        raise DataFailure(f"no truth of {list(case.truths)!r:.100} is a whole number", code="truth_unparsable")
+        raise DataFailure(
+            f"no truth of {list(case.truths)!r:.100} is a whole number", code="truth_unparsable"
+        )
     if case.answer is None:
         return 0.0
     value = number(case.answer)
@@ -300,7 +320,8 @@ def count(case: Case, services: Services) -> float:
     return float(value in numbers)
 
 
-# -- sequences of functions -----------------------------------------------------------------------------------------
+# -- sequences of functions
+# -----------------------------------------------------------------------------------------
 
 _TRIPLE = re.compile(r"\b(\w+)\((\w+),\s*'?(\w+)'?\)")
 Triple = tuple[str, str, str]
@@ -310,7 +331,10 @@ PENALTY = (1.0, -0.25, -0.25, -0.5)
 
 
 def func_seq(
-    answer: str | None, truths: Sequence[str], credit: tuple[float, float, float, float] = PARTIAL, unique: bool = True
+    answer: str | None,
+    truths: Sequence[str],
+    credit: tuple[float, float, float, float] = PARTIAL,
+    unique: bool = True,
 ) -> float:
     """Best score over the truths of a set of triples ``func(object, value)``: 0..1, with PENALTY -0.5..1.
 
@@ -320,7 +344,9 @@ def func_seq(
     """
     sequences = [triples for truth in truths if (triples := _TRIPLE.findall(clean(truth)))]
     if not sequences:
-        raise DataFailure(f"no truth of {list(truths)!r:.100} has a func(object, value)", code="truth_unparsable")
+        raise DataFailure(
+            f"no truth of {list(truths)!r:.100} has a func(object, value)", code="truth_unparsable"
+        )
     triples = _TRIPLE.findall(clean(answer or ""))
     if not triples:
         return 0.0
@@ -331,7 +357,12 @@ def func_seq(
 def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float]) -> float:
     left, right = list(dict.fromkeys(triples)), list(dict.fromkeys(expected))
     larger = max(len(left), len(right))
-    keys: list[Callable[[Triple], tuple[str, ...]]] = [lambda t: t, lambda t: t[:2], lambda t: (t[0], t[2]), lambda t: t[:1]]
+    keys: list[Callable[[Triple], tuple[str, ...]]] = [
+        lambda t: t,
+        lambda t: t[:2],
+        lambda t: (t[0], t[2]),
+        lambda t: t[:1],
+    ]
     total = 0.0
     for key, value in zip(keys, credit, strict=True):
         for triple in list(left):
@@ -343,7 +374,8 @@ def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float
     return total / larger
 
 
-# -- boxes ----------------------------------------------------------------------------------------------------------
+# -- boxes
+# ----------------------------------------------------------------------------------------------------------
 
 
 def read_box(text: str) -> tuple[float, float, float, float] | None:
@@ -382,11 +414,15 @@ def iou(case: Case, services: Services) -> float:
     return max(box_iou(answer, box) for box in boxes)
 
 
-# -- slow scorers ------------------------------------------------------------------------------------------------------
+# -- slow scorers
+# ------------------------------------------------------------------------------------------------------
 
 
 def math_equal(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth by ``mathematics.equal``. DataFailure when no truth can be compared."""
+    """1.0 when the answer equals a truth by ``mathematics.equal``.
+
+    DataFailure when no truth can be compared.
+    """
     if case.answer is None or not case.answer.strip():
         return 0.0
     failures = []
@@ -404,14 +440,20 @@ def math_equal(case: Case, services: Services) -> float:
 
 
 def pixel_reasoner(case: Case, services: Services) -> float:
-    """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer (Pixel-Reasoner)."""
+    """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer
+    (Pixel-Reasoner).
+    """
     if case.answer is None or not case.answer.strip():
         return 0.0
     text = _words(case.answer)
     for truth in case.truths:
         pieces = [_words(piece) for piece in truth.split(",") if piece.strip()]
         single = quantity(truth)
-        if len(pieces) > 1 and (single is None or len(single.values) > 1) and all(piece in text for piece in pieces):
+        if (
+            len(pieces) > 1
+            and (single is None or len(single.values) > 1)
+            and all(piece in text for piece in pieces)
+        ):
             return 1.0
     return math_equal(case, services)
 
@@ -476,7 +518,18 @@ SCORERS: dict[str, Scorer] = {
 LOWEST = {"func_seq_penalty": -0.5}
 """Smallest score of scorers that may be negative."""
 GRADED = frozenset(
-    {"partial", "numeric_band", "func_seq", "func_seq_eval", "func_seq_full", "func_seq_penalty", "anls", "iou", "cer", "mm_vet"}
+    {
+        "partial",
+        "numeric_band",
+        "func_seq",
+        "func_seq_eval",
+        "func_seq_full",
+        "func_seq_penalty",
+        "anls",
+        "iou",
+        "cer",
+        "mm_vet",
+    }
 )
 """Scorers with values between right and wrong."""
 JUDGED = frozenset({"judge", "math_judge", "mm_vet"})

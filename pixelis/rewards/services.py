@@ -54,7 +54,11 @@ class Services:
         if self.settings.own:
             _ = self.takes_group
         tasks = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
-        for key, name in {"scorer": self.settings.scorer, "extractor": self.settings.extractor, **tasks}.items():
+        for key, name in {
+            "scorer": self.settings.scorer,
+            "extractor": self.settings.extractor,
+            **tasks,
+        }.items():
             if not name or not is_function(name):
                 continue
             try:
@@ -123,17 +127,26 @@ class Services:
         return self.math_workers.call(request)
 
     def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
-        """The best score of a user's function of (answer, truth); 0 without an answer. DataFailure when it fails."""
+        """The best score of a user's function of (answer, truth); 0 without an answer.
+
+        DataFailure when it fails.
+        """
         if answer is None:
             return 0.0
-        values = [finite(self.own_workers.call({"task": "text", "name": name, "arguments": [answer, t]})) for t in truths]
+        values = [
+            finite(self.own_workers.call({"task": "text", "name": name, "arguments": [answer, t]}))
+            for t in truths
+        ]
         for value in values:
             if isinstance(value, DataFailure):
                 raise value
         return max(float(value) for value in values)  # type: ignore[arg-type]
 
     def extract(self, name: str, text: str) -> str | None:
-        """The answer that a user's function reads from a text. DataFailure when it fails or returns something else."""
+        """The answer that a user's function reads from a text.
+
+        DataFailure when it fails or returns something else.
+        """
         value = self.own_workers.call({"task": "text", "name": name, "arguments": [text]})
         if value is not None and not isinstance(value, str):
             raise DataFailure(f"{name} returned {type(value).__name__}", code="wrong_type")
@@ -193,7 +206,10 @@ class Services:
                 return [DataFailure(f"{name} returned no list", code="wrong_type")] * len(part)
             if len(values) != len(part):
                 return [
-                    DataFailure(f"{name} returned {len(values)} values for {len(part)} trajectories", code="wrong_length")
+                    DataFailure(
+                        f"{name} returned {len(values)} values for {len(part)} trajectories",
+                        code="wrong_length",
+                    )
                 ] * len(part)
             return [_metrics(v) for v in values]
 
@@ -220,7 +236,10 @@ class Services:
             try:
                 return bool(self.own_workers.call({"task": "check_own", "name": name}, timeout_s=60.0))
             except DataFailure as failure:
-                fix = "name package.module:function or path.py:function of (trajectory, question, step), or one of EasyR1"
+                fix = (
+                    "name package.module:function or path.py:function of (trajectory, question, step), "
+                    "or one of EasyR1"
+                )
                 raise BadConfig(f"rewards.own `{name}`: {failure.message}", fix=fix) from None
 
         return self._once("takes_group", lambda: {name: takes_group(name) for name in self.settings.own})
@@ -230,7 +249,9 @@ class Services:
         """The workers for formulas."""
         timeout_s = self.settings.math.timeout_s
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
-        return self._once("math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math"))
+        return self._once(
+            "math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math")
+        )
 
     @property
     def own_workers(self) -> WorkerPool:

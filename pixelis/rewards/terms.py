@@ -37,7 +37,8 @@ UNREADABLE = ("truth_unparsable", "timeout", "out_of_memory", "crashed", "raised
 """Failures of a scorer that cannot read a truth."""
 
 
-# -- operation calls ------------------------------------------------------------------------------------------------
+# -- operation calls
+# ------------------------------------------------------------------------------------------------
 
 
 def tries_call(turn: Turn) -> bool:
@@ -65,7 +66,8 @@ def ends_in_error(trajectory: Trajectory) -> bool:
     return False
 
 
-# -- context of a term --------------------------------------------------------------------------------------------
+# -- context of a term
+# --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -114,7 +116,9 @@ class Context:
         """Values of the user's own functions by name and trajectory: ``overall`` and further metrics."""
         if not self.valid:
             return {}
-        values = {name: self.services.own(name, self.valid, self.question, self.step) for name in self.settings.own}
+        values = {
+            name: self.services.own(name, self.valid, self.question, self.step) for name in self.settings.own
+        }
         return {name: {t.id: v for t, v in zip(self.valid, row, strict=True)} for name, row in values.items()}
 
     @cached_property
@@ -137,7 +141,9 @@ class Context:
     def scores(self) -> dict[str, float | DataFailure]:
         """Score of each answer against the truths, or the failure, by trajectory."""
         if not self.truths:
-            return dict.fromkeys((t.id for t in self.valid), DataFailure("the question has no truth", code="no_truth"))
+            return dict.fromkeys(
+                (t.id for t in self.valid), DataFailure("the question has no truth", code="no_truth")
+            )
         return self._grade(self.truths, self.pseudo)
 
     @cached_property
@@ -158,7 +164,9 @@ class Context:
         elif ranked[0][1] < vote.min_share * len(self.valid):
             cause = "no_majority"
         if cause:
-            return dict.fromkeys((t.id for t in self.valid), DataFailure("the rollouts do not agree", code=cause))
+            return dict.fromkeys(
+                (t.id for t in self.valid), DataFailure("the rollouts do not agree", code=cause)
+            )
         winner = ranked[0][0]
         graded = self._scorer() in GRADED
         others = self._grade([spellings(answers, names)[winner]], pseudo=True) if graded else {}
@@ -177,7 +185,9 @@ class Context:
     @cached_property
     def answers(self) -> dict[str, str | None]:
         """The answer by trajectory, as ``rewards.extractor`` reads it."""
-        return answers_of([self.group.model_copy(update={"trajectories": self.valid})], self.settings, self.services)
+        return answers_of(
+            [self.group.model_copy(update={"trajectories": self.valid})], self.settings, self.services
+        )
 
     def too_long(self, trajectory: Trajectory) -> bool:
         """True for an answer of ``rewards.max_answer_chars`` or more."""
@@ -227,7 +237,8 @@ def _value_or_raise(value: float | DataFailure) -> float:
     return value
 
 
-# -- terms ----------------------------------------------------------------------------------------------------------
+# -- terms
+# ----------------------------------------------------------------------------------------------------------
 
 
 def accuracy(trajectory: Trajectory, context: Context) -> float:
@@ -281,7 +292,9 @@ def efficiency(trajectory: Trajectory, context: Context) -> float:
 
 
 def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
-    """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv 2505.14362)."""
+    """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv
+    2505.14362).
+    """
     return float(context.score(trajectory) > context.settings.tool_above and trajectory.operations_ok > 0)
 
 
@@ -333,7 +346,9 @@ def coherence(trajectory: Trajectory, context: Context) -> float:
 
 
 def curiosity_dynamics(trajectory: Trajectory, context: Context) -> float:
-    """Prediction error of the dynamics model (Pixelis); DataFailure ``no_states`` without an embedder's vectors."""
+    """Prediction error of the dynamics model (Pixelis); DataFailure ``no_states`` without an embedder's
+    vectors.
+    """
     if context.dynamics is None or trajectory.id not in context.states:
         raise DataFailure("the group has no states", code="no_states")
     return context.dynamics.curiosity(trajectory, context.states[trajectory.id])
@@ -346,7 +361,11 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
 
 def environment(trajectory: Trajectory, context: Context) -> float:
     """Sum of the rewards of the question's environment, 0 for a question without one."""
-    return math.fsum(o.data.get("reward", 0.0) for o in trajectory.observations) if context.question.environment else 0.0
+    return (
+        math.fsum(o.data.get("reward", 0.0) for o in trajectory.observations)
+        if context.question.environment
+        else 0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -381,11 +400,15 @@ TERMS: dict[str, Term] = {
 """Terms by their name in ``rewards.weights``."""
 
 
-# -- groups ---------------------------------------------------------------------------------------------------------
+# -- groups
+# ---------------------------------------------------------------------------------------------------------
 
 
 def score_group(
-    group: Group, settings: RewardsConfig, truths: Sequence[str] | None = None, services: Services | None = None
+    group: Group,
+    settings: RewardsConfig,
+    truths: Sequence[str] | None = None,
+    services: Services | None = None,
 ) -> Group:
     """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each
     trajectory.
@@ -394,7 +417,9 @@ def score_group(
     ``no_judge``.
     """
     accepted = list(truths if truths is not None else group.question.answers or [])
-    return score_in(Context(group, settings, services or shared_services(settings), accepted, pseudo=truths is not None))
+    return score_in(
+        Context(group, settings, services or shared_services(settings), accepted, pseudo=truths is not None)
+    )
 
 
 def score_in(context: Context) -> Group:
@@ -416,12 +441,20 @@ def score_in(context: Context) -> Group:
         if cause:
             context.services.note(cause)
             weighted = {}
-        update = {"rewards": raw, "weighted": weighted, "reward": reward, "unscored": cause, "advantage": None}
+        update = {
+            "rewards": raw,
+            "weighted": weighted,
+            "reward": reward,
+            "unscored": cause,
+            "advantage": None,
+        }
         scored.append(trajectory.model_copy(update=update))
     return context.group.model_copy(update={"trajectories": scored})
 
 
-def _measure(trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]) -> str | None:
+def _measure(
+    trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]
+) -> str | None:
     """Fill in raw and weighted terms; returns the cause if a term with a weight cannot be computed."""
     cause = None
     for name in context.terms:
@@ -468,6 +501,8 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for cause, count in Counter(t.unscored for t in trajectories if t.unscored).items():
         metrics[f"unscored/{cause}"] = count / len(trajectories)
     if "reward/tool_misuse" in metrics:
-        violations = sum((sequences.violations(t, g.question) for g in groups for t in g.trajectories), Counter[str]())
+        violations = sum(
+            (sequences.violations(t, g.question) for g in groups for t in g.trajectories), Counter[str]()
+        )
         metrics.update({f"misuse/{name}": float(count) for name, count in violations.items()})
     return metrics

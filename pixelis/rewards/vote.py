@@ -1,4 +1,5 @@
-"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its provenance.
+"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its
+provenance.
 
 A request's samples vote on its answer (TTRL, arXiv 2504.16084); equivalent answers are grouped first
 (``pixelis.rewards.equality``). An experience votes only if it answers the same question about a very similar
@@ -49,7 +50,8 @@ def contradicts(feedback: Feedback, label: str) -> bool:
     return other_answer if feedback.correct is None else not feedback.correct
 
 
-# -- voters --------------------------------------------------------------------------------------------------------
+# -- voters
+# --------------------------------------------------------------------------------------------------------
 
 
 def self_confidence(trajectory: Trajectory) -> float:
@@ -64,8 +66,8 @@ def self_confidence(trajectory: Trajectory) -> float:
 def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig) -> bool:
     """True when the experience may vote on this question.
 
-    Text, options and kinds of media must be equal, the similarity sufficient, and the experience's answer elected by a vote (no
-    tie, cold start, ...) and not called wrong since.
+    Text, options and kinds of media must be equal, the similarity sufficient, and the experience's answer
+    elected by a vote (no tie, cold start, ...) and not called wrong since.
     """
     experience = neighbour.experience
     return (
@@ -89,21 +91,25 @@ def called_wrong(experience: Experience) -> bool:
 
 
 def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
-    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x similarity.
+    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x
+    similarity.
 
     success = 0.5 + 0.5 rate after the first retrieval, 1 before; priority = 0.5 + 0.5 min(priority, 2) / 2.
     ``now`` is in seconds since the epoch. Source: Pixelis' temporal ensemble, with similarity added and a
     failed retrieval worth 0.5 instead of 1.
     """
     experience = neighbour.experience
-    success = 0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
+    success = (
+        0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
+    )
     age_hours = max(now - experience.created_at, 0.0) / 3600
     decay = math.exp(-age_hours / config.neighbours.decay_hours)
     priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
 
-# -- strategies -----------------------------------------------------------------------------------------------------
+# -- strategies
+# -----------------------------------------------------------------------------------------------------
 
 
 class Ballot(NamedTuple):
@@ -115,7 +121,9 @@ class Ballot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Result of a strategy: the best classes of answers, more than one when tied, in voting order; confidence 0..1."""
+    """Result of a strategy: the best classes of answers, more than one when tied, in voting order; confidence
+    0..1.
+    """
 
     best: tuple[str, ...]
     confidence: float
@@ -137,7 +145,9 @@ def by_majority(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_weight(votes: Sequence[Ballot]) -> Elected:
-    """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor`` of its share of votes."""
+    """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor`` of its
+    share of votes.
+    """
     weights, total = _weights(votes), math.fsum(v.weight for v in votes)
     if not weights:
         return NO_ELECTION
@@ -159,7 +169,8 @@ def by_confidence(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_ensemble(votes: Sequence[Ballot]) -> Elected:
-    """The answer that most of the three strategies elect; confidence is their mean, x 1.2 (at most 1) when all agree.
+    """The answer that most of the three strategies elect; confidence is their mean, x 1.2 (at most 1) when
+    all agree.
 
     A tied strategy does not count: the first of its tied answers would be an accident of order.
     """
@@ -191,10 +202,11 @@ STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble, TRAJECTORY
 
 
 def agreement_factor(share: float) -> float:
-    """Factor .5..1 of the share of votes for an answer: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear in between.
+    """Factor .5..1 of the share of votes for an answer: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear in
+    between.
 
-    Pixelis' factor except for its first piece, .6 + .2 a / .3, which jumped from .8 down to .6 at .3: here more agreement is
-    never worth less.
+    Pixelis' factor except for its first piece, .6 + .2 a / .3, which jumped from .8 down to .6 at .3: here
+    more agreement is never worth less.
     """
     if share > 0.7:
         return min(0.8 + 0.2 * (share - 0.7) / 0.3, 1.0)
@@ -204,17 +216,20 @@ def agreement_factor(share: float) -> float:
 
 
 def probability(confidence: float, calibration: tuple[float, float] | None) -> float:
-    """Confidence as the probability of a right answer, by slope and intercept of a logistic curve; unchanged without them.
+    """Confidence as the probability of a right answer, by slope and intercept of a logistic curve; unchanged
+    without them.
 
     Source: Platt, Probabilistic outputs for support vector machines (1999).
     """
     if calibration is None:
         return confidence
     slope, intercept = calibration
-    return 0.5 * (1 + math.tanh((slope * confidence + intercept) / 2))  # the logistic function, which cannot overflow
+    # The logistic function, which cannot overflow
+    return 0.5 * (1 + math.tanh((slope * confidence + intercept) / 2))
 
 
-# -- verdicts -------------------------------------------------------------------------------------------------------
+# -- verdicts
+# -------------------------------------------------------------------------------------------------------
 
 
 def vote(
@@ -271,8 +286,8 @@ def vote(
 def direct(trajectories: Sequence[Trajectory]) -> Verdict:
     """The answer of the first sample that reached one, with its own confidence; reason ``cold_start``.
 
-    For a memory that is too small for a vote. Source: Pixelis answers directly until its buffer is filled; one sample alone would
-    often give no answer at all.
+    For a memory that is too small for a vote. Source: Pixelis answers directly until its buffer is filled;
+    one sample alone would often give no answer at all.
     """
     first = next((t for t in trajectories if classes([t.answer])[0] is not None), trajectories[0])
     own = _sample_vote(first, unweighted=False)
@@ -334,21 +349,23 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
         return verdict
     else:
         winner = elected.key
-        verdict.answer, verdict.confidence = spelling[winner], probability(_unit(elected.confidence), config.calibration)
+        verdict.answer = spelling[winner]
+        verdict.confidence = probability(_unit(elected.confidence), config.calibration)
         verdict.reason = TIE if len(elected.best) > 1 else ""
     for v, name in zip(votes, names, strict=True):
         v.elected = name == winner
     return verdict
 
 
-# -- similarity of operations ---------------------------------------------------------------------------------------
+# -- similarity of operations
+# ---------------------------------------------------------------------------------------
 
 
 def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:
     """Value of the best alignment of two sequences / the longer length, 0..1; 1 if both are empty.
 
-    An aligned pair of the same operation is worth one half, and another half for equal arguments; of boxes, their IoU.
-    Source: Pixelis (arXiv 2603.25091).
+    An aligned pair of the same operation is worth one half, and another half for equal arguments; of boxes,
+    their IoU. Source: Pixelis (arXiv 2603.25091).
     """
     if not a or not b:
         return float(not a and not b)
@@ -375,7 +392,11 @@ def _pair(a: Action, b: Action) -> float:
 
 
 def _is_box(value: Any) -> bool:
-    if not isinstance(value, (list, tuple)) or len(value) != 4 or not all(isinstance(v, (int, float)) for v in value):
+    if (
+        not isinstance(value, (list, tuple))
+        or len(value) != 4
+        or not all(isinstance(v, (int, float)) for v in value)
+    ):
         return False
     return bool(value[0] < value[2] and value[1] < value[3])
 
@@ -384,7 +405,11 @@ def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
     """Canonical text, kinds of media, canonical options."""
     options = question.meta.get("options") or ()
     values = options.values() if isinstance(options, dict) else options
-    return canonical(question.conversation), [m.kind for m in question.media], tuple(canonical(str(option)) for option in values)
+    return (
+        canonical(question.conversation),
+        [m.kind for m in question.media],
+        tuple(canonical(str(option)) for option in values),
+    )
 
 
 def _weights(votes: Sequence[Ballot]) -> dict[str, float]:

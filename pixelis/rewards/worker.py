@@ -1,7 +1,8 @@
-"""A worker process for code that may hang, exhaust memory or crash: formula comparison and users' reward functions.
+"""A worker process for code that may hang, exhaust memory or crash: formula comparison and users' reward
+functions.
 
-``python -m pixelis.rewards.worker MEMORY_BYTES`` reads requests from standard input and writes replies to standard output, one
-JSON object a line. Neither side unpickles data of the other.
+``python -m pixelis.rewards.worker MEMORY_BYTES`` reads requests from standard input and writes replies to
+standard output, one JSON object a line. Neither side unpickles data of the other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any
 SPARE_S = 5.0
 """Seconds beyond its timeout that a request may take when the parent is gone and cannot kill this process."""
 GROUP, EASYR1 = ("trajectories", "reward_inputs"), ("reward_input", "reward_inputs")
-"""Names of the first parameter of functions that take a whole group, and of those that take EasyR1's inputs."""
+"""Names of the first parameter of functions that take a whole group, and of those that take EasyR1's
+inputs.
+"""
 
 
 class Refused(Exception):
@@ -41,7 +44,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in source:
         request = json.loads(line)
-        # A formula can hold the interpreter forever, so that no thread here runs: only the kernel can end the process then.
+        # A formula can hold the interpreter forever, so that no thread here runs: only the kernel can end the
+        # process then.
         signal.setitimer(signal.ITIMER_REAL, float(request["timeout_s"]) + SPARE_S)
         reply: dict[str, Any]
         try:
@@ -57,7 +61,8 @@ def main() -> None:
         target.flush()
 
 
-# -- tasks ----------------------------------------------------------------------------------------------------------
+# -- tasks
+# ----------------------------------------------------------------------------------------------------------
 
 
 def warm_math(request: dict[str, Any]) -> bool:
@@ -69,7 +74,10 @@ def warm_math(request: dict[str, Any]) -> bool:
 
 
 def compare(request: dict[str, Any]) -> float:
-    """1.0 when the answer equals a truth. Refuses ``truth_unparsable`` when no truth can be read, and ``answer_unparsable``."""
+    """1.0 when the answer equals a truth.
+
+    Refuses ``truth_unparsable`` when no truth can be read, and ``answer_unparsable``.
+    """
     from pixelis.rewards import formulas
 
     truths = [truth for truth in request["truths"] if _readable(formulas, truth)]
@@ -121,7 +129,11 @@ def check_reward(request: dict[str, Any]) -> bool:
     function, first = _function(request["name"])
     parameters = inspect.signature(function).parameters
     if first in EASYR1:
-        required = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        required = [
+            p
+            for p in parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        ]
         if len(required) > 1:
             raise TypeError(f"{request['name']} requires {required[1].name} beside {first}")
     elif len(parameters) != 3:

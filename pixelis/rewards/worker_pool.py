@@ -1,4 +1,6 @@
-"""A pool of killable worker processes: a worker that hangs or crashes is replaced, and only its task fails."""
+"""A pool of killable worker processes: a worker that hangs or crashes is replaced, and only its task
+fails.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class _Worker:
                 self._exchange({"task": self.warm or "start"}, START_TIMEOUT_S)
             except (TimeoutError, _WorkerEnded) as error:
                 raise InfraFailure(
-                    f"a scoring process did not start: {error!r}", code="scorer_start", fix="see its output in the log above"
+                    f"a scoring process did not start: {error!r}",
+                    code="scorer_start",
+                    fix="see its output in the log above",
                 ) from None
             self.is_started = True
         return self._exchange(message, timeout_s)
@@ -88,10 +92,11 @@ class _Worker:
 
 
 class WorkerPool:
-    """``size`` worker processes with one request each at a time; calls from many threads wait for a free worker.
+    """``size`` worker processes with one request each at a time; calls from many threads wait for a free
+    worker.
 
-    ``memory_bytes`` caps the address space of a worker, 0 is no cap. ``environment`` replaces this process's variables; the task
-    ``warm`` is run once before the first request.
+    ``memory_bytes`` caps the address space of a worker, 0 is no cap. ``environment`` replaces this process's
+    variables; the task ``warm`` is run once before the first request.
     """
 
     def __init__(
@@ -122,8 +127,8 @@ class WorkerPool:
     def call(self, message: Mapping[str, Any], timeout_s: float | None = None) -> Any:
         """The value of a task of ``pixelis.rewards.worker``.
 
-        Raises DataFailure with the worker's code, ``timeout`` (the worker is killed and replaced) or ``crashed``; InfraFailure
-        when workers do not start or the pool is closed.
+        Raises DataFailure with the worker's code, ``timeout`` (the worker is killed and replaced) or
+        ``crashed``; InfraFailure when workers do not start or the pool is closed.
         """
         timeout_s = timeout_s or self.timeout_s
         worker = self._idle.get()

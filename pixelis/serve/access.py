@@ -103,7 +103,9 @@ class Shield:
             span.update_name(f"{scope['method']} {_route_label(scope)}")
             span.set_attribute("http.response.status_code", status)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, more_headers: Mapping[str, str]) -> int:
+    async def _respond(
+        self, scope: Scope, receive: Receive, send: Send, more_headers: Mapping[str, str]
+    ) -> int:
         """Pass the request on; returns the status of the reply, 0 without one."""
         started, status = time.monotonic(), 0
 

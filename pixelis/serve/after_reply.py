@@ -71,7 +71,11 @@ class AfterReply:
         c = self.config
         remember = self.retrieval.writes and bool(query.remember)
         learn = (
-            self.evolution is not None and c.evolution.enabled and query.learn and not answer.cold_start and not c.serve.read_only
+            self.evolution is not None
+            and c.evolution.enabled
+            and query.learn
+            and not answer.cold_start
+            and not c.serve.read_only
         )
         if not (remember or learn):
             return
@@ -80,7 +84,9 @@ class AfterReply:
             answer.remembered = "queue full" if remember else "no"
             return
         id, later = query.experience_id or new_id("exp"), query.remember == "later"
-        storing = asyncio.create_task(self._remember(id, answer, query, lookup, remember, START_DELAY_S if later else 0.0))
+        storing = asyncio.create_task(
+            self._remember(id, answer, query, lookup, remember, START_DELAY_S if later else 0.0)
+        )
         self._start(id, self._follow(id, answer, query.voter, lookup, storing, learn))
         if later:
             answer.remembered = "later"
@@ -114,7 +120,9 @@ class AfterReply:
             if not remember:
                 return await redacting, "no"
             assert self.retrieval.memory is not None
-            redacted, pictures, vector = await asyncio.gather(redacting, self._pictures(id, answer), _vector(lookup.vector))
+            redacted, pictures, vector = await asyncio.gather(
+                redacting, self._pictures(id, answer), _vector(lookup.vector)
+            )
             answer.pngs = pictures
             self.counts["no_vector"] += vector is None
             with tracing.span("store", experience=id):
@@ -123,7 +131,10 @@ class AfterReply:
             return redacted, "yes"
         except (RayError, InfraFailure, TimeoutError) as error:
             self.counts["remembered_failed"] += 1
-            log.warning("an experience is not stored: %s", error if isinstance(error, InfraFailure) else type(error).__name__)
+            log.warning(
+                "an experience is not stored: %s",
+                error if isinstance(error, InfraFailure) else type(error).__name__,
+            )
             return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE)
         except Exception:
             self.counts["remembered_failed"] += 1
@@ -144,8 +155,11 @@ class AfterReply:
         risk = await self._in_thread(lambda: privacy.risk(answer.group.question.conversation))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if outcome == "yes":
-            await self._count("neighbours_credited", self._credit_neighbours(answer.verdict, lookup.retrieval_id))
-        if learn and redacted is not None:  # what cannot be stored is not learnt from: nobody could find or correct it
+            await self._count(
+                "neighbours_credited", self._credit_neighbours(answer.verdict, lookup.retrieval_id)
+            )
+        # What cannot be stored is not learnt from: nobody could find or correct it
+        if learn and redacted is not None:
             await self._count("update_sent", self._submit_update(id, answer, redacted, voter))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
@@ -163,7 +177,8 @@ class AfterReply:
             self.counts[f"{name}_failed"] += 1
             log.exception("%s failed", name)
 
-    # -- memory -----------------------------------------------------------------------------------------------------
+    # -- memory
+    # -----------------------------------------------------------------------------------------------------
 
     async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
         """The winner's views as PNG; none if they are not to be stored, or lost."""
@@ -197,7 +212,10 @@ class AfterReply:
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            self._start(new_id("feedback"), self._count("feedback_sent", self._send_feedback(experience_id, redacted, by)))
+            self._start(
+                new_id("feedback"),
+                self._count("feedback_sent", self._send_feedback(experience_id, redacted, by)),
+            )
         return experience
 
     async def _send_feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
@@ -205,7 +223,8 @@ class AfterReply:
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             await (await self.evolution()).feedback.remote(experience_id, feedback, by)
 
-    # -- evolution --------------------------------------------------------------------------------------------------
+    # -- evolution
+    # --------------------------------------------------------------------------------------------------
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
         """False if the gate or Evolution refuses the task."""

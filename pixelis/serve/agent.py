@@ -20,7 +20,14 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from pixelis.actors.generator_router import GeneratorRouter, RolloutRequest, RolloutResult, RouterTimeouts, TextUpdate, TurnUpdate
+from pixelis.actors.generator_router import (
+    GeneratorRouter,
+    RolloutRequest,
+    RolloutResult,
+    RouterTimeouts,
+    TextUpdate,
+    TurnUpdate,
+)
 from pixelis.actors.memory import SearchResult
 from pixelis.config import Config
 from pixelis.dialogue.augmentation import alternate
@@ -66,10 +73,14 @@ class Agent:
         if not backends.generators:
             raise BadInput("the gateway has no generator", fix="pass the names of running Generator actors")
         timeouts = RouterTimeouts.serving(config)
-        self.router = GeneratorRouter(backends.generators, timeouts, follows=True, attempts=2, namespace=backends.namespace)
+        self.router = GeneratorRouter(
+            backends.generators, timeouts, follows=True, attempts=2, namespace=backends.namespace
+        )
         self.retrieval = Retrieval(config, backends, self.counts)
         self.memory = self.retrieval.memory
-        self.after_reply = AfterReply(config, self.retrieval, self.evolution_actor if backends.evolution else None, self.counts)
+        self.after_reply = AfterReply(
+            config, self.retrieval, self.evolution_actor if backends.evolution else None, self.counts
+        )
         self.decoding = asyncio.Semaphore(2)
         self.pictures_in_use: WeakValueDictionary[tuple[str, bool], Picture] = WeakValueDictionary()
         self.decoded_bytes_since_trim = 0
@@ -92,7 +103,9 @@ class Agent:
         return await asyncio.to_thread(self._measure, query)
 
     def _measure(self, query: AgentQuery) -> tuple[AgentQuery, int]:
-        caps, limit, frames = self.clip_caps, self.config.serve.max_request_pixels, self.config.dialogue.frames
+        caps = self.clip_caps
+        limit = self.config.serve.max_request_pixels
+        frames = self.config.dialogue.frames
         pixels, clips = 0, list[bytes]()
         for number, url in enumerate(query.images):
             with _named(query, f"img{number}"):
@@ -108,7 +121,8 @@ class Agent:
 
     async def decode(self, query: AgentQuery) -> Pictures:
         """Decode the pictures of a query. Raises BadImage for damaged pictures and those outside the caps."""
-        # A picture of 50 million pixels takes a second and 350 MB to decode, a request keeps its pictures until all are decoded.
+        # A picture of 50 million pixels takes a second and 350 MB to decode, a request keeps its pictures
+        # until all are decoded.
         async with self.decoding:
             return await asyncio.to_thread(self._decode_all, query)
 
@@ -125,7 +139,9 @@ class Agent:
             Media(id=name, uri=f"sha256:{clip.sha256}", kind="video", height=clip.height, width=clip.width)
             for name, clip in clips.items()
         ]
-        views = [picture.view for picture in pictures.values()] + first_look(clips, self.config.dialogue, 1)[1]
+        views = [picture.view for picture in pictures.values()] + first_look(clips, self.config.dialogue, 1)[
+            1
+        ]
         self.decoded_bytes_since_trim += sum(view.nbytes for view in views)
         full = {id: p.ref for id, p in pictures.items()} | {id: ray.put(clip) for id, clip in clips.items()}
         return Pictures(media, full, views, list(pictures.values()))
@@ -137,11 +153,15 @@ class Agent:
         if (known := self.pictures_in_use.get((uri, operations))) is not None:
             return known
         caps, d = self.config.toolbox, self.config.dialogue.input
-        pixels = load_image(url, caps.max_image_bytes, caps.max_image_pixels, None if operations else 4 * d.max_pixels)
+        pixels = load_image(
+            url, caps.max_image_bytes, caps.max_image_pixels, None if operations else 4 * d.max_pixels
+        )
         self.decoded_bytes_since_trim += pixels.nbytes
         height, width, _ = pixels.shape
         view = fit(pixels, PixelBudget(d.min_pixels, d.max_pixels), 1)
-        return self.pictures_in_use.setdefault((uri, operations), Picture(uri, height, width, ray.put(pixels), view))
+        return self.pictures_in_use.setdefault(
+            (uri, operations), Picture(uri, height, width, ray.put(pixels), view)
+        )
 
     def return_memory(self) -> None:
         """Return the memory of decoded pictures to the system: glibc keeps most of what is freed."""
@@ -161,7 +181,9 @@ class Agent:
                     return item
         raise AssertionError("_run ended without an answer")
 
-    async def stream(self, query: AgentQuery, pictures: Pictures | None = None) -> AsyncIterator[TextEvent | TurnEvent | Answer]:
+    async def stream(
+        self, query: AgentQuery, pictures: Pictures | None = None
+    ) -> AsyncIterator[TextEvent | TurnEvent | Answer]:
         """The turns of all samples and the text of the first as they happen, then the answer.
 
         Raises errors of the request before the first event. Closing the iterator cancels the rollouts.
@@ -186,7 +208,9 @@ class Agent:
             split="serve",
         )
         cold = await self.retrieval.cold()
-        with self.retrieval.lookup(question, pictures.views, search=not cold, store=bool(query.remember)) as lookup:
+        with self.retrieval.lookup(
+            question, pictures.views, search=not cold, store=bool(query.remember)
+        ) as lookup:
             samples: Samples | None = None
             async with contextlib.aclosing(self._sample(question, query, pictures, stream)) as items:
                 async for item in items:
@@ -226,7 +250,8 @@ class Agent:
         # Greedy samples would fail the same way again.
         for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):
             result: RolloutResult | None = None
-            sampling, first_attempt = replace(query.sampling, seed=query.sampling.seed + trial * query.samples), attempts
+            sampling = replace(query.sampling, seed=query.sampling.seed + trial * query.samples)
+            first_attempt = attempts
             span = tracing.begin("rollout", samples=query.samples)
             request = RolloutRequest(
                 question,
@@ -245,7 +270,9 @@ class Agent:
                     async for item in items:
                         if isinstance(item, TextUpdate):
                             attempt = first_attempt + item.attempt
-                            yield TextEvent(sample=item.sample, samples=query.samples, text=item.text, attempt=attempt)
+                            yield TextEvent(
+                                sample=item.sample, samples=query.samples, text=item.text, attempt=attempt
+                            )
                         elif isinstance(item, TurnUpdate):
                             attempts = first_attempt + item.attempt + 1
                             event = await _turn_event(item, query.samples, first_attempt)
@@ -259,11 +286,16 @@ class Agent:
             if not trajectories:
                 raise InfraFailure("the generator returned no trajectory")
             if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in trajectories):
-                raise BadInput("the question and its pictures do not fit the model's context", code="context_length_exceeded")
+                raise BadInput(
+                    "the question and its pictures do not fit the model's context",
+                    code="context_length_exceeded",
+                )
             if all(t.stop_reason in (StopReason.ERROR, StopReason.DEADLINE) for t in trajectories):
                 raise _failure(trajectories)
             answers = query.answers
-            accepted = trajectories if answers is None else await answers.filter(trajectories, lambda t: t.answer)
+            accepted = (
+                trajectories if answers is None else await answers.filter(trajectories, lambda t: t.answer)
+            )
             if accepted:
                 yield Samples(result, accepted)
                 return
@@ -272,12 +304,19 @@ class Agent:
         raise BadInput(message, code="response_format_failed")
 
     async def _judge(
-        self, question: Question, samples: list[Trajectory], lookup: Lookup, cold: bool, answers: AnswerFormat | None
+        self,
+        question: Question,
+        samples: list[Trajectory],
+        lookup: Lookup,
+        cold: bool,
+        answers: AnswerFormat | None,
     ) -> Verdict:
         if cold:
             return vote.direct(samples)
         await lookup.wait()
-        neighbours = [n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")]
+        neighbours = [
+            n for n in lookup.neighbours if not privacy.is_redacted(n.experience.verdict.answer or "")
+        ]
         if answers is not None:
             neighbours = await answers.filter(neighbours, lambda n: n.experience.verdict.answer)
         query = lookup.stored_question or question
@@ -285,7 +324,9 @@ class Agent:
         scorer = rewards.scorer_of(question.task, question.scorer)
         same = answers.same if answers is not None else Equality(question, scorer, shared_services(rewards))
         # Formulas are compared in worker processes, which takes milliseconds.
-        verdict = await asyncio.to_thread(vote.vote, samples, neighbours, self.config.evolution, query, time.time(), same)
+        verdict = await asyncio.to_thread(
+            vote.vote, samples, neighbours, self.config.evolution, query, time.time(), same
+        )
         return verdict.model_copy(update={"neighbours": len(lookup.neighbours), "partial": lookup.partial})
 
     async def pictures(self, answer: Answer) -> dict[str, str]:
@@ -306,7 +347,9 @@ class Agent:
         Raises BadImage, and InfraFailure without a memory.
         """
         pictures = await self.decode(query)
-        question = Question(id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve")
+        question = Question(
+            id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve"
+        )
         return await self.retrieval.find(question, pictures.views, k, user, timeout_s)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
@@ -319,7 +362,11 @@ class Agent:
         """The Evolution actor. Raises InfraFailure if the service has none or it is not running."""
         name = self.backends.evolution
         if name is None:
-            raise InfraFailure("this service does not evolve", code="no_evolution", fix="start it with evolution.enabled=true")
+            raise InfraFailure(
+                "this service does not evolve",
+                code="no_evolution",
+                fix="start it with evolution.enabled=true",
+            )
         try:
             return await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
         except ValueError:
@@ -350,18 +397,28 @@ def _failure(failed: list[Trajectory]) -> PixelisError:
         return BadInput(message, code="unsupported_conversation")
     if "no_vision" in causes:
         return BadInput("the policy reads text alone", code="no_vision")
-    return InfraFailure(f"all samples failed: {', '.join(sorted(filter(None, causes)))}", code="samples_failed")
+    return InfraFailure(
+        f"all samples failed: {', '.join(sorted(filter(None, causes)))}", code="samples_failed"
+    )
 
 
 async def _turn_event(update: TurnUpdate, samples: int, first_attempt: int) -> TurnEvent:
     observation = update.turn.observation
-    urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in update.views]) if update.views else []
+    urls = (
+        await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in update.views])
+        if update.views
+        else []
+    )
     images = [
         image.model_copy(update={"uri": url})
         for image, url in zip(observation.images if observation is not None else [], urls, strict=True)
     ]
     return TurnEvent(
-        sample=update.sample, samples=samples, turn=update.turn, images=images, attempt=first_attempt + update.attempt
+        sample=update.sample,
+        samples=samples,
+        turn=update.turn,
+        images=images,
+        attempt=first_attempt + update.attempt,
     )
 
 

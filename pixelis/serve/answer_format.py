@@ -28,7 +28,9 @@ MAX_CHECKS = 20_000
 """Most parts times values of a check, which then takes a quarter of a second."""
 COMPARISONS = 8
 """Values of `enum` that are compared in the time of a subschema."""
-ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "$schema", "$comment", "deprecated"})
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "format", "$schema", "$comment", "deprecated"}
+)
 VALUES = frozenset({"type", "minItems", "maxItems", "minLength", "maxLength", "minProperties"})
 VALUES |= {"maxProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 ONE = frozenset({"items", "additionalProperties", "not", "contains"})
@@ -68,7 +70,12 @@ class AnswerFormat:
         try:
             value = strict_json(answer or "")
             return self.nodes * _count(value) <= MAX_CHECKS and bool(self.validator.is_valid(value))
-        except (PixelisError, ValueError, RecursionError, OverflowError):  # the last from a huge integer and `multipleOf`
+        except (
+            PixelisError,
+            ValueError,
+            RecursionError,
+            OverflowError,
+        ):  # the last from a huge integer and `multipleOf`
             return False
 
     async def filter(self, items: Sequence[T], answer_of: Callable[[T], str | None]) -> list[T]:

@@ -30,7 +30,9 @@ SPARE_REQUESTS = 64
 """Further requests that reach the gateway: health checks, and those that it answers with 429."""
 
 
-def build(config: Config, backends: Backends | DeploymentHandle | str, key_digest: bytes | None) -> serve.Application:
+def build(
+    config: Config, backends: Backends | DeploymentHandle | str, key_digest: bytes | None
+) -> serve.Application:
     """The application for ``serve.run``, with ``serve.replicas`` to ``serve.max_replicas`` gateways.
 
     ``backends``: see ``Gateway``. ``key_digest`` None requires no key.
@@ -52,8 +54,9 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
             downscale_delay_s=60.0,
         )
         scaling = {"autoscaling_config": limits}
-    # The gateway refuses requests itself, with OpenAI's errors. Serve's limits are wider: its proxy counts a request as queued
-    # until a replica is chosen, so a tight limit there would refuse bursts that the gateway can handle.
+    # The gateway refuses requests itself, with OpenAI's errors. Serve's limits are wider: its proxy counts a
+    # request as queued until a replica is chosen, so a tight limit there would refuse bursts that the gateway
+    # can handle.
     deployment = Gateway.options(  # type: ignore[attr-defined]
         **scaling,
         max_ongoing_requests=max_requests,
@@ -61,7 +64,8 @@ def build(config: Config, backends: Backends | DeploymentHandle | str, key_diges
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1.0),
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
-        graceful_shutdown_timeout_s=s.timeout_s + DRAIN_S,  # Serve kills it then, in the middle of its requests
+        # Serve kills it then, in the middle of its requests
+        graceful_shutdown_timeout_s=s.timeout_s + DRAIN_S,
         graceful_shutdown_wait_loop_s=0.5,
         max_surge_percent=100,  # a changed gateway starts before the one that it replaces stops
         ray_actor_options={"num_cpus": 0},
@@ -80,16 +84,27 @@ def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
     if key:
         if not (key.isascii() and key.isprintable()):
             raise BadConfig(
-                f"the key in {config.serve.api_key_env} has characters that HTTP clients cannot send in a header",
-                fix="use letters, digits and punctuation of ASCII, such as the output of `openssl rand -hex 32`",
+                (
+                    f"the key in {config.serve.api_key_env} has characters that HTTP clients cannot send "
+                    "in a "
+                    "header"
+                ),
+                fix=(
+                    "use letters, digits and punctuation of ASCII, such as the output of `openssl rand "
+                    "-hex 32`"
+                ),
             )
         return digest(key)
     if KeyFile(key_file(config)).entries():
         return b""
     if not is_loopback(host or config.serve.host):
         raise BadConfig(
-            f"{host or config.serve.host} may be reachable from other machines but {config.serve.api_key_env} is not set",
-            fix=f"export {config.serve.api_key_env}=... with a long random key, create one with `pixelis keys`, or set "
+            (
+                f"{host or config.serve.host} may be reachable from other machines but "
+                f"{config.serve.api_key_env} is not set"
+            ),
+            fix=f"export {config.serve.api_key_env}=... with a long random key, create one with `pixelis "
+            "keys`, or set "
             "serve.host=127.0.0.1",
         )
     return None

@@ -30,7 +30,13 @@ class ReplyCache:
     Stores replies as bytes, so that their size is known and no caller can change another caller's reply.
     """
 
-    def __init__(self, entries: int, ttl_s: float, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        entries: int,
+        ttl_s: float,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.entries, self.ttl_s, self.max_bytes, self.clock = entries, ttl_s, max_bytes, clock
         self.replies: OrderedDict[str, CachedReply] = OrderedDict()
         self.bytes = 0

@@ -40,7 +40,9 @@ class Counters(Collector):
         self.replica, self.read = replica, read
         self.registry = CollectorRegistry()
         labels = ["replica", "route", "status"]
-        self.requests = Counter("pixelis_requests", "requests by route and status", labels, registry=self.registry)
+        self.requests = Counter(
+            "pixelis_requests", "requests by route and status", labels, registry=self.registry
+        )
         self.seconds = Histogram(
             "pixelis_request_seconds",
             "seconds from arrival to the end of the reply",
@@ -73,7 +75,9 @@ class Counters(Collector):
         seconds = sorted(answer[1] for answer in recent)
         searches = [answer[3] for answer in recent if answer[2]]
         metrics = {"p99_latency": seconds[math.ceil(0.99 * len(seconds)) - 1]} if seconds else {}
-        return metrics | ({"faiss_failure_rate": sum(searches) / len(searches)} if len(searches) >= MIN_SEARCHES else {})
+        return metrics | (
+            {"faiss_failure_rate": sum(searches) / len(searches)} if len(searches) >= MIN_SEARCHES else {}
+        )
 
     def collect(self) -> Iterable[Metric]:
         """The values of ``read``; called by prometheus_client's registry."""
@@ -89,7 +93,9 @@ class Counters(Collector):
     def publish(self) -> None:
         """Publish the gauges of this replica as Ray metrics."""
         values = self.read()
-        published = {f"gateway/{name}": values[name] for name in ("inside", "policy_version") if name in values}
+        published = {
+            f"gateway/{name}": values[name] for name in ("inside", "policy_version") if name in values
+        }
         publish(published, {"replica": self.replica})
 
     def text(self) -> bytes:

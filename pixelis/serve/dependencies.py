@@ -140,7 +140,10 @@ class JsonBody(Generic[Model]):
 
     async def __call__(self, state: State, request: Request) -> Model:
         deadline = asyncio.get_running_loop().time() + ACTOR_TIMEOUT_S
-        return parse_body(self.model, await read_body(state, request, MAX_SMALL_BODY_BYTES, deadline, ACTOR_TIMEOUT_S) or b"{}")
+        return parse_body(
+            self.model,
+            await read_body(state, request, MAX_SMALL_BODY_BYTES, deadline, ACTOR_TIMEOUT_S) or b"{}",
+        )
 
 
 class QuestionBody(JsonBody[Model]):
@@ -148,7 +151,9 @@ class QuestionBody(JsonBody[Model]):
 
     async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
         s = state.config.serve
-        return parse_body(self.model, await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s))
+        return parse_body(
+            self.model, await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s)
+        )
 
 
 async def read_upload(state: State, request: Request, timing: RequestTiming) -> dict[str, FormField]:
@@ -159,7 +164,9 @@ async def read_upload(state: State, request: Request, timing: RequestTiming) -> 
     return await asyncio.to_thread(read_form, request.headers.get("content-type", ""), body)
 
 
-async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float) -> bytes:
+async def read_body(
+    state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float
+) -> bytes:
     """The body. Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's
     time) or below the minimum rate, and Overloaded for too many bodies at once."""
     too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", "body_too_large")
@@ -179,7 +186,11 @@ async def read_body(state: GatewayState, request: Request, max_bytes: int, deadl
                     limit.reschedule(min(latest + len(body) / MIN_UPLOAD_BYTES_PER_S, deadline))
     except TimeoutError:
         late = asyncio.get_running_loop().time() >= deadline
-        reason = f"did not arrive in {timeout_s:g} s" if late else f"arrives at less than {MIN_UPLOAD_BYTES_PER_S} bytes a second"
+        reason = (
+            f"did not arrive in {timeout_s:g} s"
+            if late
+            else f"arrives at less than {MIN_UPLOAD_BYTES_PER_S} bytes a second"
+        )
         raise ApiError(408, f"the request's body {reason}", "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the connection ended before the body did", "client_disconnected") from None
@@ -194,10 +205,18 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         for body in (d.call for d in route.dependant.dependencies if isinstance(d.call, JsonBody)):
             schema = body.model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= schema.pop("$defs", {}) | {body.model.__name__: schema}
-            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.model.__name__}"}}}
+            content = {
+                "application/json": {"schema": {"$ref": f"#/components/schemas/{body.model.__name__}"}}
+            }
             for method in route.methods:
-                description["paths"][route.path_format][method.lower()]["requestBody"] = {"required": True, "content": content}
+                description["paths"][route.path_format][method.lower()]["requestBody"] = {
+                    "required": True,
+                    "content": content,
+                }
         if any(d.call is read_upload for d in route.dependant.dependencies):
             form = {"multipart/form-data": {"schema": FORM_SCHEMA}}
-            description["paths"][route.path_format]["post"]["requestBody"] = {"required": True, "content": form}
+            description["paths"][route.path_format]["post"]["requestBody"] = {
+                "required": True,
+                "content": form,
+            }
     return description

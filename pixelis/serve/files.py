@@ -50,7 +50,9 @@ class FileStore:
     def __init__(self, run_dir: str | Path, config: FilesConfig, clock: Callable[[], float] = time.time):
         self.root, self.config, self.clock = Path(run_dir) / FOLDER, config, clock
 
-    def add(self, key: str, content: bytes, filename: str, purpose: Purpose, ttl_s: float | None = None) -> StoredFile:
+    def add(
+        self, key: str, content: bytes, filename: str, purpose: Purpose, ttl_s: float | None = None
+    ) -> StoredFile:
         """Store a file, which is on disk when this returns. ``ttl_s`` shortens the configured lifetime.
 
         Raises BadInput ``file_quota_exceeded``, and InfraFailure with the code of the disk's failure.
@@ -72,8 +74,13 @@ class FileStore:
                 files, c = self._list(folder), self.config
                 used = sum(stored.bytes for stored in files)
                 if len(files) >= c.max_files or used + len(content) > c.max_bytes:
-                    problem = f"this key has {len(files)} files of {used} bytes; {c.max_files} of {c.max_bytes} are allowed"
-                    raise BadInput(problem, code="file_quota_exceeded", fix="delete files that are no longer needed")
+                    problem = (
+                        f"this key has {len(files)} files of {used} bytes; {c.max_files} of "
+                        f"{c.max_bytes} are allowed"
+                    )
+                    raise BadInput(
+                        problem, code="file_quota_exceeded", fix="delete files that are no longer needed"
+                    )
                 with replacing(folder / file.id, permissions=0o600) as out:
                     out.write(file.model_dump_json().encode() + b"\n" + content)
         return file
@@ -125,7 +132,11 @@ class FileStore:
             with contextlib.suppress(FileNotFoundError):
                 file, data = _read(self._folder(key) / id, content)
         if file is None or file.expires_at <= self.clock():
-            raise BadInput(f"no file {id[:80]!r} is stored", code="file_not_found", fix="upload it again with POST /v1/files")
+            raise BadInput(
+                f"no file {id[:80]!r} is stored",
+                code="file_not_found",
+                fix="upload it again with POST /v1/files",
+            )
         return file, data
 
 

@@ -76,7 +76,10 @@ def create_app(state: GatewayState) -> FastAPI:
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: GatewayState = app.state.gateway
-    tasks = [asyncio.create_task(work(state)) for work in (_report_health, _publish, _follow_generators, _sweep_files)]
+    tasks = [
+        asyncio.create_task(work(state))
+        for work in (_report_health, _publish, _follow_generators, _sweep_files)
+    ]
     yield
     for task in tasks:
         task.cancel()
@@ -118,7 +121,8 @@ async def _report_health(state: GatewayState) -> None:
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         refusal, damaged = await state.memory_condition()
-        # A shard that is late or restarts is no disk that refuses; the searches without it have a rate of their own.
+        # A shard that is late or restarts is no disk that refuses; the searches without it have a rate of
+        # their own.
         refuses = float(refusal not in ("", UNAVAILABLE))
         metrics = {**state.counters.health(), "memory_refuses": refuses, "memory_damaged": float(damaged)}
         metrics["gated_votes"] = float(state.agent.after_reply.gated_in_a_row)
@@ -144,13 +148,15 @@ class Gateway:
             backends = await backends.backends.remote()
         if is_loopback(config.serve.host):
             bind_calls_to_loopback()
-        # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of them.
+        # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of
+        # them.
         sys.setswitchinterval(5e-4)
         tracing.start(config, "gateway")
         logs.start(config, "gateway")
         name = serve.get_replica_context().replica_id.unique_id
         self.state = GatewayState(config, Agent(config, backends), key_digest, name)
-        # The first call to an actor takes seconds, because its class is imported: make it before a request arrives.
+        # The first call to an actor takes seconds, because its class is imported: make it before a request
+        # arrives.
         await self.state.agent.ready(START_TIMEOUT_S)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may start later than the gateway
             await self.state.call_evolution("stats", timeout_s=START_TIMEOUT_S)

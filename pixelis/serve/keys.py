@@ -95,7 +95,8 @@ class KeyFile:
             return []
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             raise BadConfig(
-                f"{self.path} cannot be read: {error}", fix="restore it, or move it away and create the keys again"
+                f"{self.path} cannot be read: {error}",
+                fix="restore it, or move it away and create the keys again",
             ) from None
 
     def create(self, name: str, scopes: list[Scope]) -> str:
@@ -108,12 +109,15 @@ class KeyFile:
             entry = ApiKey(name=name, digest=digest(key).hex(), scopes=scopes, created_at=time.time())
         except ValidationError:
             raise BadConfig(
-                f"{name!r:.80} is no name of a key", fix="up to 64 letters, digits, dots, dashes or underscores"
+                f"{name!r:.80} is no name of a key",
+                fix="up to 64 letters, digits, dots, dashes or underscores",
             ) from None
         with locked(self.lock):
             keys = self.entries()
             if any(k.name == name and k.revoked_at is None for k in keys):
-                raise BadConfig(f"there is a key {name} already", fix="revoke it first, or choose another name")
+                raise BadConfig(
+                    f"there is a key {name} already", fix="revoke it first, or choose another name"
+                )
             self._write([*keys, entry])
         return key
 
@@ -125,7 +129,10 @@ class KeyFile:
                 raise BadConfig(f"no valid key {name}", fix="pixelis keys list RUN_DIR")
             now = time.time()
             self._write(
-                [k.model_copy(update={"revoked_at": now}) if k.name == name and k.revoked_at is None else k for k in keys]
+                [
+                    k.model_copy(update={"revoked_at": now}) if k.name == name and k.revoked_at is None else k
+                    for k in keys
+                ]
             )
 
     def _write(self, keys: list[ApiKey]) -> None:

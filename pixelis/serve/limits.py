@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import time
 from collections import Counter, OrderedDict, deque
@@ -65,7 +64,11 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         live: int = 0,
     ):
-        self.running, self.waiting, self.burst, self.live, self.clock = running, waiting, max(burst, waiting), live, clock
+        self.running = running
+        self.waiting = waiting
+        self.burst = max(burst, waiting)
+        self.live = live
+        self.clock = clock
         self.free, self.queue = running, list[Waiter]()
         self.inside = 0
         self.overloaded_since: float | None = None
@@ -105,7 +108,8 @@ class Admission:
     async def slot(self, priority: int) -> AsyncIterator[None]:
         """Hold a slot; its duration updates the expected waiting time. Raises Overloaded if displaced."""
         waiter = Waiter(priority, self._rank(priority), asyncio.get_running_loop().create_future())
-        self.queue = [other for other in self.queue if not other.ready.cancelled()]  # their tasks have not noticed yet
+        # Their tasks have not noticed yet
+        self.queue = [other for other in self.queue if not other.ready.cancelled()]
         if self.free <= 0 and len(self.queue) >= self.burst:
             displaceable = self._displaceable(waiter.rank)
             if not displaceable:
@@ -119,7 +123,9 @@ class Admission:
         except asyncio.CancelledError:
             if waiter in self.queue:
                 self.queue.remove(waiter)
-            elif not waiter.ready.cancelled() and waiter.ready.exception() is None:  # admitted in the meantime
+            elif (
+                not waiter.ready.cancelled() and waiter.ready.exception() is None
+            ):  # admitted in the meantime
                 self.free += 1
                 self._admit()
             raise
@@ -144,13 +150,17 @@ class Admission:
 
     def _displaceable(self, rank: float) -> list[Waiter]:
         """Waiting requests that make room for one of this rank; the last goes first."""
-        behind = sorted((waiter for waiter in self.queue if waiter.priority > self.live), key=lambda waiter: waiter.rank)
+        behind = sorted(
+            (waiter for waiter in self.queue if waiter.priority > self.live), key=lambda waiter: waiter.rank
+        )
         return [waiter for waiter in behind[1:] if waiter.rank > rank]
 
     def _refuse(self) -> Overloaded:
         self.shed += 1
         wait = self.mean_s * (self.inside - self.running + 1) / self.running
-        return Overloaded("too many requests are waiting", retry_after_s=min(max(wait, 1.0), MAX_RETRY_AFTER_S))
+        return Overloaded(
+            "too many requests are waiting", retry_after_s=min(max(wait, 1.0), MAX_RETRY_AFTER_S)
+        )
 
 
 class Uploads:
@@ -286,7 +296,7 @@ class RateLimits:
             self.accepted.popitem(last=False)
         windows = []
         for limit, span in self.windows:
-            inside = sum(1 for _ in itertools.takewhile(lambda at, since=now - span: at > since, reversed(times)))  # type: ignore[misc]
+            inside = sum(at > now - span for at in times)
             windows.append((limit - inside, limit, times[-1] + span - now if inside else 0.0))
         remaining, limit, reset = min(windows)
         return Allowance(limit, remaining, reset, wait if wait > 0 else None)

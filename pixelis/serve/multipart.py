@@ -25,7 +25,9 @@ class FormField:
         try:
             return self.content.decode()
         except UnicodeDecodeError:
-            raise ApiError(400, f"`{self.name[:100]}` is not text", "invalid_value", self.name[:100]) from None
+            raise ApiError(
+                400, f"`{self.name[:100]}` is not text", "invalid_value", self.name[:100]
+            ) from None
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, FormField]:
@@ -53,7 +55,12 @@ def read_form(content_type: str, body: bytes) -> dict[str, FormField]:
     config = {"MAX_MEMORY_FILE_SIZE": len(body) + 1}
     try:
         parser = FormParser(
-            kind.decode(), add_field, add_file, on_end=lambda: ends.append(True), boundary=boundary, config=config
+            kind.decode(),
+            add_field,
+            add_file,
+            on_end=lambda: ends.append(True),
+            boundary=boundary,
+            config=config,
         )
         parser.write(body)
     except FormParserError as error:

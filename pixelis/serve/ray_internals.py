@@ -12,4 +12,6 @@ def bind_calls_to_loopback() -> None:
     unpickles what arrives.
     """
     bind = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, address: bind(server, address.replace("[::]", "127.0.0.1"))
+    replica.add_port_to_grpc_server = lambda server, address: bind(
+        server, address.replace("[::]", "127.0.0.1")
+    )

@@ -37,7 +37,10 @@ async def signed(
     # In a thread: the check of a schema takes up to .4 s.
     reply_format = await asyncio.to_thread(format, state.config, body, started)
     if reply_format.query.sampling.priority < state.config.serve.priority and "steer" not in caller.scopes:
-        message = f"a `priority` below {state.config.serve.priority} needs the scope steer, which {caller.label} lacks"
+        message = (
+            f"a `priority` below {state.config.serve.priority} needs the scope steer, which "
+            f"{caller.label} lacks"
+        )
         raise ApiError(403, message, "missing_scope", "priority")
     reply_format.query = dataclasses.replace(reply_format.query, voter=caller.voter(user))
     reply_format.caller = caller
@@ -72,7 +75,10 @@ def _hide_votes(verdict: Verdict, hidden: set[str]) -> Verdict:
     """The verdict without the ids and answers of these votes, and without what would reveal them."""
     if not hidden:
         return verdict
-    votes = [vote.model_copy(update={"id": "", "answer": None}) if vote.id in hidden else vote for vote in verdict.votes]
+    votes = [
+        vote.model_copy(update={"id": "", "answer": None}) if vote.id in hidden else vote
+        for vote in verdict.votes
+    ]
     return verdict.model_copy(update={"votes": votes, "answer_weights": {}, "strategies": {}})
 
 
@@ -87,14 +93,20 @@ async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: floa
             if reply_format.stream and reply is None:
                 # Decoded first: once a stream has begun, its status can no longer report bad pictures.
                 pictures = await state.agent.decode(reply_format.query)
-                return EventStream(_stream(state, reply_format, pictures, deadline), deadline, stack.pop_all())
+                return EventStream(
+                    _stream(state, reply_format, pictures, deadline), deadline, stack.pop_all()
+                )
             if reply is None:
                 async with state.admission.slot(reply_format.query.sampling.priority):
                     answer = await state.agent.answer(reply_format.query)
                 reply = await _complete(state, reply_format, answer)
     except TimeoutError:
         raise _timeout(state) from None
-    return EventStream(_stream_cached(reply_format, reply), deadline) if reply_format.stream else JSONResponse(reply)
+    return (
+        EventStream(_stream_cached(reply_format, reply), deadline)
+        if reply_format.stream
+        else JSONResponse(reply)
+    )
 
 
 async def _stream(
@@ -113,7 +125,11 @@ async def _stream(
                 if isinstance(item, Answer):
                     answer = item
                     break
-                event = reply_format.stream_text(item) if isinstance(item, TextEvent) else reply_format.stream_turn(item)
+                event = (
+                    reply_format.stream_text(item)
+                    if isinstance(item, TextEvent)
+                    else reply_format.stream_turn(item)
+                )
                 if event:
                     yield event
         if answer is None:
@@ -139,7 +155,8 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
     partial = answer.verdict.partial
     state.counters.answered(answer.seconds, bool(answer.retrieval_id) or partial, partial)
     reply = await reply_format.reply(state.agent, shown_to(reply_format.caller, answer))
-    # With all shards available, or after the cold start, the answer may differ. A disk that refuses now may store later.
+    # With all shards available, or after the cold start, the answer may differ. A disk that refuses now may
+    # store later.
     lasting = not partial and not answer.cold_start and answer.remembered in ("yes", "no")
     if reply_format.cache_key is not None and lasting:
         state.cache.put(reply_format.cache_key, reply, answer.group.policy_version, answer.experience_id)

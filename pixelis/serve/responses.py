@@ -23,7 +23,14 @@ T = TypeVar("T")
 
 LAST_S = 10.0
 """Seconds after its deadline in which a stream's last events must have been read."""
-NOT_FOUND = ("not_found", "file_not_found", "unknown_experience", "unknown_review", "unknown_version", "no_evolution")
+NOT_FOUND = (
+    "not_found",
+    "file_not_found",
+    "unknown_experience",
+    "unknown_review",
+    "unknown_version",
+    "no_evolution",
+)
 CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version", "feedback_full")
 UNFULFILLED = ("response_format_failed",)
 
@@ -41,7 +48,10 @@ async def _error_response(request: Request, error: Exception) -> Response:
         return api_error(error).response()
     # 404 and 405 of the router.
     reasons = {404: "no such route", 405: "this route does not accept the method"}
-    message = f"{reasons.get(error.status_code, 'the request was refused')}: {request.method} {request.url.path[:200]}"
+    message = (
+        f"{reasons.get(error.status_code, 'the request was refused')}: {request.method} "
+        f"{request.url.path[:200]}"
+    )
     code = "not_found" if error.status_code == 404 else "bad_request"
     return ApiError(error.status_code, message, code, extra_headers=dict(error.headers or {})).response()
 
@@ -58,7 +68,15 @@ def api_error(error: BaseException) -> ApiError:
             return api_error(cause)
     if isinstance(error, BadInput):
         fix = f" ({error.fix})" if error.fix else ""
-        status = 404 if error.code in NOT_FOUND else 409 if error.code in CONFLICT else 422 if error.code in UNFULFILLED else 400
+        status = (
+            404
+            if error.code in NOT_FOUND
+            else 409
+            if error.code in CONFLICT
+            else 422
+            if error.code in UNFULFILLED
+            else 400
+        )
         place = f"`{error.place}`: " if error.place else ""
         param = error.place or ("image" if error.code.startswith("image") else None)
         return ApiError(status, f"{place}{error.message}{fix}", error.code, param)
@@ -79,14 +97,21 @@ class EventStream(StreamingResponse):
     release.
     """
 
-    def __init__(self, events: AsyncGenerator[str, None], deadline: float, resources: AsyncExitStack | None = None):
+    def __init__(
+        self, events: AsyncGenerator[str, None], deadline: float, resources: AsyncExitStack | None = None
+    ):
         # Proxies would otherwise collect events until a buffer is full.
-        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
         self.events, self.deadline, self.resources = events, deadline, resources or AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.resources, aclosing(self.events):
-            # A caller that stops reading would hold the stream, and its slot, at the event that it does not take.
+            # A caller that stops reading would hold the stream, and its slot, at the event that it does not
+            # take.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self.deadline + LAST_S):
                     await super().__call__(scope, receive, send)

@@ -50,7 +50,9 @@ class Lookup:
             self.partial = True
             return
         self.stored_question, result = self.search.result()
-        self.neighbours, self.retrieval_id, self.partial = result.neighbours, result.retrieval_id, result.partial
+        self.neighbours = result.neighbours
+        self.retrieval_id = result.retrieval_id
+        self.partial = result.partial
 
 
 class Retrieval:
@@ -71,7 +73,9 @@ class Retrieval:
     async def ready(self) -> None:
         if self.memory is not None and self.backends.embedder is not None:
             question = Question(id=new_id("q"), question="?", task="serve", split="serve")
-            await asyncio.gather(self._vector(question, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size())
+            await asyncio.gather(
+                self._vector(question, [np.zeros((64, 64, 3), np.uint8)]), self.memory.size()
+            )
 
     async def cold(self) -> bool:
         """Whether the memory holds fewer than ``evolution.cold_start`` experiences; False without memory."""
@@ -87,7 +91,9 @@ class Retrieval:
             return False
 
     @contextmanager
-    def lookup(self, question: Question, views: Sequence[np.ndarray], search: bool, store: bool) -> Iterator[Lookup]:
+    def lookup(
+        self, question: Question, views: Sequence[np.ndarray], search: bool, store: bool
+    ) -> Iterator[Lookup]:
         """Start to embed the question with its ``views``, and to search the memory if ``search``.
 
         Leaving the context cancels the search, but not the vector, which the experience needs. Without
@@ -99,7 +105,11 @@ class Retrieval:
         if self.backends.embedder is not None and (search or (store and self.writes)):
             vector = asyncio.create_task(self._vector(question, views))
             vector.add_done_callback(self._count_failure)
-        task = asyncio.create_task(self._search(vector, question, k, store)) if search and vector is not None else None
+        task = (
+            asyncio.create_task(self._search(vector, question, k, store))
+            if search and vector is not None
+            else None
+        )
         if task is not None:
             task.add_done_callback(self._count_failure)
         try:
@@ -119,7 +129,9 @@ class Retrieval:
         if self.memory is None:
             raise InfraFailure("this service has no memory to search", code="no_memory")
         vector = await self._vector(question, views)
-        return await self.memory.search(vector, k, track=False, user=user, text=question.question, timeout_s=timeout_s)
+        return await self.memory.search(
+            vector, k, track=False, user=user, text=question.question, timeout_s=timeout_s
+        )
 
     async def _search(
         self, vector: asyncio.Task[np.ndarray], question: Question, k: int, store: bool

@@ -17,7 +17,15 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.cache import ReplyCache
 from pixelis.serve.counters import Counters
 from pixelis.serve.files import FileStore
-from pixelis.serve.limits import Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
+from pixelis.serve.limits import (
+    Admission,
+    ByteBudget,
+    RateLimits,
+    Uploads,
+    burst_limit,
+    running_limit,
+    waiting_limit,
+)
 from pixelis.serve.protocol.errors import ApiError
 
 T = TypeVar("T")
@@ -87,7 +95,9 @@ class GatewayState:
                 self._condition = (time.monotonic(), REFUSALS.get(code, code), count)
             return self._condition[1:]
 
-    async def call_evolution(self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any) -> Any:
+    async def call_evolution(
+        self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any
+    ) -> Any:
         """Call a method of the Evolution actor. Raises ApiError 404 without one, 504 after ``timeout_s``."""
         if not self.evolves:
             raise ApiError(404, "this service does not learn: it runs without evolution", "no_evolution")
@@ -109,7 +119,9 @@ class GatewayState:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            raise ApiError(504, f"an actor did not answer within {timeout_s:g} s", "timeout", retry_after_s=1.0) from None
+            raise ApiError(
+                504, f"an actor did not answer within {timeout_s:g} s", "timeout", retry_after_s=1.0
+            ) from None
 
     def _values(self) -> dict[str, float]:
         version = {} if self.agent.version is None else {"policy_version": float(self.agent.version)}

@@ -27,8 +27,14 @@ SFT = "SFT first, or longer, on demonstrations of the protocol"
 ENDS = {
     "length": ("were cut at their token limit", "longer turns (dialogue.max_turn_tokens)"),
     "no_action": ("had neither a call nor an answer", SFT),
-    "over_turn": ("used up their turns", "more turns (dialogue.max_turns, in evaluations dialogue.max_turns_test)"),
-    "over_context": ("used up their context", "a larger dialogue.max_context, or smaller pictures (dialogue.input.max_pixels)"),
+    "over_turn": (
+        "used up their turns",
+        "more turns (dialogue.max_turns, in evaluations dialogue.max_turns_test)",
+    ),
+    "over_context": (
+        "used up their context",
+        "a larger dialogue.max_context, or smaller pictures (dialogue.input.max_pixels)",
+    ),
     "over_images": ("used up their pictures", "a larger dialogue.max_images"),
     "deadline": ("ran out of time", "a longer engine.rollout_timeout_s"),
     "error": ("failed", "the errors in the logs of the generators"),
@@ -56,16 +62,25 @@ class Alarms:
             alarms["calls"] = "no episode of this batch called an operation"
         for key, origin in KL.items():
             if (value := as_number(metrics.get(key)) or 0.0) > KL_LIMIT:
-                text = f"the policy is {value:.2g} nats a token away {origin} ({key} is above {KL_LIMIT}). If it answers worse, "
+                text = (
+                    f"the policy is {value:.2g} nats a token away {origin} ({key} is above {KL_LIMIT}). "
+                    "If it answers worse, "
+                )
                 alarms[f"{key}, {value > 10 * KL_LIMIT}"] = f"{text}lower learner.lr, or raise rft.loss.kl"
-        new = {kind: text for kind, text in alarms.items() if step - self.raised.get(kind, -REPEAT_STEPS) >= REPEAT_STEPS}
+        new = {
+            kind: text
+            for kind, text in alarms.items()
+            if step - self.raised.get(kind, -REPEAT_STEPS) >= REPEAT_STEPS
+        }
         self.raised |= dict.fromkeys(new, step)
         return list(new.values())
 
 
 def is_futile(step: Mapping[str, Any]) -> bool:
     """Whether a step had no gradient, or none of a reward: all advantages are 0 and nothing was replayed."""
-    return step.get("policy/grad_norm") == 0 or (step.get("advantage/abs_mean") == 0 and not step.get("group/replayed"))
+    return step.get("policy/grad_norm") == 0 or (
+        step.get("advantage/abs_mean") == 0 and not step.get("group/replayed")
+    )
 
 
 def of_run(steps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -89,7 +104,11 @@ def of_evaluation(summary: Mapping[str, Any]) -> str | None:
 
 def of_service(counts: Mapping[str, float]) -> str | None:
     """Why a service learns nothing, and what helps; None if a vote has passed the gate."""
-    if (gated := counts.get("gated", 0)) < MIN_VOTES or counts.get("update_sent") or counts.get("update_refused"):
+    if (
+        (gated := counts.get("gated", 0)) < MIN_VOTES
+        or counts.get("update_sent")
+        or counts.get("update_refused")
+    ):
         return None
     helps = [SFT, "more samples of a request (serve.samples)", "a lower evolution.gate"]
     return _sentence(f"none of {gated:g} votes has passed the gate, so nothing is learnt", helps)
@@ -99,7 +118,10 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> str:
     def values(key: str) -> list[float]:
         return [number for step in steps if (number := as_number(step.get(key))) is not None]
 
-    names = {key: f"stop/{key}" for key in ENDS} | {"unscored": "rollout/unscored", "all_right": "group/right_all"}
+    names = {key: f"stop/{key}" for key in ENDS} | {
+        "unscored": "rollout/unscored",
+        "all_right": "group/right_all",
+    }
     share = {name: sum(found) / len(steps) for name, key in names.items() if (found := values(key))}
     happened, helps = _ends(share)
     rewards, is_equal = values("reward/total"), all(step.get("advantage/abs_mean") == 0 for step in steps)
@@ -109,15 +131,21 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> str:
         helps.append("the causes, unscored/CAUSE in events.jsonl")
     if rewards and is_equal:
         low, high = min(rewards), max(rewards)
-        parts.insert(0, f"all rewards of every group were equal ({low:g}{f' to {high:g}' if high > low else ''})")
+        parts.insert(
+            0, f"all rewards of every group were equal ({low:g}{f' to {high:g}' if high > low else ''})"
+        )
         helps += ["harder questions"] if share.get("all_right", 0.0) > 0.5 else [SFT, "easier questions"]
     return _sentence("; ".join(parts) or "no token had a gradient", helps)
 
 
 def _ends(shares: Mapping[str, float]) -> tuple[str, list[str]]:
     """How episodes without an answer ended, the most frequent end first, and what helps."""
-    names = sorted((name for name in ENDS if shares.get(name, 0.0) >= MIN_SHARE), key=lambda name: -shares[name])
-    return ", ".join(f"{100 * shares[name]:.0f} % {ENDS[name][0]}" for name in names), [ENDS[name][1] for name in names]
+    names = sorted(
+        (name for name in ENDS if shares.get(name, 0.0) >= MIN_SHARE), key=lambda name: -shares[name]
+    )
+    return ", ".join(f"{100 * shares[name]:.0f} % {ENDS[name][0]}" for name in names), [
+        ENDS[name][1] for name in names
+    ]
 
 
 def _sentence(happened: str, helps: Sequence[str]) -> str:

@@ -32,7 +32,23 @@ BLOCK = 2**16
 SAMPLE_ABOVE = 64 * 2**20
 """Size in bytes above which only blocks of a weight file are hashed."""
 MEDIA = frozenset(
-    [".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".mp4", ".avi", ".mov", ".mkv", ".webm", ".wav", ".mp3"]
+    [
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".mp4",
+        ".avi",
+        ".mov",
+        ".mkv",
+        ".webm",
+        ".wav",
+        ".mp3",
+    ]
 )
 EXCLUDED = frozenset({NAME, "lock.json", "STOP"})
 """Files of a folder that are not part of its content."""
@@ -108,14 +124,18 @@ def record(
     new = Record(
         kind=kind,
         sha256=None if grows else digest(path)[0],
-        inputs=[_resolve_input(role, source, path) for role, sources in by_role.items() for source in sources],
+        inputs=[
+            _resolve_input(role, source, path) for role, sources in by_role.items() for source in sources
+        ],
         config_sha256=config.sha256 if config is not None else None,
         seed=config.run.seed if config is not None else None,
         code=code(),
         made=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if grows and (previous := read(path)) is not None:
-        changed = [previous.model_copy(update={"earlier": []})] if previous.provenance != new.provenance else []
+        changed = (
+            [previous.model_copy(update={"earlier": []})] if previous.provenance != new.provenance else []
+        )
         new = new.model_copy(update={"earlier": [*previous.earlier, *changed]})
     file = lineage_file(path)
     write_json(file, new.model_dump(mode="json", exclude_defaults=True) | {"format": 1})
@@ -149,8 +169,13 @@ def of_run(path: str | Path, kind: str) -> dict[str, object] | None:
     base = Path(path).parent if Path(path).is_file() else Path(path)
 
     def moved(record: Record) -> Record:
-        inputs = [relative_to(base, i, Path(os.path.normpath(folder / i.path))) if i.path else i for i in record.inputs]
-        return record.model_copy(update={"inputs": inputs, "earlier": [moved(e) for e in record.earlier], "kind": kind})
+        inputs = [
+            relative_to(base, i, Path(os.path.normpath(folder / i.path))) if i.path else i
+            for i in record.inputs
+        ]
+        return record.model_copy(
+            update={"inputs": inputs, "earlier": [moved(e) for e in record.earlier], "kind": kind}
+        )
 
     return moved(run_record).model_dump(mode="json", exclude_defaults=True) | {"format": 1}
 
@@ -178,7 +203,8 @@ def find_record(path: str | Path) -> tuple[Path, Record] | None:
     return None
 
 
-# -- hashes ---------------------------------------------------------------------------------------------------------------------
+# -- hashes
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
@@ -244,18 +270,24 @@ def code() -> Code:
 
     def git(*arguments: str) -> str | None:
         try:
-            process = subprocess.run(["git", "-C", package, *arguments], capture_output=True, text=True, timeout=20, check=True)
+            process = subprocess.run(
+                ["git", "-C", package, *arguments], capture_output=True, text=True, timeout=20, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
         return process.stdout.strip()
 
     # The package may be installed inside the checkout of another project, whose commits do not describe it.
-    if git("ls-files", "--error-unmatch", "__init__.py") is None or (commit := git("rev-parse", "HEAD")) is None:
+    if (
+        git("ls-files", "--error-unmatch", "__init__.py") is None
+        or (commit := git("rev-parse", "HEAD")) is None
+    ):
         return Code(version=number)
     return Code(version=number, commit=commit, dirty=bool(git("status", "--porcelain", "--", ".")))
 
 
-# -- inputs ---------------------------------------------------------------------------------------------------------------------
+# -- inputs
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def _resolve_input(role: str, source: Source, result: Path) -> Input:
@@ -268,7 +300,9 @@ def _resolve_input(role: str, source: Source, result: Path) -> Input:
     if path is None:
         return Input(role=role, source=str(source))
     sha256, size = digest(path, without=result)
-    return relative_to(base, Input(role=role, source=str(source), path=str(path), sha256=sha256, bytes=size), path)
+    return relative_to(
+        base, Input(role=role, source=str(source), path=str(path), sha256=sha256, bytes=size), path
+    )
 
 
 def relative_to(base: Path, item: Input, path: Path) -> Input:

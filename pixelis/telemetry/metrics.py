@@ -13,7 +13,11 @@ from typing import Any
 from pixelis.telemetry.events import as_number
 
 ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "rollouts/groups": ("counter", ("outcome",), "groups that ended: kept, uninformative, abstained or a cause"),
+    "rollouts/groups": (
+        "counter",
+        ("outcome",),
+        "groups that ended: kept, uninformative, abstained or a cause",
+    ),
     "rollouts/group_seconds": ("histogram", (), "seconds from admission to the score of a group"),
     "engine/groups": ("counter", ("generator",), "groups generated"),
     "engine/episodes": ("counter", ("generator",), "episodes generated"),
@@ -32,7 +36,11 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "memory/bytes": ("gauge", ("shard",), "bytes of a shard on disk"),
     "evolution/version": ("gauge", (), "policy version that is served"),
     "evolution/updates": ("gauge", (), "updates applied since the service started"),
-    "evolution/events": ("counter", ("event", "result"), "events of the audit log: promotions, rollbacks, alerts, decisions"),
+    "evolution/events": (
+        "counter",
+        ("event", "result"),
+        "events of the audit log: promotions, rollbacks, alerts, decisions",
+    ),
     "evolution/queue_size": ("gauge", (), "update tasks that wait for the learner"),
     "evolution/queue_fill": ("gauge", (), "filled share of the queue of update tasks"),
     "evolution/unclear_tasks": ("gauge", (), "consecutive tasks of users whose votes are rarely clear"),
@@ -44,7 +52,11 @@ ACTOR_METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "evolution/update_rate": ("gauge", (), "updates in the last minute, while updates are due"),
     "evolution/mean_kl": ("gauge", (), "mean KL of the last updates"),
     "evolution/p99_latency": ("gauge", (), "p99 seconds of answers, in the slowest gateway"),
-    "evolution/faiss_failure_rate": ("gauge", (), "share of searches without every shard, in the worst gateway"),
+    "evolution/faiss_failure_rate": (
+        "gauge",
+        (),
+        "share of searches without every shard, in the worst gateway",
+    ),
     "gateway/requests": ("counter", ("route", "status"), "requests by route and status"),
     "gateway/request_seconds": ("histogram", ("route",), "seconds from arrival to the end of the reply"),
     "gateway/inside": ("gauge", ("replica",), "requests that run or wait in a gateway"),
@@ -90,6 +102,8 @@ def _instrument(kind: str, key: str, tags: Mapping[str, str] | None, **options: 
         from ray.util import metrics  # loaded on first use: drivers without Ray never need it
 
         description = ACTOR_METRICS[key][2] if key in ACTOR_METRICS else key
-        instrument = getattr(metrics, kind)(metric_name(key), description=description, tag_keys=names, **options)
+        instrument = getattr(metrics, kind)(
+            metric_name(key), description=description, tag_keys=names, **options
+        )
         _instruments[kind, key, names] = instrument
     return _instruments[kind, key, names]

@@ -23,7 +23,14 @@ class Progress:
     """
 
     def __init__(
-        self, name: str, total: int, *, start: int = 0, enabled: bool = True, every: float = 5.0, stream: TextIO | None = None
+        self,
+        name: str,
+        total: int,
+        *,
+        start: int = 0,
+        enabled: bool = True,
+        every: float = 5.0,
+        stream: TextIO | None = None,
     ):
         self.name, self.total, self.done, self.every = name, total, start, every
         self._stream = stream or sys.stdout
@@ -50,7 +57,9 @@ class Progress:
                 TextColumn("{task.fields[metrics]}", markup=False),
             )
             self._bar = Bar(*columns, console=Console(file=self._stream), refresh_per_second=4)
-            self._task = self._bar.add_task(self.name, total=self.total, completed=self.done, left="", metrics="")
+            self._task = self._bar.add_task(
+                self.name, total=self.total, completed=self.done, left="", metrics=""
+            )
             self._bar.start()
         return self
 
@@ -62,7 +71,9 @@ class Progress:
         elif done != self.done:
             self._recent.append((now, done))
         self.done = done
-        self._metrics = "  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items())
+        self._metrics = "  ".join(
+            f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in metrics.items()
+        )
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, left=self._left(), metrics=self._metrics)
         elif now - self._last_line >= self.every:

@@ -60,8 +60,12 @@ def start(config: Config, service: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter(endpoint=destination)
-    resource = Resource.create({"service.name": f"pixelis-{service}", "service.instance.id": f"{config.run.name}-{os.getpid()}"})
-    provider = TracerProvider(resource=resource, sampler=ParentBased(TraceIdRatioBased(config.telemetry.trace_share)))
+    resource = Resource.create(
+        {"service.name": f"pixelis-{service}", "service.instance.id": f"{config.run.name}-{os.getpid()}"}
+    )
+    provider = TracerProvider(
+        resource=resource, sampler=ParentBased(TraceIdRatioBased(config.telemetry.trace_share))
+    )
     if exporter is not None:
         provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=FLUSH_MS))
     _tracer = provider.get_tracer("pixelis")
@@ -85,7 +89,9 @@ def begin(name: str, parent: str | None = None, **attributes: Any) -> Span:
 def record(name: str, parents: Sequence[str], since: float, **attributes: Any) -> None:
     """A span from ``since`` (``time.time``) until now in each trace of ``parents``."""
     for parent in filter(None, dict.fromkeys(parents)):
-        _tracer.start_span(name, _context(parent), attributes=_plain(attributes), start_time=int(since * 1e9)).end()
+        _tracer.start_span(
+            name, _context(parent), attributes=_plain(attributes), start_time=int(since * 1e9)
+        ).end()
 
 
 def traceparent(of: Span | None = None) -> str:
@@ -110,7 +116,11 @@ def _context(parent: str | None) -> Context | None:
 
 
 def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {f"pixelis.{name}": value for name, value in attributes.items() if isinstance(value, str | bool | int | float)}
+    return {
+        f"pixelis.{name}": value
+        for name, value in attributes.items()
+        if isinstance(value, str | bool | int | float)
+    }
 
 
 def _file_exporter(path: Path) -> Any:
@@ -142,11 +152,15 @@ def _file_exporter(path: Path) -> Any:
 def _hex_ids(value: Any) -> Any:
     """OTLP's JSON has ids in hex, where protobuf's has base64."""
     if isinstance(value, dict):
-        return {key: base64.b64decode(item).hex() if key in _ID_KEYS else _hex_ids(item) for key, item in value.items()}
+        return {
+            key: base64.b64decode(item).hex() if key in _ID_KEYS else _hex_ids(item)
+            for key, item in value.items()
+        }
     return [_hex_ids(item) for item in value] if isinstance(value, list) else value
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading
+# ----------------------------------------------------------------------------------------------------------
 
 
 def read(folder: Path) -> dict[str, list[dict[str, Any]]]:

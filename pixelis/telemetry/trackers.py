@@ -52,12 +52,17 @@ def log_results(config: Config) -> None:
     if not config.telemetry.wandb:
         return
     folder = Path(config.run.dir)
-    results = [file.with_name(file.name.removesuffix(f".{lineage.NAME}")) for file in sorted(folder.glob(f"*.{lineage.NAME}"))]
+    results = [
+        file.with_name(file.name.removesuffix(f".{lineage.NAME}"))
+        for file in sorted(folder.glob(f"*.{lineage.NAME}"))
+    ]
     latest = checkpoint.latest(folder)
     with Tracker(config, only=("wandb",)) as tracker:
         for path in (*results, *([latest] if latest is not None else [])):
             if path.exists() and (known := lineage.read(path)) is not None:
-                tracker.artifact(f"{known.kind}-{config.run.name}", known.kind, path, known.model_dump(mode="json"))
+                tracker.artifact(
+                    f"{known.kind}-{config.run.name}", known.kind, path, known.model_dump(mode="json")
+                )
 
 
 class Tracker:
@@ -104,7 +109,9 @@ class Tracker:
             files = [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if p.is_file()]
             if sum(file.stat().st_size for file in files) <= ARTIFACT_BYTES:
                 for file in files:
-                    artifact.add_file(str(file), name=file.name if path.is_file() else file.relative_to(path).as_posix())
+                    artifact.add_file(
+                        str(file), name=file.name if path.is_file() else file.relative_to(path).as_posix()
+                    )
             self._trackers["wandb"].tracker.log_artifact(artifact)
         except Exception as error:
             self._drop("wandb", error)
@@ -126,12 +133,16 @@ class Tracker:
 
     def _drop(self, name: str, error: Exception) -> None:
         self._trackers.pop(name, None)
-        log.warning("tracker %s failed and is off for the rest of this run: %s: %s", name, type(error).__name__, error)
+        log.warning(
+            "tracker %s failed and is off for the rest of this run: %s: %s", name, type(error).__name__, error
+        )
 
 
 def _not_installed(name: str) -> MissingDependency:
     package = PACKAGES[name]
-    return MissingDependency(f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false")
+    return MissingDependency(
+        f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false"
+    )
 
 
 def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
@@ -145,7 +156,9 @@ def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
     if name == "wandb":
         return _start_wandb(config, folder)
     if name == "tensorboard":
-        tracker = tracking.TensorBoardTracker(name, folder, purge_step=None if resumed is None else resumed + 1)
+        tracker = tracking.TensorBoardTracker(
+            name, folder, purge_step=None if resumed is None else resumed + 1
+        )
     elif name == "mlflow":
         os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         tracker = tracking.MLflowTracker(PROJECT, run_name=run)
@@ -155,8 +168,12 @@ def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
     elif name == "comet":
         import comet_ml
 
-        settings = comet_ml.ExperimentConfig(name=run, offline_directory=str(folder / name), auto_metric_logging=False)
-        tracker = tracking.CometMLTracker(PROJECT, online="COMET_API_KEY" in os.environ, experiment_config=settings)
+        settings = comet_ml.ExperimentConfig(
+            name=run, offline_directory=str(folder / name), auto_metric_logging=False
+        )
+        tracker = tracking.CometMLTracker(
+            PROJECT, online="COMET_API_KEY" in os.environ, experiment_config=settings
+        )
     else:
         os.environ.setdefault("TRACKIO_DIR", str(folder / name))
         tracker = tracking.TrackioTracker(PROJECT, name=run, embed=False)

@@ -1,6 +1,9 @@
-"""Forks a writer of a memory shard for each line ``FOLDER FIRST`` on standard input. A writer adds until it is killed.
+"""Forks a writer of a memory shard for each line ``FOLDER FIRST`` on standard input.
 
-It prints ``pid N``, then the id of every acknowledged experience. The parent prints ``ended`` after the writer's end.
+A writer adds until it is killed.
+
+It prints ``pid N``, then the id of every acknowledged experience. The parent prints ``ended`` after the
+writer's end.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ def write(folder: str, first: int) -> None:
 
     def add(start: int, size: int) -> None:
         for number in range(start, start + 10**9, 2 * size):
-            entries = [Entry(made(n), vector(n), {"img0": PNG + bytes(500)}) for n in range(number, number + size)]
+            entries = [
+                Entry(made(n), vector(n), {"img0": PNG + bytes(500)}) for n in range(number, number + size)
+            ]
             shard.add(entries)
             os.write(1, "".join(f"{e.experience.id}\n" for e in entries).encode())
 

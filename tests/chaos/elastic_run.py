@@ -1,4 +1,6 @@
-"""An RFT run's rollouts on generators that come and go with their nodes, on a cluster of its own. Run by test_elasticity.py.
+"""An RFT run's rollouts on generators that come and go with their nodes, on a cluster of its own.
+
+Run by test_elasticity.py.
 
 The generators are time-dilated: each plays SLOTS groups at once, of SECONDS each. Prints one JSON line.
 """
@@ -141,7 +143,8 @@ def grow_and_shrink(folder: str) -> dict[str, Any]:
 
 @contextmanager
 def autoscaling_cluster(folder: str) -> Iterator[str]:
-    """Address of a head with 1 CPU whose autoscaler adds worker nodes as processes, and ends them after seconds of idleness.
+    """Address of a head with 1 CPU whose autoscaler adds worker nodes as processes, and ends them after
+    seconds of idleness.
 
     Ray's own AutoscalingCluster would first end every Ray process of the machine.
     """
@@ -155,7 +158,12 @@ def autoscaling_cluster(folder: str) -> Iterator[str]:
         "idle_timeout_minutes": 0.05,
         "upscaling_speed": 1.0,
         # Not `fake_multinode`, whose default configuration Ray's wheel lacks.
-        "provider": {"type": "external", "module": PROVIDER, "gcs_address": address, "head_node_id": FAKE_HEAD_NODE_ID},
+        "provider": {
+            "type": "external",
+            "module": PROVIDER,
+            "gcs_address": address,
+            "head_node_id": FAKE_HEAD_NODE_ID,
+        },
         "head_node_type": "ray.head.default",
         "available_node_types": {
             "ray.head.default": {**node, "resources": {"CPU": 1}, "max_workers": 0},
@@ -167,8 +175,14 @@ def autoscaling_cluster(folder: str) -> Iterator[str]:
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = Path(folder) / "autoscaling.json"
     file.write_text(json.dumps(settings))
-    environment = {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_enable_autoscaler_v2": "1"}
-    environment |= dict.fromkeys(("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING"), FAKE_HEAD_NODE_ID)
+    environment = {
+        "RAY_FAKE_CLUSTER": "1",
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_enable_autoscaler_v2": "1",
+    }
+    environment |= dict.fromkeys(
+        ("RAY_CLOUD_INSTANCE_ID", "RAY_OVERRIDE_NODE_ID_FOR_TESTING"), FAKE_HEAD_NODE_ID
+    )
     program = str(Path(sys.executable).with_name("ray"))  # which PATH may lack
     command = [
         program,
@@ -196,7 +210,9 @@ def autoscale(folder: str) -> dict[str, Any]:
         connect(address)
         out: dict[str, Any] = {"nodes_before": nodes_alive()}
         started = time.monotonic()
-        with placement.placed(configuration(folder, {"min": 1, "max": 3}, autoscaling=True), job="auto") as actors:
+        with placement.placed(
+            configuration(folder, {"min": 1, "max": 3}, autoscaling=True), job="auto"
+        ) as actors:
             learner = Learner(actors.coordinator)
             learner.until(lambda: learner.able() == 3, 120)
             out |= {"nodes": nodes_alive(), "scaled_s": time.monotonic() - started}

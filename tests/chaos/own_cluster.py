@@ -28,7 +28,12 @@ from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
 RUN = ["policy.model=nano", "rft.prompts_per_step=4", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
-RUN += ["rewards.weights.length=1.0", "learner.lr=3e-4", "learner.checkpoint_every=1000", "telemetry.progress=false"]
+RUN += [
+    "rewards.weights.length=1.0",
+    "learner.lr=3e-4",
+    "learner.checkpoint_every=1000",
+    "telemetry.progress=false",
+]
 STORE_BYTES = 80_000_000
 STEPS = 20
 PRESSURE = range(3, 8)
@@ -36,7 +41,12 @@ PRESSURE = range(3, 8)
 
 
 def configuration(folder: str, *more: str) -> Config:
-    return absolute(load(None, [*RUN, f"run.dir={folder}", "cluster.cpus=4", f"cluster.object_store_bytes={STORE_BYTES}", *more]))
+    return absolute(
+        load(
+            None,
+            [*RUN, f"run.dir={folder}", "cluster.cpus=4", f"cluster.object_store_bytes={STORE_BYTES}", *more],
+        )
+    )
 
 
 @ray.remote(num_cpus=0)
@@ -71,7 +81,9 @@ def store(folder: str) -> dict[str, Any]:
         step = row["step"] if row else 0
         if step >= PRESSURE.start and "held" not in out:
             out["held"] = ray.get(hog.fill.remote(3 * STORE_BYTES // 10_000_000))
-            out["spilled"] = "Spilled" in memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+            out["spilled"] = "Spilled" in memory_summary(
+                ray.get_runtime_context().gcs_address, stats_only=True
+            )
             out["held_at"] = step
         elif "held" in out and step >= out["held_at"] + len(PRESSURE) and "released_at" not in out:
             out["intact"], out["released_at"] = ray.get(hog.check_and_release.remote()), step

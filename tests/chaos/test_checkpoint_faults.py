@@ -1,4 +1,6 @@
-"""Checkpoints under SIGKILL at chosen bytes (F4 of the list of faults), and optimizer steps with non-finite values (F15)."""
+"""Checkpoints under SIGKILL at chosen bytes (F4 of the list of faults), and optimizer steps with non-finite
+values (F15).
+"""
 
 from __future__ import annotations
 
@@ -72,14 +74,19 @@ for line in sys.stdin:
 """
 
 
-def test_f04_a_writer_killed_at_any_byte_loses_no_acknowledged_checkpoint(tmp_path: Path, record_figures: RecordFigures) -> None:
-    """F4: SIGKILL at 50 random bytes of a checkpoint with weights and optimizer, and around each flush and rename at its end.
+def test_f04_a_writer_killed_at_any_byte_loses_no_acknowledged_checkpoint(
+    tmp_path: Path, record_figures: RecordFigures
+) -> None:
+    """F4: SIGKILL at 50 random bytes of a checkpoint with weights and optimizer, and around each flush and
+    rename at its end.
 
     Goal: the latest checkpoint is always complete and no older than the last acknowledged one.
     """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
 
@@ -117,7 +124,9 @@ def test_f04_a_writer_killed_at_any_byte_loses_no_acknowledged_checkpoint(tmp_pa
     assert kills >= 65
     names = [p.name for p in (tmp_path / "checkpoints").iterdir()]
     assert len(names) <= 2 + 3, f"files of killed writers are not removed: {names}"
-    record_figures(kills=kills, of_bytes=int(size), complete_before_the_kill=newer, acknowledged_lost=0, torn_picked=0)
+    record_figures(
+        kills=kills, of_bytes=int(size), complete_before_the_kill=newer, acknowledged_lost=0, torn_picked=0
+    )
 
 
 def samples(spec: object, seed: int) -> list[TrainSample]:
@@ -179,17 +188,23 @@ def inject(learner: train_step.Trainer, monkeypatch: pytest.MonkeyPatch) -> Call
 
 def bits(learner: train_step.Trainer) -> tuple[dict[str, bytes], float]:
     """Return the bytes of weights and optimizer moments, and the learning rate."""
-    state = {**learner.adapter().tensors, **{f"moment {n}": a for n, a in learner.model.zero.moments().items()}}
+    state = {
+        **learner.adapter().tensors,
+        **{f"moment {n}": a for n, a in learner.model.zero.moments().items()},
+    }
     return {name: array.tobytes() for name, array in state.items()}, learner.lr()
 
 
 def test_f15_a_non_finite_step_is_skipped_and_three_in_a_row_stop_the_run(
-    learner: train_step.Trainer, inject: Callable[[str | None], None], tmp_path: Path, record_figures: RecordFigures
+    learner: train_step.Trainer,
+    inject: Callable[[str | None], None],
+    tmp_path: Path,
+    record_figures: RecordFigures,
 ) -> None:
     """F15: NaN or inf in the loss or in one value of the gradient.
 
-    Goal: the step is skipped and counted; weights, moments and learning rate do not change in any bit. Three skipped steps in a
-    row end the run, and its last checkpoint restores the same bits.
+    Goal: the step is skipped and counted; weights, moments and learning rate do not change in any bit. Three
+    skipped steps in a row end the run, and its last checkpoint restores the same bits.
     """
     for _ in range(2):
         assert learner.update(samples(learner.model.spec, 0))["policy/grad_norm"] > 0

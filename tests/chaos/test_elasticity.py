@@ -1,6 +1,8 @@
-"""Generators of a run join as nodes are added, and leave with lost nodes, without a lost or doubled group; nodes come by need.
+"""Generators of a run join as nodes are added, and leave with lost nodes, without a lost or doubled group;
+nodes come by need.
 
-Shorter: killed generators in test_rollout_faults.py, more and fewer generators in tests/serve/test_generator_scaling.py.
+Shorter: killed generators in test_rollout_faults.py, more and fewer generators in
+tests/serve/test_generator_scaling.py.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def test_generators_come_and_go_with_their_nodes(tmp_path: Path, record_figures:
     one, two, four = (result["rates"][count] for count in "124")
     assert two >= 1.7 * one
     assert four >= 3.2 * one
-    assert len(result["joined_s"]) == 3  # the goal is 10 s each on an idle machine; a busy one takes longer to start a process
+    # The goal is 10 s each on an idle machine; a busy one takes longer to start a process
+    assert len(result["joined_s"]) == 3
     assert result["rate_after_the_loss"] == pytest.approx(two, rel=0.3)
     assert result["events"] == [2, 3, 4]
     assert result["groups"] > 80

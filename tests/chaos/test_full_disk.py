@@ -25,11 +25,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 BARE = Path(__file__).parents[1] / "ray" / "bare.yaml"
 RUN = ["policy.model=nano", "rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
 # A policy without SFT never answers, so the reward is for short replies.
-RUN += ["rewards.weights.length=1.0", "learner.checkpoint_every=1", "telemetry.progress=false", "telemetry.wandb=true"]
+RUN += [
+    "rewards.weights.length=1.0",
+    "learner.checkpoint_every=1",
+    "telemetry.progress=false",
+    "telemetry.wandb=true",
+]
 
 
 def start(run: Path, steps: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", "pixelis.jobs.rft", str(BARE), *RUN, f"run.dir={run}", f"rft.steps={steps}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pixelis.jobs.rft",
+        str(BARE),
+        *RUN,
+        f"run.dir={run}",
+        f"rft.steps={steps}",
+    ]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **pipes)
 
@@ -37,7 +50,8 @@ def start(run: Path, steps: int) -> subprocess.Popen:
 def test_f17_a_full_disk_ends_a_run_with_its_name_and_the_run_resumes(
     tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
-    """Goal: fatal with a message about free space, the last checkpoint intact; the run resumes when there is space.
+    """Goal: fatal with a message about free space, the last checkpoint intact; the run resumes when there is
+    space.
 
     Checkpoints, events, versions, rollouts and the offline tracker all write to the full disk.
     """

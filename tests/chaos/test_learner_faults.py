@@ -1,4 +1,5 @@
-"""Learners that are killed or stopped, in real jobs: only complete versions are served, and a run resumes exactly.
+"""Learners that are killed or stopped, in real jobs: only complete versions are served, and a run resumes
+exactly.
 
 F3, F5, F16 and F26 are numbers in the project's list of faults.
 """
@@ -63,11 +64,19 @@ def uninterrupted(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -
     The other runs have generators of their own, and the same result.
     """
     folder = tmp_path_factory.mktemp("uninterrupted")
-    settings = config(folder, "engine.colocate=true", "engine.on_update=keep", "rft.evaluate_every=4", "evaluate.questions=4")
+    settings = config(
+        folder,
+        "engine.colocate=true",
+        "engine.on_update=keep",
+        "rft.evaluate_every=4",
+        "evaluate.questions=4",
+    )
     with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         assert checkpoint.step_of(rft.run(settings, actors)) == STEPS
         assert not ray.get(actors.generators[0].health.remote())["asleep"]
-    assert sum(row["learner/trained_sequences"] > 0 for row in events.read(folder, "step/policy")) >= STEPS // 2
+    assert (
+        sum(row["learner/trained_sequences"] > 0 for row in events.read(folder, "step/policy")) >= STEPS // 2
+    )
     return folder
 
 
@@ -98,12 +107,15 @@ def check_equal_runs(folder: Path, reference: Path) -> float:
     return max(abs(rows[step]["policy/loss"] - expected[step]["policy/loss"]) for step in rows)
 
 
-# -- stopped -------------------------------------------------------------------------------------------------------------------
+# -- stopped
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def process(name: str, *arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
-    """Run `python -m pixelis.jobs.NAME` in its own session with its own Ray; yield it and a mark that its children inherit."""
+    """Run `python -m pixelis.jobs.NAME` in its own session with its own Ray; yield it and a mark that its
+    children inherit.
+    """
     mark = f"pixelis-chaos-{uuid4().hex}"
     env = {**os.environ, "PIXELIS_CHAOS_MARK": mark, "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-m", f"pixelis.jobs.{name}", str(BARE), *arguments]
@@ -131,7 +143,11 @@ def marked_processes(mark: str) -> list[int]:
 def shared_memory() -> set[str]:
     """Return the files in /dev/shm, except those of vLLM and loky, which only other test suites use."""
     files = (path for path in Path("/dev/shm").rglob("*") if path.is_file())
-    return {str(path) for path in files if not str(path).startswith(("/dev/shm/pixelis-vllm-", "/dev/shm/sem.loky-"))}
+    return {
+        str(path)
+        for path in files
+        if not str(path).startswith(("/dev/shm/pixelis-vllm-", "/dev/shm/sem.loky-"))
+    }
 
 
 def shared_memory_in_use() -> set[str]:
@@ -140,17 +156,31 @@ def shared_memory_in_use() -> set[str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
-                files |= {line.split(maxsplit=5)[-1].strip() for line in (folder / "maps").open() if "/dev/shm/" in line}
-                files |= {os.readlink(link) for link in (folder / "fd").iterdir() if "/dev/shm/" in os.readlink(link)}
+                files |= {
+                    line.split(maxsplit=5)[-1].strip()
+                    for line in (folder / "maps").open()
+                    if "/dev/shm/" in line
+                }
+                files |= {
+                    os.readlink(link)
+                    for link in (folder / "fd").iterdir()
+                    if "/dev/shm/" in os.readlink(link)
+                }
     return files
 
 
 def stop(folder: Path, number: int, steps: int) -> dict[str, Any]:
-    """Start a job and send it the signal after ``steps`` steps; return its exit, its duration and what it left behind."""
+    """Start a job and send it the signal after ``steps`` steps; return its exit, its duration and what it
+    left behind.
+    """
     initial = shared_memory()
     with process("rft", *RUN, f"run.dir={folder}") as (job, mark):
         deadline = time.monotonic() + 300
-        while len(events.read(folder, "step/policy")) < steps and job.poll() is None and time.monotonic() < deadline:
+        while (
+            len(events.read(folder, "step/policy")) < steps
+            and job.poll() is None
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         start = time.monotonic()
         # As a terminal does: Ctrl-C goes to the whole process group, SIGTERM to the driver only.
@@ -158,7 +188,13 @@ def stop(folder: Path, number: int, steps: int) -> dict[str, Any]:
         _, errors = job.communicate(timeout=120)
         seconds = time.monotonic() - start
         with suppress(AssertionError):
-            wait_until(lambda: not marked_processes(mark) and not (shared_memory() - initial - shared_memory_in_use()), 20, 0.2)
+            wait_until(
+                lambda: (
+                    not marked_processes(mark) and not (shared_memory() - initial - shared_memory_in_use())
+                ),
+                20,
+                0.2,
+            )
         all_ended = time.monotonic() - start
         orphans = marked_processes(mark)
         return {
@@ -166,7 +202,10 @@ def stop(folder: Path, number: int, steps: int) -> dict[str, Any]:
             "errors": errors,
             "seconds": seconds,
             "all_ended": all_ended,
-            "orphans": [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:80] for pid in orphans],
+            "orphans": [
+                Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:80]
+                for pid in orphans
+            ],
             "shared": sorted(shared_memory() - initial - shared_memory_in_use()),
         }
 
@@ -178,11 +217,14 @@ def check_clean(result: dict[str, Any], folder: Path) -> int:
     assert result["orphans"] == []
     assert result["shared"] == []
     assert not (folder / "lock.json").exists()
-    assert result["seconds"] < 60  # the goal is 10 s on an idle machine; the step in progress is finished on a busy one, too
+    # The goal is 10 s on an idle machine; the step in progress is finished on a busy one, too
+    assert result["seconds"] < 60
     latest = checkpoint.latest(folder)
     assert latest is not None
     assert load_adapter(latest).tensors
-    assert checkpoint.step_of(latest) == len(events.read(folder, "step/policy")), "a completed step is not in the checkpoint"
+    assert checkpoint.step_of(latest) == len(events.read(folder, "step/policy")), (
+        "a completed step is not in the checkpoint"
+    )
     return checkpoint.step_of(latest)
 
 
@@ -196,15 +238,23 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 def test_f16_a_sigterm_leaves_a_checkpoint_and_nothing_else(
     stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
 ) -> None:
-    """F16: SIGTERM, as at preemption. Goal: checkpoint and clean exit <= 10 s, no process and no shared memory left."""
+    """F16: SIGTERM, as at preemption.
+
+    Goal: checkpoint and clean exit <= 10 s, no process and no shared memory left.
+    """
     folder, result = stopped
     step = check_clean(result, folder)
     record_figures(
-        exit_s=result["seconds"], all_processes_gone_s=result["all_ended"], stopped_at_step=step, orphans=0, shared_memory_files=0
+        exit_s=result["seconds"],
+        all_processes_gone_s=result["all_ended"],
+        stopped_at_step=step,
+        orphans=0,
+        shared_memory_files=0,
     )
 
 
-# -- killed --------------------------------------------------------------------------------------------------------------------
+# -- killed
+# --------------------------------------------------------------------------------------------------------------------
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
@@ -234,13 +284,16 @@ class KillingPublisher(WeightPublisher):
 def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_run(
     uninterrupted: Path, stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
 ) -> None:
-    """F5: 8 steps == 2 + resume + 6 (the stop may come late). Goal: same sample ids, losses equal to 1e-6; here bitwise.
+    """F5: 8 steps == 2 + resume + 6 (the stop may come late).
 
-    F26, in the same run: Coordinator and scorer are killed. Goal: admission, consumed ids and reward state are restored, and the
-    result equals that of the run without faults, whose generators besides share the learner's devices.
+    Goal: same sample ids, losses equal to 1e-6; here bitwise.
 
-    F3, in the same run: SIGKILL of the learner during publication. Goal: generators keep the old version, numbering continues
-    after the restart, and every version is complete by its checksum.
+    F26, in the same run: Coordinator and scorer are killed. Goal: admission, consumed ids and reward state
+    are restored, and the result equals that of the run without faults, whose generators besides share the
+    learner's devices.
+
+    F3, in the same run: SIGKILL of the learner during publication. Goal: generators keep the old version,
+    numbering continues after the restart, and every version is complete by its checksum.
     """
     folder, _ = stopped
     resumed_after = len(events.read(folder, "step/policy"))
@@ -248,7 +301,8 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
     settings = config(folder, "learner.checkpoint_every=1", "learner.max_failures=3")
     with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         weights = KillingPublisher(actors.store, "rft")
-        weights.folder, weights.victims = str(folder), {COORDINATOR: actors.coordinator, SCORER: actors.scorers[0]}
+        weights.folder = str(folder)
+        weights.victims = {COORDINATOR: actors.coordinator, SCORER: actors.scorers[0]}
         source = RolloutSource(settings, actors.coordinator, weights)
         learner.fit(TrainJob(settings, source, settings.rft.loss, settings.rft.sampling.temperature))
         versions = ray.get(actors.store.list.remote())
@@ -276,13 +330,22 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
     assert drift < 1e-3
     times = [row["time"] for row in events.read(folder, "step/policy")]
     back_after = next(t for t in times if t > death) - death
-    record_figures(resumed_after=resumed_after, steps_lost=len(times) - STEPS, back_after_s=back_after, versions=len(numbers))
+    record_figures(
+        resumed_after=resumed_after,
+        steps_lost=len(times) - STEPS,
+        back_after_s=back_after,
+        versions=len(numbers),
+    )
     record_figures(drift_max=drift, loss_difference=difference)
 
 
 @pytest.mark.long  # a run resumed with killed actors makes the same comparison
-def test_two_jobs_at_once_on_one_cluster_do_not_disturb_each_other(uninterrupted: Path, tmp_path: Path) -> None:
-    """Two jobs of one name, one of them in its own process, make the same steps as one alone, and leave no reservation."""
+def test_two_jobs_at_once_on_one_cluster_do_not_disturb_each_other(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
+    """Two jobs of one name, one of them in its own process, make the same steps as one alone, and leave no
+    reservation.
+    """
     from ray.util.placement_group import placement_group_table
 
     first, second = tmp_path / "first", tmp_path / "second"
@@ -312,8 +375,12 @@ def test_the_generators_of_a_colocated_run_sleep_while_the_learner_works(
 
 
 @pytest.mark.long  # above: SIGTERM
-def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(tmp_path: Path, record_figures: RecordFigures) -> None:
+def test_f16_a_ctrl_c_leaves_a_checkpoint_and_nothing_else(
+    tmp_path: Path, record_figures: RecordFigures
+) -> None:
     """F16: Ctrl-C, which the terminal sends to every process of the group. Goal: as for SIGTERM."""
     result = stop(tmp_path, signal.SIGINT, 1)
     check_clean(result, tmp_path)
-    record_figures(exit_s=result["seconds"], all_processes_gone_s=result["all_ended"], orphans=0, shared_memory_files=0)
+    record_figures(
+        exit_s=result["seconds"], all_processes_gone_s=result["all_ended"], orphans=0, shared_memory_files=0
+    )

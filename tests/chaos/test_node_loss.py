@@ -1,4 +1,6 @@
-"""The learners lose their node in a real job on two Ray nodes: told at once, resumed on what is left, no step logged twice."""
+"""The learners lose their node in a real job on two Ray nodes: told at once, resumed on what is left, no step
+logged twice.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from pixelis.telemetry import events
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 BARE = Path(__file__).parents[1] / "ray" / "bare.yaml"
-RUN = "rft.steps=8 rft.prompts_per_step=4 rft.group_size=4 dialogue.max_turn_tokens=16 policy.model=nano learner.lr=3e-4"
+RUN = (
+    "rft.steps=8 rft.prompts_per_step=4 rft.group_size=4 dialogue.max_turn_tokens=16 policy.model=nano "
+    "learner.lr=3e-4"
+)
 RUN += " rewards.weights.length=1.0 learner.checkpoint_every=3 toolbox.cpus=0.1 rewards.cpus=0.1"
 # Two learners fit only the second node (3 CPUs), one of them the rest of the first (2 CPUs).
 RUN += " learner.workers=2 learner.min_workers=1 learner.cpus=1.2"
@@ -43,7 +48,9 @@ cluster.shutdown()
 
 @pytest.fixture
 def nodes() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Address of a cluster of two nodes in a process of its own, and a function that kills the second node."""
+    """Address of a cluster of two nodes in a process of its own, and a function that kills the second
+    node.
+    """
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", NODES], stderr=subprocess.DEVNULL, **pipes)
     assert process.stdin is not None
@@ -91,7 +98,9 @@ def test_a_lost_node_of_the_learners(
     assert told - killed <= 5
     resumed = next((at for at, line in output if line.startswith("1 of 2 learners resume from step 3")), None)
     assert resumed is not None, text
-    assert "left" not in "".join(line for at, line in output if told < at < resumed), "no time left while nothing runs"
+    assert "left" not in "".join(line for at, line in output if told < at < resumed), (
+        "no time left while nothing runs"
+    )
     assert [row["step"] for row in events.read(tmp_path, "step/policy")] == list(range(1, 9))
     assert {row["step"] for row in events.read(tmp_path, events.REPLAYED)} >= {4}
     assert [len(row["nodes"]) for row in events.read(tmp_path, learner.PLACED)] == [2, 1]
@@ -99,7 +108,9 @@ def test_a_lost_node_of_the_learners(
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_run_without_room_tells_what_it_waits_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_room_tells_what_it_waits_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     config = load(None, [f"run.dir={tmp_path}", "learner.cpus=100"])
     threading.Timer(6.0, (tmp_path / "STOP").touch).start()
     assert _wait_for_room(config, "", elastic=True) is None

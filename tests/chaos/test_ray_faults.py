@@ -1,4 +1,6 @@
-"""Faults of Ray itself: a full object store (F8), failing RPCs (F9) and a lost head (F18), each on a cluster of its own."""
+"""Faults of Ray itself: a full object store (F8), failing RPCs (F9) and a lost head (F18), each on a cluster
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,15 @@ CALLS, LEASES = "CoreWorkerService.grpc_client.PushTask", "NodeManagerService.gr
 
 
 def fail(*methods: str) -> str:
-    """A value of RAY_testing_rpc_failure: a quarter of the requests and a quarter of the replies of these methods are lost."""
-    often = {"num_failures": 100, "req_failure_prob": 25, "resp_failure_prob": 25, "in_flight_failure_prob": 0}
+    """A value of RAY_testing_rpc_failure: a quarter of the requests and a quarter of the replies of these
+    methods are lost.
+    """
+    often = {
+        "num_failures": 100,
+        "req_failure_prob": 25,
+        "resp_failure_prob": 25,
+        "in_flight_failure_prob": 0,
+    }
     return json.dumps(dict.fromkeys(methods, often))
 
 
@@ -45,10 +54,13 @@ def play(case: str, folder: Path, **variables: str) -> dict[str, Any]:
 
 
 @pytest.mark.long  # tests/unit/policy/test_storage.py: object stores that are too small are named beforehand
-def test_f08_a_run_goes_on_while_the_object_store_is_full(tmp_path: Path, record_figures: RecordFigures) -> None:
+def test_f08_a_run_goes_on_while_the_object_store_is_full(
+    tmp_path: Path, record_figures: RecordFigures
+) -> None:
     """F8: another actor holds three times the 80 MB of the store for a while.
 
-    Goal: objects are spilled, no process is killed, every step is made, and nothing that was spilled has changed.
+    Goal: objects are spilled, no process is killed, every step is made, and nothing that was spilled has
+    changed.
     """
     result = play("store", tmp_path)
     record_figures(**result["step_s"], held_mb=10 * result["held"])
@@ -60,7 +72,9 @@ def test_f08_a_run_goes_on_while_the_object_store_is_full(tmp_path: Path, record
     assert result["trained"] >= 10  # the others had groups without a difference
 
 
-def test_f09_a_memory_stores_each_experience_once_while_calls_fail(tmp_path: Path, record_figures: RecordFigures) -> None:
+def test_f09_a_memory_stores_each_experience_once_while_calls_fail(
+    tmp_path: Path, record_figures: RecordFigures
+) -> None:
     """F9: a quarter of all calls of actors are lost, and of another quarter only the reply."""
     result = play("memory", tmp_path, RAY_testing_rpc_failure=fail(CALLS, LEASES))
     record_figures(**result)
@@ -74,7 +88,8 @@ def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: 
     assert result["steps"] == [1, 2, 3, 4]
     assert result["checkpoint"] == 4
     assert result["versions"] == list(range(len(result["versions"])))
-    assert result["steps_of_versions"] == [0, 0, 1, 2, 3, 4]  # the initial weights, and those with which the learner begins
+    # The initial weights, and those with which the learner begins
+    assert result["steps_of_versions"] == [0, 0, 1, 2, 3, 4]
     assert result["consumed"] == [0, 1, 2, 3]
 
 
@@ -82,8 +97,18 @@ def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: 
 def head(port: int) -> Iterator[psutil.Popen]:
     """A Ray head in processes of its own."""
     program = str(Path(sys.executable).with_name("ray"))
-    command = [program, "start", "--head", "--block", "--num-cpus=4", "--object-store-memory=100000000", f"--port={port}"]
-    process = psutil.Popen([*command, "--include-dashboard=false"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [
+        program,
+        "start",
+        "--head",
+        "--block",
+        "--num-cpus=4",
+        "--object-store-memory=100000000",
+        f"--port={port}",
+    ]
+    process = psutil.Popen(
+        [*command, "--include-dashboard=false"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -111,9 +136,22 @@ def free_port() -> int:
 def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_resumes(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
-    """F18: every process of the head is killed. Goal: a clear error in 30 s (busy: 90), exit code 1, resume."""
-    settings = ["policy.model=nano", "rft.prompts_per_step=2", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
-    settings += ["rewards.weights.length=1.0", "learner.checkpoint_every=1", "telemetry.progress=false", f"run.dir={tmp_path}"]
+    """F18: every process of the head is killed.
+
+    Goal: a clear error in 30 s (busy: 90), exit code 1, resume.
+    """
+    settings = [
+        "policy.model=nano",
+        "rft.prompts_per_step=2",
+        "rft.group_size=2",
+        "dialogue.max_turn_tokens=16",
+    ]
+    settings += [
+        "rewards.weights.length=1.0",
+        "learner.checkpoint_every=1",
+        "telemetry.progress=false",
+        f"run.dir={tmp_path}",
+    ]
     command = [sys.executable, "-m", "pixelis.jobs.rft", str(ROOT / "tests/ray/bare.yaml"), *settings]
     port = free_port()
     env = {**os.environ, "RAY_ADDRESS": f"127.0.0.1:{port}"}

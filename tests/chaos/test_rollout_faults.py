@@ -1,6 +1,8 @@
-"""Generators that die or hang and rewards that fail, on real actors: no group is lost, duplicated or scored wrongly.
+"""Generators that die or hang and rewards that fail, on real actors: no group is lost, duplicated or scored
+wrongly.
 
-F1, F2, ... are numbers in the project's list of faults. With `PIXELIS_CHAOS=full`, F1 kills at 20 moments instead of one.
+F1, F2, ... are numbers in the project's list of faults. With `PIXELIS_CHAOS=full`, F1 kills at 20 moments
+instead of one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ from typing import Any
 import pytest
 import ray
 from chaos_rewards import FAULTS, fault_of
-from placed_actors import PlacedJob, RouterActor, check_group, greedy_tokens, health, kill, random_adapter, temporary, wait_until
+from placed_actors import (
+    PlacedJob,
+    RouterActor,
+    check_group,
+    greedy_tokens,
+    health,
+    kill,
+    random_adapter,
+    temporary,
+    wait_until,
+)
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
@@ -84,7 +96,10 @@ def check_batch(placed: PlacedJob, batch: RolloutBatch, size: int) -> None:
 def test_f01_a_killed_generator_costs_no_group_and_is_replaced_with_the_current_version(
     placed: PlacedJob, record_figures: RecordFigures, moment: int
 ) -> None:
-    """F1: SIGKILL while idle or busy. Goal: detected <= 3 s, replaced <= 15 s, no group lost or duplicated."""
+    """F1: SIGKILL while idle or busy.
+
+    Goal: detected <= 3 s, replaced <= 15 s, no group lost or duplicated.
+    """
     rng = random.Random(moment)
     victim = placed.actors.generators[moment % 2]
     idle = moment % 3 == 2
@@ -117,7 +132,9 @@ def test_f01_a_killed_generator_costs_no_group_and_is_replaced_with_the_current_
     record_figures(replaced_s=replaced, batch_s=rolled_out, groups_lost=0, groups_doubled=0)
 
 
-def test_f02_with_all_generators_killed_the_job_waits_for_their_return(placed: PlacedJob, record_figures: RecordFigures) -> None:
+def test_f02_with_all_generators_killed_the_job_waits_for_their_return(
+    placed: PlacedJob, record_figures: RecordFigures
+) -> None:
     """F2: SIGKILL of all generators. Goal: the job waits and continues when one is back; no group is lost."""
     with temporary(placed.coordinator()) as coordinator:
         ray.get(coordinator.begin.remote(0, {}, 1), timeout=120)
@@ -177,7 +194,10 @@ def test_f02_with_all_generators_gone_for_good_the_run_fails_in_time_and_says_wh
 def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loaded(
     placed: PlacedJob, record_figures: RecordFigures
 ) -> None:
-    """F14: SIGSTOP of one generator. Goal: loading times out, it gets no rollout until it has loaded, the other keeps working."""
+    """F14: SIGSTOP of one generator.
+
+    Goal: loading times out, it gets no rollout until it has loaded, the other keeps working.
+    """
     store, (slow, quick) = placed.actors.store, placed.actors.generators
     wait_until(lambda: health(slow) and health(quick))
     version = ray.get(store.publish.remote(random_adapter("nano", seed=5), "rft", 9))
@@ -204,10 +224,14 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
         state = ray.get(slow.health.remote())
         assert state["version"] == version
         assert state["rows"] > rows[0], "the generator is not used after it has loaded"
-    assert greedy_tokens(slow, version) == greedy_tokens(quick, version), "the weights differ although the version is the same"
+    assert greedy_tokens(slow, version) == greedy_tokens(quick, version), (
+        "the weights differ although the version is the same"
+    )
     ray.get(store.roll_back.remote(version))
     assert timed_out < 10
-    record_figures(timed_out_s=timed_out, slowest_group_of_others_s=max(s for _, s in results), synced_s=synced)
+    record_figures(
+        timed_out_s=timed_out, slowest_group_of_others_s=max(s for _, s in results), synced_s=synced
+    )
 
 
 def unscored_groups(placed: PlacedJob, count: int, size: int) -> list[Group]:
@@ -221,11 +245,13 @@ def unscored_groups(placed: PlacedJob, count: int, size: int) -> list[Group]:
     return list(ray.get(refs, timeout=120))
 
 
-def test_f06_a_failing_reward_costs_only_its_own_samples(placed: PlacedJob, record_figures: RecordFigures) -> None:
+def test_f06_a_failing_reward_costs_only_its_own_samples(
+    placed: PlacedJob, record_figures: RecordFigures
+) -> None:
     """F6: hang, crash, raise, NaN, inf, wrong length, 5 % each.
 
-    Goal: no stall, a hung call ends within its timeout + 1 s, no failed reward enters an advantage, failures are counted by
-    cause, and batches are filled to 90 % or refilled.
+    Goal: no stall, a hung call ends within its timeout + 1 s, no failed reward enters an advantage, failures
+    are counted by cause, and batches are filled to 90 % or refilled.
     """
     own = {"own": {"chaos_rewards:faulty_reward": 1.0}, "own_timeout_s": TIMEOUT_S, "cpus": 0}
     rewards = parse({**placed.config.model_dump(), "rewards": own}).rewards
@@ -233,7 +259,11 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(placed: PlacedJob, reco
     runtime_env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
     with temporary(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=runtime_env)) as scorer:
         ray.get(scorer.health.remote(), timeout=60)
-        job = PlacedJob(config, placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]), placed.adapter)
+        job = PlacedJob(
+            config,
+            placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]),
+            placed.adapter,
+        )
         with temporary(job.coordinator(prompts_per_step=PROMPTS, group_size=8, steps=2)) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 1), timeout=60)
             start, batches = time.monotonic(), []
@@ -245,7 +275,9 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(placed: PlacedJob, reco
         counts = ray.get(scorer.counts.remote())
         # One hanging reward on an otherwise idle scorer.
         (group,) = unscored_groups(placed, 1, 1)
-        group.trajectories[0].id = next(f"stuck-{i}" for i in range(10_000) if fault_of(f"stuck-{i}") == "hang")
+        group.trajectories[0].id = next(
+            f"stuck-{i}" for i in range(10_000) if fault_of(f"stuck-{i}") == "hang"
+        )
         start = time.monotonic()
         (scored,) = ray.get(scorer.score.remote(group)).trajectories
         reclaimed = time.monotonic() - start
@@ -262,7 +294,9 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(placed: PlacedJob, reco
     assert timeouts < 0.25 * len(trajectories), "more timeouts of valid rewards than a busy machine explains"
     causes = Counter(t.unscored for t in trajectories if t.unscored is not None)
     refilled = int(sum(batch.metrics["rollout/unusable_groups"] for batch in batches))
-    assert all(counts.get(cause, 0) >= count for cause, count in causes.items()), "a failure is not counted by its cause"
+    assert all(counts.get(cause, 0) >= count for cause, count in causes.items()), (
+        "a failure is not counted by its cause"
+    )
     counted = sum(counts.get(cause, 0) for cause in causes)
     assert counted - causes.total() <= 8 * refilled, "more failures than those of replaced groups are counted"
     full = [len(batch.groups) / PROMPTS for batch in batches]

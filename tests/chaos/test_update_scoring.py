@@ -1,4 +1,6 @@
-"""Online learning with rewards that need states of the embedder and a model of their own, with real actors."""
+"""Online learning with rewards that need states of the embedder and a model of their own, with real
+actors.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 @pytest.mark.long  # tests/ray/test_update_scoring.py: a Scorer with a state
 def test_update_tasks_are_scored_with_states_of_the_embedder(ray_cluster: None, tmp_path: Path) -> None:
-    own = ["rewards.preset=pixelis", "evolution.canary.enabled=false", "evolution.review.share=0", "evolution.batch=2"]
+    own = [
+        "rewards.preset=pixelis",
+        "evolution.canary.enabled=false",
+        "evolution.review.share=0",
+        "evolution.batch=2",
+    ]
     settings = config(tmp_path, *own, "engine.workers=1", "memory.enabled=false")
     initial = train_to_answer_seven(settings)
     assert settings.rewards.needs_states

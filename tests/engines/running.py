@@ -53,7 +53,9 @@ class RunningEngine:
         self.runner.run(run_and_close())
 
 
-def start(name: str, folder: Path, policy: config.PolicyConfig, family: str, **values: Any) -> Iterator[RunningEngine]:
+def start(
+    name: str, folder: Path, policy: config.PolicyConfig, family: str, **values: Any
+) -> Iterator[RunningEngine]:
     """Start an engine, yield it, stop it."""
     engine: Engine
     settings = config.EngineConfig(name=name, **values)  # type: ignore[arg-type]

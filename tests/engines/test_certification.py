@@ -18,7 +18,10 @@ def test_the_certification_compares_vllm_with_the_learner_before_and_after_an_ad
     command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "vllm"]
     run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stdout + run.stderr
-    figures = {name: float(value) for name, value in re.findall(r"^  . (.+\|.*?) +(\S+)(?:  goal.*)?$", run.stdout, re.MULTILINE)}
+    figures = {
+        name: float(value)
+        for name, value in re.findall(r"^  . (.+\|.*?) +(\S+)(?:  goal.*)?$", run.stdout, re.MULTILINE)
+    }
     assert figures["qwen2_5_vl 3b: mean |difference| before loading"] > 0.02
     for state in ("base", "adapter", "awake"):
         assert figures[f"qwen2_5_vl 3b, {state}: mean |log-probability - learner's|"] < 0.005

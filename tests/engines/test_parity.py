@@ -1,4 +1,6 @@
-"""Tests that both engines pass: greedy tokens, log-probabilities as the learner's, versions, banned tokens, failures."""
+"""Tests that both engines pass: greedy tokens, log-probabilities as the learner's, versions, banned tokens,
+failures.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 from running import RunningEngine, start
-from tiny_policy import FAMILIES, LORA, Maker, folder, policy, random_adapter, stock, stock_log_probs, stock_logits
+from tiny_policy import (
+    FAMILIES,
+    LORA,
+    Maker,
+    folder,
+    policy,
+    random_adapter,
+    stock,
+    stock_log_probs,
+    stock_logits,
+)
 
 from pixelis.dialogue.session import Completion, SamplingParams, Session
 from pixelis.dialogue.spec import load_tokenizer
@@ -36,7 +48,9 @@ KINDS = [("hf", f, False) for f in FAMILIES] + [
     ("vllm", "qwen2", False),
     ("vllm", "qwen3", True),
 ]
-"""(engine, family, merge). vLLM takes half a minute to start, so not every family runs with both ways to load an adapter."""
+"""(engine, family, merge). vLLM takes half a minute to start, so not every family runs with both ways to load
+an adapter.
+"""
 
 
 def name(kind: tuple[str, str, bool]) -> str:
@@ -46,14 +60,19 @@ def name(kind: tuple[str, str, bool]) -> str:
 
 def marks(kind: tuple[str, str, bool]) -> list[pytest.MarkDecorator]:
     engine, family, merge = kind
-    # One start of vLLM is tested always: with pictures and adapters at runtime. test_vllm.py loads full weights.
+    # One start of vLLM is tested always: with pictures and adapters at runtime. test_vllm.py loads full
+    # weights.
     is_long = merge or family != "qwen2_5_vl"
     return [] if engine == "hf" else [pytest.mark.slow, pytest.mark.long] if is_long else [pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(kind, id=name(kind), marks=marks(kind)) for kind in KINDS])
+@pytest.fixture(
+    scope="module", params=[pytest.param(kind, id=name(kind), marks=marks(kind)) for kind in KINDS]
+)
 def running(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
-    """An engine of each kind: hf, vLLM with adapters at runtime, and vLLM with merged weights (for adapters of lm_head)."""
+    """An engine of each kind: hf, vLLM with adapters at runtime, and vLLM with merged weights (for adapters
+    of lm_head).
+    """
     engine, family, merge = request.param
     lora = LORA.model_copy(update={"targets": [*LORA.targets, "lm_head"]}) if merge else LORA
     yield from start(engine, folder(family), policy(family, lora=lora), family)
@@ -105,23 +124,32 @@ def sample_episodes(maker: Maker) -> list[Episode]:
     ]
 
 
-async def run_all(engine: Engine, episodes: Sequence[Episode], sampling: Sequence[SamplingParams]) -> list[TrainSample]:
+async def run_all(
+    engine: Engine, episodes: Sequence[Episode], sampling: Sequence[SamplingParams]
+) -> list[TrainSample]:
     sessions = [await engine.open() for _ in episodes]
-    return await asyncio.gather(*(p.run(session, s) for p, session, s in zip(episodes, sessions, sampling, strict=True)))
+    return await asyncio.gather(
+        *(p.run(session, s) for p, session, s in zip(episodes, sessions, sampling, strict=True))
+    )
 
 
 def check_greedy(model: torch.nn.Module, sample: TrainSample, banned: Sequence[int]) -> float:
-    """Check that every policy token is the most likely allowed one in transformers; return the largest log-prob error."""
+    """Check that every policy token is the most likely allowed one in transformers; return the largest
+    log-prob error.
+    """
     with torch.no_grad():
         logits = stock_logits(model, sample)[:-1]
         expected = stock_log_probs(model, sample).numpy()
     allowed = logits.index_fill(1, torch.tensor(banned), float("-inf"))
     chosen = allowed.gather(1, torch.from_numpy(sample.tokens)[1:, None])[:, 0]
-    assert (allowed.amax(1) - chosen)[torch.from_numpy(sample.mask[1:])].max() < 1e-4  # two tokens may be equally good
+    # Two tokens may be equally good
+    assert (allowed.amax(1) - chosen)[torch.from_numpy(sample.mask[1:])].max() < 1e-4
     return float(np.abs(expected - sample.log_probs[sample.mask]).max())
 
 
-def learner_log_probs(model: torch.nn.Module, samples: Sequence[TrainSample], temperature: float) -> np.ndarray:
+def learner_log_probs(
+    model: torch.nn.Module, samples: Sequence[TrainSample], temperature: float
+) -> np.ndarray:
     """Return the log-probs of all policy tokens by the learner's packed forward."""
     from tiny_policy import spec
 
@@ -130,7 +158,9 @@ def learner_log_probs(model: torch.nn.Module, samples: Sequence[TrainSample], te
     batch = collate(samples, s)
     features = concatenate(encode_views(model, s, batch.views)) if batch.views else None
     with torch.no_grad():
-        return token_log_probs(model, batch, features, s.image_token, banned_mask(s.banned, s.vocab), temperature)[0].numpy()
+        return token_log_probs(
+            model, batch, features, s.image_token, banned_mask(s.banned, s.vocab), temperature
+        )[0].numpy()
 
 
 def test_greedy_tokens_and_log_probs_equal_those_of_transformers(running: RunningEngine):
@@ -144,7 +174,8 @@ def test_greedy_tokens_and_log_probs_equal_those_of_transformers(running: Runnin
 
 def test_a_turn_ends_with_its_stop_text_and_the_episode_goes_on(running: RunningEngine):
     async def body(engine: Engine) -> None:
-        episode, decode = Episode(Maker(running.family), [[SIZES[0]], [SIZES[1]]]), load_tokenizer(running.folder).decode
+        episode = Episode(Maker(running.family), [[SIZES[0]], [SIZES[1]]])
+        decode = load_tokenizer(running.folder).decode
         longer = dataclasses.replace(GREEDY, max_tokens=12)
         whole = await (await engine.open()).generate(*episode.turns[0], longer)
         texts = [decode(whole.tokens[:number]) for number in range(len(whole.tokens) + 1)]
@@ -153,7 +184,8 @@ def test_a_turn_ends_with_its_stop_text_and_the_episode_goes_on(running: Running
         end = next(number for number, text in enumerate(texts) if stop in text)
         session, other = await engine.open(), await engine.open()
         first, free = await asyncio.gather(
-            session.generate(*episode.turns[0], dataclasses.replace(longer, stop=stop)), other.generate(*episode.turns[0], longer)
+            session.generate(*episode.turns[0], dataclasses.replace(longer, stop=stop)),
+            other.generate(*episode.turns[0], longer),
         )
         assert (first.tokens, first.finish) == (whole.tokens[:end], "stop")
         assert free.tokens == whole.tokens
@@ -239,10 +271,17 @@ def test_log_probs_are_those_of_the_truncated_distribution(running: RunningEngin
 def test_the_most_likely_tokens_are_those_of_the_sampling_distribution(running: RunningEngine):
     async def body(engine: Engine) -> None:
         model, prompt = stock(running.family), Maker(running.family, seed=3).text(6)
-        top = {"plain": (1.3, 1.0, 20), "nucleus": (1.3, 0.001, 3), "greedy": (0.0, 1.0, 2), "silent": (1.0, 1.0, 0)}
+        top = {
+            "plain": (1.3, 1.0, 20),
+            "nucleus": (1.3, 0.001, 3),
+            "greedy": (0.0, 1.0, 2),
+            "silent": (1.0, 1.0, 0),
+        }
         settings = {name: SamplingParams(t, p, 6, seed=1, top_log_probs=n) for name, (t, p, n) in top.items()}
         sessions = [await engine.open() for _ in settings]
-        turns = (session.generate(prompt, [], s) for session, s in zip(sessions, settings.values(), strict=True))
+        turns = (
+            session.generate(prompt, [], s) for session, s in zip(sessions, settings.values(), strict=True)
+        )
         completions = dict(zip(settings, await asyncio.gather(*turns), strict=True))
         assert completions["silent"].top_log_probs == []
         nucleus = completions["nucleus"]  # of one token
@@ -252,11 +291,19 @@ def test_the_most_likely_tokens_are_those_of_the_sampling_distribution(running: 
             tokens = np.asarray([*prompt, *completion.tokens])
             mask = np.arange(len(tokens)) >= len(prompt)
             with torch.no_grad():
-                logits = stock_logits(model, TrainSample(tokens, mask, np.zeros(len(tokens), np.float32), 0.0, []))
+                logits = stock_logits(
+                    model, TrainSample(tokens, mask, np.zeros(len(tokens), np.float32), 0.0, [])
+                )
             allowed = logits.float().index_fill(1, torch.tensor(running.spec.banned), float("-inf"))
-            likely = torch.log_softmax(allowed / temperature, -1)[len(prompt) - 1 : -1].topk(number).values.numpy()
-            assert np.allclose([[value for _, value in place] for place in completion.top_log_probs], likely, atol=1e-4)
-            for place, token, log_prob in zip(completion.top_log_probs, completion.tokens, completion.log_probs, strict=True):
+            likely = (
+                torch.log_softmax(allowed / temperature, -1)[len(prompt) - 1 : -1].topk(number).values.numpy()
+            )
+            assert np.allclose(
+                [[value for _, value in place] for place in completion.top_log_probs], likely, atol=1e-4
+            )
+            for place, token, log_prob in zip(
+                completion.top_log_probs, completion.tokens, completion.log_probs, strict=True
+            ):
                 assert dict(place).get(token, log_prob) == pytest.approx(log_prob, abs=1e-5)
 
     running.run(body)
@@ -268,7 +315,9 @@ def test_a_seed_reproduces_samples_and_samples_of_one_prompt_differ(running: Run
 
         async def four(key: str | None, seed: int) -> list[list[int]]:
             sessions = [await engine.open(key) for _ in range(4)]
-            samples = await asyncio.gather(*(episode.run(s, SamplingParams(1.0, 1.0, 8, seed)) for s in sessions))
+            samples = await asyncio.gather(
+                *(episode.run(s, SamplingParams(1.0, 1.0, 8, seed)) for s in sessions)
+            )
             return [sample.tokens.tolist() for sample in samples]
 
         first = await four("group", 1)
@@ -283,7 +332,8 @@ def test_a_seed_reproduces_samples_and_samples_of_one_prompt_differ(running: Run
 
 def test_tokens_are_told_as_they_are_generated_and_once_each(running: RunningEngine):
     async def body(engine: Engine) -> None:
-        (new, pictures), heard = Episode(Maker(running.family, seed=5), [[SIZES[0]]]).turns[0], list[list[int]]()
+        (new, pictures) = Episode(Maker(running.family, seed=5), [[SIZES[0]]]).turns[0]
+        heard = list[list[int]]()
         session = await engine.open()
         completion = await session.generate(
             new, pictures, SamplingParams(1.0, 1.0, 8, 3, 10), lambda ids: heard.append(list(ids))
@@ -291,7 +341,9 @@ def test_tokens_are_told_as_they_are_generated_and_once_each(running: RunningEng
         assert [token for piece in heard for token in piece] == completion.tokens
         assert len(heard) > 1 or len(completion.tokens) == 1
         silent = await engine.open()
-        assert (await silent.generate(new, pictures, SamplingParams(1.0, 1.0, 8, 3))).tokens == completion.tokens
+        assert (
+            await silent.generate(new, pictures, SamplingParams(1.0, 1.0, 8, 3))
+        ).tokens == completion.tokens
 
     running.run(body)
 
@@ -326,7 +378,11 @@ def test_banned_ids_are_never_sampled_even_if_most_likely(running: RunningEngine
                 await engine.load(9, random_adapter(running.family))
             else:
                 await engine.load(9, adapter)
-            for setting in (SamplingParams(2.0, 1.0, 60), SamplingParams(1.0, 0.9, 12), SamplingParams(0.0, 1.0, 12)):
+            for setting in (
+                SamplingParams(2.0, 1.0, 60),
+                SamplingParams(1.0, 0.9, 12),
+                SamplingParams(0.0, 1.0, 12),
+            ):
                 settings = [dataclasses.replace(setting, seed=i) for i in range(7)]
                 for sample in await run_all(engine, sample_episodes(Maker(running.family, seed=7)), settings):
                     assert not np.isin(sample.tokens[sample.mask], spec.banned).any()
@@ -358,7 +414,11 @@ def test_a_turn_ends_with_the_stop_token_and_contains_it(running: RunningEngine)
         await engine.load(0, None)
 
     if running.swaps:
-        pytest.skip("the test forces the stop token by an adapter of the output layer, which vLLM does not support at runtime")
+        pytest.skip(
+            "the test forces the stop token by an adapter of the output layer, which vLLM does not "
+            "support "
+            "at runtime"
+        )
     running.run(body)
 
 
@@ -382,10 +442,14 @@ def test_sampling_follows_the_distribution(running: RunningEngine):
 
 def test_more_concurrent_prompts_than_fit_in_one_forward_pass(running: RunningEngine):
     async def body(engine: Engine) -> None:
-        prompts = [Episode(Maker(running.family, seed=100 + n), [[SIZES[0]]], words=120).turns[0] for n in range(60)]
+        prompts = [
+            Episode(Maker(running.family, seed=100 + n), [[SIZES[0]]], words=120).turns[0] for n in range(60)
+        ]
         sessions = [await engine.open(None) for _ in prompts]
         sampling = SamplingParams(1.0, 1.0, 3)
-        completions = await asyncio.gather(*(s.generate(*p, sampling) for s, p in zip(sessions, prompts, strict=True)))
+        completions = await asyncio.gather(
+            *(s.generate(*p, sampling) for s, p in zip(sessions, prompts, strict=True))
+        )
         assert all(1 <= len(completion.tokens) <= 3 for completion in completions)
 
     running.run(body)
@@ -414,7 +478,9 @@ def test_different_prompts_under_one_key_are_not_mixed(running: RunningEngine):
         a, b, other = (Episode(maker, [[SIZES[2]]], words=40) for _ in range(3))
         other.turns = [(a.turns[0][0], other.turns[0][1])]  # equal tokens, another picture
         sessions = [await engine.open("same") for _ in range(3)]
-        samples = await asyncio.gather(*(p.run(s, GREEDY) for p, s in zip((a, b, other), sessions, strict=True)))
+        samples = await asyncio.gather(
+            *(p.run(s, GREEDY) for p, s in zip((a, b, other), sessions, strict=True))
+        )
         model = stock(running.family)
         assert max(check_greedy(model, sample, running.spec.banned) for sample in samples) < 1e-4
 
@@ -460,7 +526,12 @@ def test_a_bad_request_fails_alone_and_can_be_corrected(running: RunningEngine):
         )
         assert isinstance(results[0], TrainSample)
         assert [type(result) for result in results[1:]] == [BadInput, BadInput]
-        for new, pictures in (([], []), ([-1], []), ([running.spec.vocab], []), ([7], [np.zeros((16, 16), np.uint8)])):
+        for new, pictures in (
+            ([], []),
+            ([-1], []),
+            ([running.spec.vocab], []),
+            ([7], [np.zeros((16, 16), np.uint8)]),
+        ):
             with pytest.raises(BadInput):
                 await two.generate(new, pictures, GREEDY)
         sample = await bad.run(two, GREEDY)
@@ -514,11 +585,15 @@ def test_a_load_waits_for_open_sessions_and_new_sessions_wait_for_the_load(runni
     running.run(body)
 
 
-def test_without_drain_open_episodes_continue_over_a_load_and_new_ones_use_the_new_weights(running: RunningEngine):
+def test_without_drain_open_episodes_continue_over_a_load_and_new_ones_use_the_new_weights(
+    running: RunningEngine,
+):
     async def body(engine: Engine) -> None:
         adapter = random_adapter(running.family)
         long = SamplingParams(0.0, 1.0, 60)
-        old, new, other = (Episode(Maker(running.family, seed=20 + i), [[SIZES[0]], [SIZES[1]]]) for i in range(3))
+        old, new, other = (
+            Episode(Maker(running.family, seed=20 + i), [[SIZES[0]], [SIZES[1]]]) for i in range(3)
+        )
         (expected,) = await run_all(engine, [old], [long])
         engine.drains = False  # type: ignore[attr-defined]
         try:

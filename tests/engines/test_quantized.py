@@ -1,4 +1,6 @@
-"""Quantised weights in vLLM's CPU build: adapters apply to them, and importance weights correct for the difference."""
+"""Quantised weights in vLLM's CPU build: adapters apply to them, and importance weights correct for the
+difference.
+"""
 
 from __future__ import annotations
 
@@ -34,29 +36,46 @@ def is_quantized_layer(name: str) -> bool:
     return inside and name.split(".")[-2] in LAYERS
 
 
-def write_copy(base: Path, out: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, object]) -> None:
+def write_copy(
+    base: Path, out: Path, tensors: dict[str, torch.Tensor], quantization: dict[str, object]
+) -> None:
     """A copy of a model folder with other tensors and a `quantization_config`."""
     out.mkdir()
     for path in base.iterdir():
         if path.suffix != ".safetensors":
             shutil.copy(path, out / path.name)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / checkpoint_files(base)[0].name)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, out / checkpoint_files(base)[0].name
+    )
     settings = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**settings, "quantization_config": quantization}))
 
 
 def write_int8(base: Path, out: Path) -> None:
-    """A copy in the format of llm-compressor (W8A8): weights rounded to the nearest step of each output channel."""
+    """A copy in the format of llm-compressor (W8A8): weights rounded to the nearest step of each output
+    channel.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in checkpoint_tensors(base):
         tensors[name] = tensor
         if is_quantized_layer(parameter_name(name)):
             scale = (tensor.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-9)
             tensors |= {name: (tensor.float() / scale).round().to(torch.int8), f"{name}_scale": scale}
-    weights, inputs = ({**INT8, "strategy": strategy, "dynamic": strategy == "token"} for strategy in ("channel", "token"))
+    weights, inputs = (
+        {**INT8, "strategy": strategy, "dynamic": strategy == "token"} for strategy in ("channel", "token")
+    )
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
-    method = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed"}
-    write_copy(base, out, tensors, {**method, "config_groups": {"linear": group}, "ignore": ["lm_head", "re:.*visual.*"]})
+    method = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+    }
+    write_copy(
+        base,
+        out,
+        tensors,
+        {**method, "config_groups": {"linear": group}, "ignore": ["lm_head", "re:.*visual.*"]},
+    )
 
 
 def write_awq(base: Path, out: Path) -> None:
@@ -71,7 +90,11 @@ def write_awq(base: Path, out: Path) -> None:
         scale = ((high - low) / 15).clamp(min=1e-6)
         zero = (-low / scale).round().clamp(0, 15)
         steps = (weight / scale[:, None] + zero[:, None]).round().clamp(0, 15).reshape(tensor.shape[1], -1)
-        tensors |= {f"{stem}.qweight": pack(steps), f"{stem}.qzeros": pack(zero), f"{stem}.scales": scale.to(torch.bfloat16)}
+        tensors |= {
+            f"{stem}.qweight": pack(steps),
+            f"{stem}.qzeros": pack(zero),
+            f"{stem}.scales": scale.to(torch.bfloat16),
+        }
     own = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
     write_copy(base, out, tensors, own | {"modules_to_not_convert": ["visual", "lm_head"]})
 
@@ -93,17 +116,20 @@ def running(method: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     """vLLM with a quantised copy of the tiny model."""
     copy = tmp_path_factory.mktemp("quantised") / method
     (write_awq if method == "awq" else write_int8)(folder(FAMILY), copy)
-    settings = policy(FAMILY, dtype="bfloat16" if method == "awq" else "float32")  # vLLM's kernels for AWQ lack float32
+    # VLLM's kernels for AWQ lack float32
+    settings = policy(FAMILY, dtype="bfloat16" if method == "awq" else "float32")
     yield from start("vllm", folder(FAMILY), settings, FAMILY, quantization=method, model=str(copy))
 
 
 @pytest.mark.slow
-def test_quantised_rollouts_are_close_to_the_learner_and_importance_weights_show_the_rest(running: RunningEngine):
+def test_quantised_rollouts_are_close_to_the_learner_and_importance_weights_show_the_rest(
+    running: RunningEngine,
+):
     """Before and after an adapter is loaded, which is applied in full precision.
 
-    How close depends on the processor: without VNNI, sums of int8 products saturate in oneDNN. On all of them the
-    log-probabilities are much closer to those of the learner's version than to those of the other one. `test_export.py` bounds
-    the rounding itself.
+    How close depends on the processor: without VNNI, sums of int8 products saturate in oneDNN. On all of them
+    the log-probabilities are much closer to those of the learner's version than to those of the other one.
+    `test_export.py` bounds the rounding itself.
     """
 
     async def body(engine: Engine) -> None:
@@ -115,7 +141,9 @@ def test_quantised_rollouts_are_close_to_the_learner_and_importance_weights_show
             samples = []
             for seed in range(3):
                 episodes = sample_episodes(Maker(FAMILY, seed=version + 10 * seed))
-                sampling = [dataclasses.replace(GREEDY, temperature=1.0, seed=i) for i in range(len(episodes))]
+                sampling = [
+                    dataclasses.replace(GREEDY, temperature=1.0, seed=i) for i in range(len(episodes))
+                ]
                 samples += await run_all(engine, episodes, sampling)
             values = np.concatenate([sample.log_probs[sample.mask] for sample in samples])
             difference = learner_log_probs(learner, samples, 1.0) - values

@@ -49,16 +49,22 @@ def check_steps(run_dir: Path, steps: int) -> None:
     """Engine and learner agree on log-probabilities, no group is lost, and no question is used twice."""
     rows = events.read(run_dir, "step/policy")
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
-    assert all(row["policy/drift_max"] < 1e-4 for row in rows), "log-probabilities of engine and learner differ"
+    assert all(row["policy/drift_max"] < 1e-4 for row in rows), (
+        "log-probabilities of engine and learner differ"
+    )
     assert all(row["learner/sequences"] == 8 for row in rows), "a group was lost"
-    consumed = [json.loads(line) for line in (run_dir / "consumed.jsonl").read_text(encoding="utf-8").splitlines()]
+    consumed = [
+        json.loads(line) for line in (run_dir / "consumed.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     ids = [id for row in consumed for id in row["ids"]]
     assert len(ids) == len(set(ids)) == 2 * steps
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(tmp_path: Path, killed: bool) -> None:
+def test_training_on_rollouts_of_vllm_survives_the_kill_of_its_generator(
+    tmp_path: Path, killed: bool
+) -> None:
     """A killed generator is replaced."""
     pytest.importorskip("vllm")
     process, run_dir, log = run(tmp_path)
@@ -92,7 +98,11 @@ def test_other_families_train_on_rollouts_of_vllm(tmp_path: Path, family: str) -
     if family == "qwen2_vl":
         rows = [card_questions.question_row("train", 1, n) for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    tools = [] if family == "qwen2_vl" else ["toolbox.operations=[]", "evaluate.operations=false", "dialogue.dialect=plain"]
+    tools = (
+        []
+        if family == "qwen2_vl"
+        else ["toolbox.operations=[]", "evaluate.operations=false", "dialogue.dialect=plain"]
+    )
     process, run_dir, log = run(
         tmp_path,
         *(f"policy.model={folder(family)}", f"data.train={tmp_path}/rows.jsonl", "rft.steps=2", *tools),

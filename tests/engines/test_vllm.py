@@ -1,4 +1,6 @@
-"""Behaviour that only vLLM has: full weights, its own preprocessing of prompts, and death of its process, in the last test."""
+"""Behaviour that only vLLM has: full weights, its own preprocessing of prompts, and death of its process, in
+the last test.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,19 @@ FAMILY = "qwen2_5_vl"
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with tied embeddings: on CPU vLLM keeps a copy of the output layer that an update must refresh."""
+    """A model with tied embeddings: on CPU vLLM keeps a copy of the output layer that an update must
+    refresh.
+    """
     folder = tmp_path_factory.mktemp("tied")
-    sizes = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+    sizes = {
+        "hidden": 64,
+        "heads": 2,
+        "kv_heads": 1,
+        "layers": 2,
+        "feedforward": 96,
+        "vision_hidden": 32,
+        "vision_layers": 2,
+    }
     tokenizer = build_tokenizer()
     model = build(tokenizer, FAMILY, seed=5, **sizes)
     model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = True
@@ -63,7 +75,9 @@ def test_full_weights_replace_the_base_and_can_be_unloaded(running: RunningEngin
             rng = np.random.default_rng(seed)
             with torch.no_grad():
                 for parameter in model.parameters():  # the vision tower too
-                    parameter += torch.from_numpy(rng.normal(0, 0.03, tuple(parameter.shape)).astype(np.float32))
+                    parameter += torch.from_numpy(
+                        rng.normal(0, 0.03, tuple(parameter.shape)).astype(np.float32)
+                    )
             tensors = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
             await engine.load(seed, Adapter(tensors, 1, 1, fingerprint(running.folder), "full"))
             for settings in ([GREEDY] * 7, [GREEDY] * 7):  # the second pass reads from the prefix cache
@@ -72,7 +86,8 @@ def test_full_weights_replace_the_base_and_can_be_unloaded(running: RunningEngin
         lora = LORA.model_copy(update={"vision_tower": True})
         state = adapter_state(add_lora(load_model(policy(FAMILY), "cpu", running.folder)[0], lora, seed=1))
         changes = {n: a if n.endswith(".A") else a + 0.05 for n, a in state.items()}
-        adapter, merged = Adapter(changes, lora.alpha, lora.rank, ""), load_model(policy(FAMILY), "cpu", running.folder)[0]
+        adapter = Adapter(changes, lora.alpha, lora.rank, "")
+        merged = load_model(policy(FAMILY), "cpu", running.folder)[0]
         merge_into(merged, BaseWeights(), adapter)
         await engine.load(3, adapter)
         samples = await run_all(engine, episodes, [GREEDY] * 7)
@@ -151,7 +166,9 @@ def test_requests_beyond_the_limits_are_refused_before_vllm(running: RunningEngi
         for temperature in (0.001, 3.0):
             with pytest.raises(BadInput, match="supports temperature"):
                 await session.generate(maker.text(4), [], SamplingParams(temperature))
-        last = await session.generate(maker.text(DIALOGUE.max_context - 3), [], dataclasses.replace(GREEDY, max_tokens=9))
+        last = await session.generate(
+            maker.text(DIALOGUE.max_context - 3), [], dataclasses.replace(GREEDY, max_tokens=9)
+        )
         assert (len(last.tokens), last.finish) == (3, "length") or last.finish == "stop"
         empty = await session.generate(maker.text(5), [], GREEDY)
         assert (empty.tokens, empty.log_probs, empty.finish) == ([], [], "length")
@@ -202,7 +219,11 @@ def test_vllm_ends_with_the_process_that_started_it(tied: Path, tmp_path: Path):
     paths = [str(here), str(here.parent / "unit"), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     owner = subprocess.Popen(
-        [sys.executable, str(script), str(tied)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script), str(tied)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     line = next((line for line in owner.stdout if line.startswith("CHILDREN")), "")

@@ -51,7 +51,9 @@ class Generator:
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.rollout, self.load, self.health = Method(self._rollout), Method(self._load), Method(lambda: asyncio.sleep(0))
+        self.rollout = Method(self._rollout)
+        self.load = Method(self._load)
+        self.health = Method(lambda: asyncio.sleep(0))
 
     async def _load(self, version: int) -> int:
         await asyncio.sleep(self.chance.random() * 0.002)
@@ -60,7 +62,11 @@ class Generator:
 
     def _rollout(self, request: RolloutRequest) -> tuple[Any, ...]:
         views = [{} for _ in (request.question.media if request.views else ())]
-        return asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)), {}, *views
+        return (
+            asyncio.ensure_future(self._group(request.question, request.group_id, request.samples)),
+            {},
+            *views,
+        )
 
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
         version = self.version
@@ -71,7 +77,9 @@ class Generator:
         if random.Random(question.id).random() < self.refused:
             raise DataFailure("not this one", code="over_context")
         self.done[question.id] += 1
-        result = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
+        result = [
+            Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)
+        ]
         return Group(id=group_id, question=question, trajectories=result, policy_version=version)
 
 
@@ -90,7 +98,8 @@ class Scorer:
     async def _score(self, group: Group, step: int | None) -> Group:
         await asyncio.sleep(0)
         scored = [
-            t.model_copy(update={"reward": float(i % 2), "rewards": {"accuracy": 1.0}}) for i, t in enumerate(group.trajectories)
+            t.model_copy(update={"reward": float(i % 2), "rewards": {"accuracy": 1.0}})
+            for i, t in enumerate(group.trajectories)
         ]
         return group.model_copy(update={"trajectories": scored})
 

@@ -1,7 +1,7 @@
 """The Coordinator's own rules under any timing: bounded staleness, whole groups, questions once, no deadlock.
 
-The Coordinator and its router are real and run on one event loop; generators, scorers and their weights are scripted, and
-questions are read without Ray Data (tests/ray compares the two).
+The Coordinator and its router are real and run on one event loop; generators, scorers and their weights are
+scripted, and questions are read without Ray Data (tests/ray compares the two).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def scripted() -> Iterator[None]:
         yield
 
 
-async def learn(coordinator: Any, config: Config, world: int, chance: random.Random) -> list[list[RolloutBatch]]:
+async def learn(
+    coordinator: Any, config: Config, world: int, chance: random.Random
+) -> list[list[RolloutBatch]]:
     """A learner of ``world`` ranks that publishes version 10 + step after each batch."""
     taken = []
     await coordinator.begin(0, {}, 10)
@@ -61,10 +63,20 @@ async def learn(coordinator: Any, config: Config, world: int, chance: random.Ran
     seed=st.integers(0, 10**6),
 )
 def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
-    questions: int, group: int, staleness: int, steps: int, world: int, generators: int, deaths: float, refused: float, seed: int
+    questions: int,
+    group: int,
+    staleness: int,
+    steps: int,
+    world: int,
+    generators: int,
+    deaths: float,
+    refused: float,
+    seed: int,
 ) -> None:
     chance = random.Random(seed)
-    config = settings_of(prompts_per_step=questions * world, group_size=group, max_off_policy_steps=staleness, steps=steps)
+    config = settings_of(
+        prompts_per_step=questions * world, group_size=group, max_off_policy_steps=staleness, steps=steps
+    )
     members = [Generator(chance, deaths, refused) for _ in range(generators)]
 
     async def run() -> list[list[RolloutBatch]]:
@@ -97,7 +109,9 @@ def test_any_timing_gives_whole_groups_once_and_no_staler_than_allowed(
 
 @settings(max_examples=15, deadline=None)
 @given(staleness=st.integers(0, 3), bad=st.integers(0, 4), seed=st.integers(0, 1000))
-def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(staleness: int, bad: int, seed: int) -> None:
+def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(
+    staleness: int, bad: int, seed: int
+) -> None:
     chance = random.Random(seed)
     config = settings_of(prompts_per_step=2, group_size=2, max_off_policy_steps=staleness, steps=5)
 
@@ -117,8 +131,12 @@ def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(s
 
 @settings(max_examples=15, deadline=None)
 @given(at=st.integers(0, 3), staleness=st.integers(0, 2), seed=st.integers(0, 1000))
-def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoint(at: int, staleness: int, seed: int) -> None:
-    """Steps are learnt up to ``at``, the learner dies and begins again there: together every question once, or named as stale."""
+def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoint(
+    at: int, staleness: int, seed: int
+) -> None:
+    """Steps are learnt up to ``at``, the learner dies and begins again there: together every question once,
+    or named as stale.
+    """
     chance = random.Random(seed)
     config = settings_of(prompts_per_step=3, group_size=2, max_off_policy_steps=staleness, steps=5)
 
@@ -180,7 +198,9 @@ def test_a_stop_ends_the_wait_of_every_rank_but_not_half_a_batch() -> None:
         await coordinator.stop()
         second = await asyncio.wait_for(coordinator.next_batch(1, 2, 0), 10)
         assert first is not None
-        assert second is not None, "one rank has its share, so the other gets its own: the optimizer step needs both"
+        assert second is not None, (
+            "one rank has its share, so the other gets its own: the optimizer step needs both"
+        )
         await coordinator.step_done(0, 11)
         assert await asyncio.wait_for(coordinator.next_batch(0, 2, 1), 10) is None
 
@@ -238,7 +258,9 @@ def test_a_coordinator_that_starts_again_goes_on_with_the_questions_after_the_la
                 assert coordinator.step_of_version == {}
                 incarnation = await coordinator.begin(step, state, 10 + step, resumes_rewards=False)
             batch = await asyncio.wait_for(coordinator.next_batch(0, 1, step, incarnation), 10)
-            assert await coordinator.next_batch(0, 1, step, incarnation) == batch, "a call that Ray repeats gets the same"
+            assert await coordinator.next_batch(0, 1, step, incarnation) == batch, (
+                "a call that Ray repeats gets the same"
+            )
             used += [g.question.id for g in batch.groups]
             state = batch.state
             await coordinator.step_done(step, 11 + step, incarnation)
@@ -259,7 +281,9 @@ def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_fo
     telemetry = config.telemetry.model_copy(update={"trajectories": 0})
     run_ = config.run.model_copy(update={"dir": str(tmp_path)})
     evaluate = config.evaluate.model_copy(update={"samples": 3, "seeds": [8, 9]})
-    config = config.model_copy(update={"data": data, "run": run_, "telemetry": telemetry, "evaluate": evaluate})
+    config = config.model_copy(
+        update={"data": data, "run": run_, "telemetry": telemetry, "evaluate": evaluate}
+    )
     answered: list[tuple[str, int, int]] = []
     released = asyncio.Event()
 
@@ -290,7 +314,9 @@ def test_an_evaluation_beside_training_is_of_its_own_version_and_never_waited_fo
 
 
 def test_pictures_that_nobody_asked_about_are_not_evaluated(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"id": "a", "question": "What?", "answers": ["7"]}\n{"id": "b", "question": ""}\n')
+    (tmp_path / "rows.jsonl").write_text(
+        '{"id": "a", "question": "What?", "answers": ["7"]}\n{"id": "b", "question": ""}\n'
+    )
 
     async def run(count: int) -> Any:
         coordinator = REAL(settings_of(), [Generator(random.Random(1))], [Scorer()])
@@ -303,7 +329,9 @@ def test_pictures_that_nobody_asked_about_are_not_evaluated(tmp_path: Path) -> N
 
 
 def test_an_evaluation_that_fails_ends_its_other_questions(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text("".join(f'{{"id": "h{i}", "question": "?", "answers": ["7"]}}\n' for i in range(4)))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"id": "h{i}", "question": "?", "answers": ["7"]}}\n' for i in range(4))
+    )
 
     class Fails(Generator):
         async def _group(self, question: Question, group_id: str, n: int) -> Group:

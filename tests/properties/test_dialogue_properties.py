@@ -25,7 +25,12 @@ TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</ans
 ALL_TAGS = (*TAGS, "<grounding>", "</grounding>", "\\boxed")
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 CALL = ('{"name":"zoom_in","arguments":', '{"bbox_2d":[1,2,30,40]}', "}")
-SEEDS = ('{"name":"crop_image_normalized","arguments":', '{"bbox_2d":[0,0.5,1,1],"target_image":1}', "\\boxed{", "}")
+SEEDS = (
+    '{"name":"crop_image_normalized","arguments":',
+    '{"bbox_2d":[0,0.5,1,1],"target_image":1}',
+    "\\boxed{",
+    "}",
+)
 PIECES = st.sampled_from([*ALL_TAGS, *CALL, *SEEDS, "<|im_end|>", "<|image_pad|>", "7"])
 SOUP = st.lists(st.one_of(PIECES, WORDS), max_size=12).map("".join)
 quick = settings(max_examples=120, deadline=None)
@@ -76,7 +81,9 @@ def test_answers_come_back_through_the_tokens(text):
 
 
 def _actions(scale: Scale) -> st.SearchStrategy[Action]:
-    """Actions on the grid of coordinates, of each operation that some dialect of the seed systems has a form for, and of ours."""
+    """Actions on the grid of coordinates, of each operation that some dialect of the seed systems has a form
+    for, and of ours.
+    """
     width, height = (1000, 1000) if scale.kind != "pixels" else scale.extent("img0")
 
     def zoom(target: str, box: list[float], padding: dict) -> Action:
@@ -105,12 +112,18 @@ EPISODE = [
 
 
 def _smallest_side(action: Action) -> int:
-    x0, y0, x1, y1 = (round(v * side) for v, side in zip(action.arguments["box"], EPISODE[0].view_size * 2, strict=True))
+    x0, y0, x1, y1 = (
+        round(v * side) for v, side in zip(action.arguments["box"], EPISODE[0].view_size * 2, strict=True)
+    )
     return min(x1 - x0, y1 - y0)
 
 
 @quick
-@given(st.sampled_from(list(DIALECTS.values())), WORDS.filter(lambda t: not any(tag in t for tag in ALL_TAGS)), st.data())
+@given(
+    st.sampled_from(list(DIALECTS.values())),
+    WORDS.filter(lambda t: not any(tag in t for tag in ALL_TAGS)),
+    st.data(),
+)
 def test_a_rendered_action_parses_to_the_adapted_action(dialect, think, data):
     scale = Scale.of(dialect.scale or "thousand", EPISODE)
     action = data.draw(_actions(scale))
@@ -119,7 +132,8 @@ def test_a_rendered_action_parses_to_the_adapted_action(dialect, think, data):
         with pytest.raises(OperationError):
             dialect.render(action, scale, think)
         return
-    if dialect.name == "deepeyes" and _smallest_side(dialect.adapt(action)) <= 30:  # it would be refused: it is not written
+    # It would be refused: it is not written
+    if dialect.name == "deepeyes" and _smallest_side(dialect.adapt(action)) <= 30:
         with pytest.raises(OperationError, match="more than 30"):
             dialect.render(action, scale, think)
         return
@@ -158,7 +172,9 @@ def test_no_text_becomes_a_control_token(name, text):
         assert text in r.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-CALLS = st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 3))
+CALLS = st.tuples(
+    st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 3)
+)
 
 
 def _line(call: tuple[int, ...]) -> str:
@@ -169,12 +185,16 @@ def _line(call: tuple[int, ...]) -> str:
 class _Tools:
     async def execute(self, action, images, objects):
         picture = np.zeros((300, 400, 3), np.uint8)
-        return execute(action, Scene({"img0": picture}, images, budget=PixelBudget(16 * 16, 64 * 64), multiple=16))
+        return execute(
+            action, Scene({"img0": picture}, images, budget=PixelBudget(16 * 16, 64 * 64), multiple=16)
+        )
 
 
 @quick
 @given(
-    st.lists(st.one_of(CALLS.map(_line), SOUP, st.lists(st.integers(-1, 800), max_size=9)), min_size=1, max_size=5),
+    st.lists(
+        st.one_of(CALLS.map(_line), SOUP, st.lists(st.integers(-1, 800), max_size=9)), min_size=1, max_size=5
+    ),
     st.builds(Limits, st.integers(1, 5), st.integers(1, 40), st.integers(20, 400), st.integers(1, 4)),
 )
 def test_masks_cover_exactly_what_the_policy_generated_however_the_episode_ends(lines, limits):
@@ -189,14 +209,25 @@ def test_masks_cover_exactly_what_the_policy_generated_however_the_episode_ends(
     view = image_view("nano")
     session = Recorder(r, [*lines, "<answer>7</answer>"])
     run = run_episode(
-        session, r, Question(id="q", question="?"), [view], [pixels(view)], _Tools(), limits, SamplingParams(), "g", 0
+        session,
+        r,
+        Question(id="q", question="?"),
+        [view],
+        [pixels(view)],
+        _Tools(),
+        limits,
+        SamplingParams(),
+        "g",
+        0,
     )
     episode = asyncio.run(run)
     t = episode.trajectory
     tokens, mask = t.token_ids(), t.loss_mask()
     kept = [turn for turn in t.turns if turn.is_policy]
     assert len(tokens) == len(mask) == len(t.behaviour_log_probs()) <= limits.max_context
-    assert [token for token, m in zip(tokens, mask, strict=True) if m] == [token for turn in kept for token in turn.tokens]
+    assert [token for token, m in zip(tokens, mask, strict=True) if m] == [
+        token for turn in kept for token in turn.tokens
+    ]
     for turn, completion in zip(kept, said, strict=False):
         assert turn.tokens == (completion.tokens if turn.error != "bad_token" else [])
     if t.stop_reason is not StopReason.ERROR:
@@ -204,7 +235,9 @@ def test_masks_cover_exactly_what_the_policy_generated_however_the_episode_ends(
     assert not {token for token, m in zip(tokens, mask, strict=True) if m} & set(r.spec.banned)
     assert tokens.count(r.spec.image_token) == sum(r.spec.image_tokens(*v.shape[:2]) for v in episode.views)
     assert len(episode.views) == len(t.images) <= limits.max_images
-    assert [o.id for o in t.observations if o.status == "ok"] == [f"obs{i + 1}" for i in range(t.operations_ok)]
+    assert [o.id for o in t.observations if o.status == "ok"] == [
+        f"obs{i + 1}" for i in range(t.operations_ok)
+    ]
     assert t.policy_turns <= limits.max_turns
 
 
@@ -223,7 +256,13 @@ def test_clamping_is_idempotent_and_stays_inside(box):
 
 
 @quick
-@given(st.lists(st.tuples(st.floats(0, 0.7), st.floats(0, 0.8)).map(lambda p: (*p, p[0] + 0.3, p[1] + 0.2)), max_size=4), boxes())
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 0.7), st.floats(0, 0.8)).map(lambda p: (*p, p[0] + 0.3, p[1] + 0.2)),
+        max_size=4,
+    ),
+    boxes(),
+)
 def test_boxes_map_through_the_chain_of_parents_and_back(parents, box):
     chain = [ImageView(id="img0")]
     for i, parent in enumerate(parents):
@@ -233,13 +272,16 @@ def test_boxes_map_through_the_chain_of_parents_and_back(parents, box):
         x0, y0, x1, y1 = view.box
         x, y, w, h = x + x0 * w, y + y0 * h, (x1 - x0) * w, (y1 - y0) * h
     mapped = geometry.to_root(geometry.chain(chain[::-1], chain[-1].id), box)
-    np.testing.assert_allclose(mapped, (x + box[0] * w, y + box[1] * h, x + box[2] * w, y + box[3] * h), atol=1e-12)
+    np.testing.assert_allclose(
+        mapped, (x + box[0] * w, y + box[1] * h, x + box[2] * w, y + box[3] * h), atol=1e-12
+    )
     outer = geometry.to_root(chain)
     np.testing.assert_allclose(geometry.relative(outer, geometry.compose(outer, box)), box, atol=1e-6)
 
 
 @quick
-@example([(0.0, 0.5, 1.0, 1.5), (0.0, -0.5, 1.0, 5e-17)], 20, 20)  # a side of the root's box is rounded to nothing
+# A side of the root's box is rounded to nothing
+@example([(0.0, 0.5, 1.0, 1.5), (0.0, -0.5, 1.0, 5e-17)], 20, 20)
 @given(st.lists(boxes(), min_size=1, max_size=4), st.integers(20, 300), st.integers(20, 300))
 def test_crops_of_crops_show_exactly_the_pixels_their_boxes_name(path, width, height):
     picture = np.arange(width * height * 3, dtype=np.uint32).reshape(height, width, 3).astype(np.uint8)
@@ -253,12 +295,15 @@ def test_crops_of_crops_show_exactly_the_pixels_their_boxes_name(path, width, he
         (image,) = observation.images
         rows, columns = here.shape[:2]
         x0, y0, x1, y1 = image.box
-        # The box that is recorded lies on pixel edges, at most half a pixel from the one asked for, and names what is shown.
+        # The box that is recorded lies on pixel edges, at most half a pixel from the one asked for, and names
+        # what is shown.
         edges = np.array([x0 * columns, y0 * rows, x1 * columns, y1 * rows])
         np.testing.assert_allclose(edges, edges.round(), atol=1e-6)
         expected = geometry.clamp(box)
         assert (
-            np.abs(edges - [expected[0] * columns, expected[1] * rows, expected[2] * columns, expected[3] * rows]).max()
+            np.abs(
+                edges - [expected[0] * columns, expected[1] * rows, expected[2] * columns, expected[3] * rows]
+            ).max()
             <= 0.5 + 1e-6
         )
         left, top, right, bottom = edges.round().astype(int)
@@ -274,4 +319,6 @@ def test_writing_a_box_moves_it_by_half_a_step_at_most(x, y, side):
     box = (x, y, x + side, y + side)
     scale = Scale.of("thousand", [])
     assume(side * 1000 >= 2)
-    np.testing.assert_allclose(scale.read("bbox_2d", scale.write(box, "img0"), "img0"), box, atol=0.0005 + 1e-9)
+    np.testing.assert_allclose(
+        scale.read("bbox_2d", scale.write(box, "img0"), "img0"), box, atol=0.0005 + 1e-9
+    )

@@ -1,7 +1,9 @@
-"""Fuzzing of what reads hostile input: decoders of pictures and clips, dialects, readers of data sets, row formats.
+"""Fuzzing of what reads hostile input: decoders of pictures and clips, dialects, readers of data sets, row
+formats.
 
-Valid examples are mutated; the only acceptable outcomes are a correct value and a typed error. `PIXELIS_HYPOTHESIS=full` for long
-runs. What a long run found stands beside the property as an explicit example.
+Valid examples are mutated; the only acceptable outcomes are a correct value and a typed error.
+`PIXELIS_HYPOTHESIS=full` for long runs. What a long run found stands beside the property as an explicit
+example.
 """
 
 from __future__ import annotations
@@ -37,9 +39,16 @@ from pixelis.records import ImageView, Question
 UNIT = Path(__file__).parents[1] / "unit"
 MAX_PIXELS = 100_000
 LIMITS = ToolboxConfig(max_image_pixels=MAX_PIXELS, max_video_frames=200, max_video_seconds=60.0)
-fuzz = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large])
+fuzz = settings(
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+    ]
+)
 
-# -- mutations --------------------------------------------------------------------------------------------------------
+# -- mutations
+# --------------------------------------------------------------------------------------------------------
 
 EDGES = [b"\0", b"\xff", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1"]
 PLACES = st.integers(0, 9999)
@@ -55,7 +64,9 @@ EDITS = st.lists(
 
 
 def mutate(data: bytes, edits: list[tuple[str, int, bytes]], other: bytes) -> bytes:
-    """The data after the edits; places are ten thousandths of its length, most of them near the start, where headers are."""
+    """The data after the edits; places are ten thousandths of its length, most of them near the start, where
+    headers are.
+    """
     for kind, place, value in edits:
         at = len(data) * place // 9999 if place % 2 else min(len(data), place // 16)
         if kind == "set":
@@ -81,12 +92,15 @@ def outcome(call: Callable[[], Any], error: type[Exception]) -> Any:
         return failure
 
 
-# -- pictures and clips -----------------------------------------------------------------------------------------------
+# -- pictures and clips
+# -----------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def pictures() -> list[bytes]:
-    """A picture of 24 x 16 pixels in each mode, format and compression that Pillow writes and the product reads."""
+    """A picture of 24 x 16 pixels in each mode, format and compression that Pillow writes and the product
+    reads.
+    """
     pixels = np.random.default_rng(3).integers(0, 256, (16, 24, 4), np.uint8)
     full = Image.fromarray(pixels, "RGBA")
     exif = Image.Exif()
@@ -99,7 +113,9 @@ def pictures() -> list[bytes]:
         out.append(stream.getvalue())
 
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
-        add(Image.fromarray(pixels[..., 0].astype(np.uint16)) if mode == "I;16" else full.convert(mode), "PNG")
+        add(
+            Image.fromarray(pixels[..., 0].astype(np.uint16)) if mode == "I;16" else full.convert(mode), "PNG"
+        )
     for mode in ("L", "RGB", "CMYK"):
         add(full.convert(mode), "JPEG", exif=exif, progressive=mode == "RGB")
     add(full, "WEBP", lossless=True)
@@ -121,13 +137,21 @@ def clips() -> list[bytes]:
     from clips import encode
 
     frames = list(np.random.default_rng(4).integers(0, 256, (6, 32, 32, 3), np.uint8))
-    kinds = [("mp4", "libx264"), ("matroska", "libx264"), ("avi", "mpeg4"), ("mpegts", "mpeg2video"), ("webm", "libvpx")]
+    kinds = [
+        ("mp4", "libx264"),
+        ("matroska", "libx264"),
+        ("avi", "mpeg4"),
+        ("mpegts", "mpeg2video"),
+        ("webm", "libvpx"),
+    ]
     return [encode(frames, container, codec) for container, codec in kinds]
 
 
 @fuzz
 @given(st.integers(0, 99), EDITS, st.integers(0, 99))
-def test_a_damaged_picture_is_pixels_within_the_limit_or_a_bad_image(seed: int, edits: list, other: int) -> None:
+def test_a_damaged_picture_is_pixels_within_the_limit_or_a_bad_image(
+    seed: int, edits: list, other: int
+) -> None:
     corpus = pictures()
     data = mutate(corpus[seed % len(corpus)], edits, corpus[other % len(corpus)])
     picture = outcome(lambda: load_image(data, 1_000_000, MAX_PIXELS), BadImage)
@@ -162,27 +186,60 @@ def test_a_damaged_clip_is_frames_within_the_limit_or_a_bad_image(seed: int, edi
             assert frame.shape == (clip.height, clip.width, 3)
 
 
-# -- dialects ---------------------------------------------------------------------------------------------------------
+# -- dialects
+# ---------------------------------------------------------------------------------------------------------
 
 VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 560))]
 TURNS = [
-    '<think>a</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [1, 2, 30, 40], "label": "x"}}</tool_call>',
-    '<think>a</think><tool_call>{"name": "select_frames", "arguments": {"target_frames": [1, 2]}}</tool_call>',
+    (
+        '<think>a</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [1, 2, 30, 40], "label": '
+        '"x"}}</tool_call>'
+    ),
+    (
+        '<think>a</think><tool_call>{"name": "select_frames", "arguments": {"target_frames": [1, '
+        "2]}}</tool_call>"
+    ),
     '<think>a</think><grounding>{"bbox_2d": [0.1, 0.2, 0.5, 0.6], "source": "original_image"}</grounding>',
-    '<tool_call>{"name": "crop_image_normalized", "arguments": {"bbox_2d": [0, 0.5, 1, 1], "target_image": 1}}</tool_call>',
+    (
+        '<tool_call>{"name": "crop_image_normalized", "arguments": {"bbox_2d": [0, 0.5, 1, 1], '
+        '"target_image": '
+        "1}}</tool_call>"
+    ),
     '<tool_call>[{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 9, 9]}}]</tool_call>',
     "<think>so</think><answer>\\boxed{\\frac{1}{2}}</answer>",
     "Therefore, the final answer is $\\boxed{7}$ Answer: 7",
 ]
-NUMBERS = ["1e999", "-0", "1e-400", "NaN", "Infinity", "9" * 400, "[[[[", "]" * 50, '"\\ud800"', "null", "true", "{}", "\\u0000"]
+NUMBERS = [
+    "1e999",
+    "-0",
+    "1e-400",
+    "NaN",
+    "Infinity",
+    "9" * 400,
+    "[[[[",
+    "]" * 50,
+    '"\\ud800"',
+    "null",
+    "true",
+    "{}",
+    "\\u0000",
+]
 TOKENS = st.one_of(
-    st.sampled_from(NUMBERS), st.text(max_size=6), st.sampled_from(["<tool_call>", "</think>", "\\boxed{", "{" * 2000])
+    st.sampled_from(NUMBERS),
+    st.text(max_size=6),
+    st.sampled_from(["<tool_call>", "</think>", "\\boxed{", "{" * 2000]),
 )
 
 
 @fuzz
-@given(st.sampled_from(sorted(DIALECTS)), st.sampled_from(TURNS), st.lists(st.tuples(PLACES, PLACES, TOKENS), max_size=5))
-def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(name: str, turn: str, edits: list[tuple[int, int, str]]) -> None:
+@given(
+    st.sampled_from(sorted(DIALECTS)),
+    st.sampled_from(TURNS),
+    st.lists(st.tuples(PLACES, PLACES, TOKENS), max_size=5),
+)
+def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(
+    name: str, turn: str, edits: list[tuple[int, int, str]]
+) -> None:
     for start, length, token in edits:
         at = len(turn) * start // 9999
         turn = turn[:at] + token + turn[at + length % 12 :]
@@ -197,7 +254,8 @@ def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(name: str, turn:
     assert dialect.well_formed(turn) in (True, False)
 
 
-# -- data sets and rows -----------------------------------------------------------------------------------------------
+# -- data sets and rows
+# -----------------------------------------------------------------------------------------------
 
 JUNK: list[Any] = [
     None,
@@ -216,7 +274,9 @@ JUNK: list[Any] = [
     {},
 ]
 JUNK += [[[]], {"": None}, [10**9], "http://127.0.0.1/x", "1,2,3", -0.0, "NaN"]
-JSON_EDITS = st.lists(st.tuples(PLACES, st.integers(0, 2), st.sampled_from(range(len(JUNK)))), min_size=1, max_size=4)
+JSON_EDITS = st.lists(
+    st.tuples(PLACES, st.integers(0, 2), st.sampled_from(range(len(JUNK)))), min_size=1, max_size=4
+)
 
 
 def nodes(value: Any) -> list[tuple[Any, Any]]:
@@ -270,7 +330,11 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     patch.setattr(readers, "read", keep)
     for name, test in vars(test_readers).items():
         code = getattr(test, "__code__", None)
-        if name.startswith("test_") and code is not None and code.co_varnames[: code.co_argcount] == ("tmp_path",):
+        if (
+            name.startswith("test_")
+            and code is not None
+            and code.co_varnames[: code.co_argcount] == ("tmp_path",)
+        ):
             folder = tmp_path_factory.mktemp("example")
             try:
                 test(folder)
@@ -282,7 +346,9 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
 
 
 def check_rows(read: Callable[[], Any]) -> None:
-    """Rows are questions that survive JSON, or bad rows with a code; a file as a whole may be a typed error."""
+    """Rows are questions that survive JSON, or bad rows with a code; a file as a whole may be a typed
+    error.
+    """
     rows = outcome(lambda: list(read()), PixelisError)
     if isinstance(rows, PixelisError):
         assert rows.code
@@ -330,12 +396,23 @@ def seed_rows() -> list[dict[str, Any]]:
     picture = {"bytes": None, "path": "a.png"}
     box = [10, 20, 30, 40]
     return [
-        {"id": "a", "question": "What?", "media": [{"id": "img0", "kind": "image", "uri": "a.png"}], "answers": ["7"]},
+        {
+            "id": "a",
+            "question": "What?",
+            "media": [{"id": "img0", "kind": "image", "uri": "a.png"}],
+            "answers": ["7"],
+        },
         {"question": "What?", "image": ["a.png"], "answer": ["7"], "qid": "1", "is_video": False},
         {"image_path": "a.png", "problem": "What?", "solution": "<answer>7</answer>"},
         {"image": picture, "problem": "What?", "solution": "<answer>7</answer>"},
-        {"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "7"}], "images": ["a.png"]},
-        {"conversations": [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "7"}], "image": "a.png"},
+        {
+            "messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "7"}],
+            "images": ["a.png"],
+        },
+        {
+            "conversations": [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "7"}],
+            "image": "a.png",
+        },
         {"prompt": "What?", "answer": "7", "source": "x", "id": "1"},
         {
             "data_source": "vstar",

@@ -1,4 +1,6 @@
-"""Whatever is added, deleted and evicted in whatever order: index and database agree, and shards together are one memory."""
+"""Whatever is added, deleted and evicted in whatever order: index and database agree, and shards together are
+one memory.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,11 @@ def test_shards_together_are_one_index(count: int, shards: int, k: int, metric: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@given(changes=st.lists(CHANGES, max_size=14), evict=st.sampled_from(["fifo", "priority"]), capacity=st.integers(1, 40))
+@given(
+    changes=st.lists(CHANGES, max_size=14),
+    evict=st.sampled_from(["fifo", "priority"]),
+    capacity=st.integers(1, 40),
+)
 @settings(max_examples=10)
 def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, capacity: int) -> None:
     before = index_module.MAX_EXACT, index_module.IVF_LISTS
@@ -77,7 +83,10 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
             for what, value in changes:
                 if what == "add":
                     members = [
-                        Entry(made(n, created_at=n * day, user=f"u{n % 3}", priority=1 + (n * 7) % 11), known[n]) for n in value
+                        Entry(
+                            made(n, created_at=n * day, user=f"u{n % 3}", priority=1 + (n * 7) % 11), known[n]
+                        )
+                        for n in value
                     ]
                     new = shard.add(members)
                     for number, added in zip(value, new, strict=True):
@@ -85,7 +94,11 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
                         if not added:
                             continue
                         if len(expected) >= capacity:
-                            first = next(iter(expected)) if evict == "fifo" else min(expected, key=lambda n: expected[n])
+                            first = (
+                                next(iter(expected))
+                                if evict == "fifo"
+                                else min(expected, key=lambda n: expected[n])
+                            )
                             del expected[first]
                         expected[number] = 1 + (number * 7) % 11
                 elif what == "delete":

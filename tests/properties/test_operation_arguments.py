@@ -1,4 +1,6 @@
-"""Hostile arguments of the operations beside the six default ones: a result or an error with a code, never a crash."""
+"""Hostile arguments of the operations beside the six default ones: a result or an error with a code, never a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,27 @@ NAMES = ("rotate", "flip", "enhance", "compare", "measure", "mark", "search_clip
 PICTURE = skimage.data.coffee()[100:180, 100:220].copy()
 VIEWS = [
     ImageView(id="img0", source_size=(120, 80), view_size=(112, 84)),
-    ImageView(id="obs1", parent="img0", box=(0.25, 0.25, 0.75, 0.5), source_size=(60, 20), view_size=(112, 56)),
+    ImageView(
+        id="obs1", parent="img0", box=(0.25, 0.25, 0.75, 0.5), source_size=(60, 20), view_size=(112, 56)
+    ),
     ImageView(id="vid0.0", parent="vid0", frame=3, time=0.12, source_size=(64, 48), view_size=(84, 56)),
     ImageView(id="made", parent="made", source_size=(64, 48), view_size=(84, 56)),
 ]
-NUMBERS = st.one_of(st.floats(-0.2, 1.2), st.sampled_from([0, 1, 0.5, math.nan, math.inf, -1e300, 10**30]), st.integers(-3, 1001))
-WORDS = st.sampled_from(["img0", "obs1", "vid0", "vid0.0", "made", "img7", "", "horizontal", "contrast", "denoise", "sharpen"])
+NUMBERS = st.one_of(
+    st.floats(-0.2, 1.2),
+    st.sampled_from([0, 1, 0.5, math.nan, math.inf, -1e300, 10**30]),
+    st.integers(-3, 1001),
+)
+WORDS = st.sampled_from(
+    ["img0", "obs1", "vid0", "vid0.0", "made", "img7", "", "horizontal", "contrast", "denoise", "sharpen"]
+)
 WORDS |= st.sampled_from(["brighten", "vertical", "cut", "motion", "a red cup"]) | st.text(max_size=5)
 VALUES = st.one_of(
-    st.none(), st.booleans(), NUMBERS, WORDS, st.lists(st.one_of(NUMBERS, WORDS, st.lists(NUMBERS, max_size=5)), max_size=4)
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    WORDS,
+    st.lists(st.one_of(NUMBERS, WORDS, st.lists(NUMBERS, max_size=5)), max_size=4),
 )
 POINTS = st.lists(st.floats(0, 1), min_size=2, max_size=2)
 BOXES = st.tuples(st.floats(0, 0.9), st.floats(0, 0.9), st.floats(0, 1), st.floats(0, 1)).map(
@@ -55,7 +69,9 @@ def arguments(draw, name: str) -> dict[str, Any]:
         if draw(st.booleans()):
             place = PLACES.get(field)
             sound = WORDS if place is None else BOXES if place.count == 4 else POINTS
-            result[field] = draw(st.one_of(st.lists(sound, max_size=4) if place and place.many else sound, VALUES))
+            result[field] = draw(
+                st.one_of(st.lists(sound, max_size=4) if place and place.many else sound, VALUES)
+            )
     return result
 
 
@@ -65,9 +81,12 @@ def arguments(draw, name: str) -> dict[str, Any]:
 @given(st.data())
 def test_a_result_that_fits_or_an_error_with_a_code(name: str, data):
     target = data.draw(st.sampled_from(["img0", "obs1", "vid0", "vid0.0", "made", "nowhere"]))
-    kind, budget = data.draw(st.sampled_from(["thousand", "unit", "pixels"])), data.draw(st.sampled_from(BUDGETS))
+    kind = data.draw(st.sampled_from(["thousand", "unit", "pixels"]))
+    budget = data.draw(st.sampled_from(BUDGETS))
     action = Action(op=name, target=target, arguments=data.draw(arguments(name)))
-    scene = Scene({"img0": PICTURE, "vid0": clip()}, VIEWS, {}, budget, budget, 1 if budget is UNBOUNDED else 28, kind)
+    scene = Scene(
+        {"img0": PICTURE, "vid0": clip()}, VIEWS, {}, budget, budget, 1 if budget is UNBOUNDED else 28, kind
+    )
     before = PICTURE.copy()
     observation, views = execute(action, scene)
     assert (before == PICTURE).all()

@@ -45,7 +45,8 @@ QWEN = DIALECTS["qwen"]
 def test_the_example_has_every_coordinate_argument():
     fields = {"box", *EveryPlaceArguments.model_fields} - {"other", "like"}
     assert fields == set(PLACES)
-    for operation in OPERATIONS.values():  # an argument that looks like a place but is not converted would be in another scale
+    # An argument that looks like a place but is not converted would be in another scale
+    for operation in OPERATIONS.values():
         for name, annotation in get_type_hints(operation.Arguments, include_extras=True).items():
             is_place = any(part in repr(annotation) for part in ("as_box", "as_point"))
             assert is_place == (name in PLACES), (operation.name, name)
@@ -61,14 +62,17 @@ def places(draw, kind: str, count: int, name: str) -> list[float]:
     if count == 2:
         return [draw(st.integers(0, width)) / width, draw(st.integers(0, height)) / height]
     (x0, x1), (y0, y1) = (
-        sorted(draw(st.lists(st.integers(0, side), min_size=2, max_size=2, unique=True))) for side in (width, height)
+        sorted(draw(st.lists(st.integers(0, side), min_size=2, max_size=2, unique=True)))
+        for side in (width, height)
     )
     return [x0 / width, y0 / height, x1 / width, y1 / height]
 
 
 @settings(deadline=None, max_examples=40)
 @given(KINDS, st.sampled_from(["img0", "obs1"]), st.sampled_from([None, "img0", "obs1"]), st.data())
-def test_each_place_comes_back_from_the_scale_of_its_own_image(kind: str, target: str, other: str | None, data):
+def test_each_place_comes_back_from_the_scale_of_its_own_image(
+    kind: str, target: str, other: str | None, data
+):
     arguments: dict[str, Any] = {} if other is None else {"other": other, "like": other}
     for name, place in PLACES.items():
         image = target if place.image == "target" or other is None else other
@@ -81,7 +85,9 @@ def test_each_place_comes_back_from_the_scale_of_its_own_image(kind: str, target
     assert (reply.action.op, reply.action.target) == (action.op, target)
     assert set(reply.action.arguments) == set(arguments)
     for name in PLACES:
-        for ours, theirs in zip(np.atleast_2d(arguments[name]), np.atleast_2d(reply.action.arguments[name]), strict=True):
+        for ours, theirs in zip(
+            np.atleast_2d(arguments[name]), np.atleast_2d(reply.action.arguments[name]), strict=True
+        ):
             np.testing.assert_allclose(theirs, ours, atol=1e-9)
 
 
@@ -90,7 +96,9 @@ def test_other_dialects_write_no_place_they_cannot_read(dialect):
     assert not dialect.offers(EveryPlace)
     with pytest.raises(OperationError):
         dialect.render(
-            Action(op="every_place", target="img0", arguments={"vertex": [0.5, 0.5]}), Scale.of("thousand", IMAGES), "x"
+            Action(op="every_place", target="img0", arguments={"vertex": [0.5, 0.5]}),
+            Scale.of("thousand", IMAGES),
+            "x",
         )
 
 
@@ -123,7 +131,10 @@ def test_a_list_of_places_is_limited_and_described():
     schema = QWEN.schema(EveryPlace, "pixels")["function"]["parameters"]["properties"]
     assert schema["bboxes_2d"]["items"]["minItems"] == 4
     assert schema["bboxes_2d"]["maxItems"] == MAX_PLACES
-    assert schema["other_bbox_2d"]["description"] == "left, top, right, bottom in pixels of the image `other` as shown"
+    assert (
+        schema["other_bbox_2d"]["description"]
+        == "left, top, right, bottom in pixels of the image `other` as shown"
+    )
 
 
 @settings(deadline=None, max_examples=200)

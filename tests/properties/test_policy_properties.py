@@ -30,8 +30,12 @@ def test_packing_is_a_partition_within_capacity(sizes: list[int], capacity: int)
     assert sum(2 * sum(sizes[i] for i in members) <= capacity for members in bins) <= 1
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 4)), min_size=1, max_size=40), st.integers(60, 300))
-def test_packing_with_shared_prompts_is_a_partition_within_capacity(drawn: list[tuple[int, int]], capacity: int):
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 4)), min_size=1, max_size=40), st.integers(60, 300)
+)
+def test_packing_with_shared_prompts_is_a_partition_within_capacity(
+    drawn: list[tuple[int, int]], capacity: int
+):
     sizes = [size for size, _ in drawn]
     prompts = [Prompt(key, min(size, 9 * key)) for size, key in drawn]
     prompts = [Prompt((prompt.key, prompt.length), prompt.length) for prompt in prompts]
@@ -83,13 +87,18 @@ def test_the_loss_does_not_depend_on_how_the_batch_is_cut(cuts: int, seed: int, 
     setting = config.LossConfig(kl=0.1, aggregate=aggregate)
     parts = [sequence % cuts == i for i in range(cuts)]
     whole, _ = policy_loss(new, behaviour, advantages, weights, setting, reference=reference)
-    cut = sum(policy_loss(new[p], behaviour[p], advantages[p], weights[p], setting, reference=reference[p])[0] for p in parts)
+    cut = sum(
+        policy_loss(new[p], behaviour[p], advantages[p], weights[p], setting, reference=reference[p])[0]
+        for p in parts
+    )
     assert float(cut) == pytest.approx(float(whole), rel=1e-4, abs=1e-4)
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
 
 
 BASELINES = st.sampled_from(["mean", "loo", "pass_at_k"])
-batches = st.lists(st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-5, 5)), max_size=7), max_size=5)
+batches = st.lists(
+    st.lists(st.one_of(st.none(), st.sampled_from([0.0, 1.0]), st.floats(-5, 5)), max_size=7), max_size=5
+)
 
 
 def flat(groups: list[list[float | None]]) -> list[float]:
@@ -126,13 +135,22 @@ def test_advantages_follow_their_rollouts_in_any_order(groups: list, name: str, 
         assert flat([other]) == pytest.approx(flat([[row[i] for i in order]]), rel=1e-6, abs=1e-6)
 
 
-@given(st.integers(0, 2**31), st.integers(1, 4), st.sampled_from(sorted(ALGORITHMS)), st.sampled_from(["token", "sequence"]))
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 4),
+    st.sampled_from(sorted(ALGORITHMS)),
+    st.sampled_from(["token", "sequence"]),
+)
 @settings(deadline=None, max_examples=60)
-def test_no_algorithm_sees_how_the_batch_is_cut_into_micro_batches(seed: int, cuts: int, name: str, level: str):
+def test_no_algorithm_sees_how_the_batch_is_cut_into_micro_batches(
+    seed: int, cuts: int, name: str, level: str
+):
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 9, (6,), generator=generator)
     sequence = torch.repeat_interleave(torch.arange(6), sizes)
-    new, behaviour, old, reference, entropy = (torch.randn(int(sizes.sum()), generator=generator) * 0.3 for _ in range(5))
+    new, behaviour, old, reference, entropy = (
+        torch.randn(int(sizes.sum()), generator=generator) * 0.3 for _ in range(5)
+    )
     advantages = torch.randn(6, generator=generator)
     overrides = [f"rft.algorithm={name}", f"rft.loss.importance_level={level}", "rft.loss.entropy=0.01"]
     setting = config.load(None, overrides).rft.loss
@@ -142,7 +160,9 @@ def test_no_algorithm_sees_how_the_batch_is_cut_into_micro_batches(seed: int, cu
         """The loss of a micro-batch of these sequences, in this order."""
         places = torch.cat([(sequence == m).nonzero()[:, 0] for m in members])
         within = torch.repeat_interleave(torch.arange(len(members)), sizes[members])
-        weights = token_weights(within, sizes[members], setting.aggregate, Totals(int(sizes.sum()), 6), setting.constant_tokens)
+        weights = token_weights(
+            within, sizes[members], setting.aggregate, Totals(int(sizes.sum()), 6), setting.constant_tokens
+        )
         return policy_loss(
             new[places],
             behaviour[places],
@@ -169,7 +189,9 @@ def test_no_advantage_no_gradient(seed: int):
     generator = torch.Generator().manual_seed(seed)
     new = torch.randn(9, generator=generator).requires_grad_()
     advantages = torch.randn(9, generator=generator) * (torch.arange(9) % 2)
-    loss, _ = policy_loss(new, torch.randn(9, generator=generator), advantages, torch.ones(9), config.LossConfig())
+    loss, _ = policy_loss(
+        new, torch.randn(9, generator=generator), advantages, torch.ones(9), config.LossConfig()
+    )
     loss.backward()
     assert (new.grad[::2] == 0).all()
 

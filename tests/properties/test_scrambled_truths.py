@@ -1,4 +1,6 @@
-"""Labels never leak: with scrambled truths every reader, reward, verdict, update task and weight is bitwise the same."""
+"""Labels never leak: with scrambled truths every reader, reward, verdict, update task and weight is bitwise
+the same.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,34 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 TRUTHS = ["A", "B", "(B)", "42", "7", "cat", r"\boxed{7}", "5 cm", "", "change_size(1, small)"]
 TEXT = "Which?\nA. cat\nB. 7"
 ROWS: dict[str, Callable[[Any, int], dict[str, Any]]] = {
-    "question": lambda t, i: {"id": f"q{i}", "question": TEXT, "answers": [t], "task": "t", "meta": {"difficulty": t}},
-    "pixel_reasoner": lambda t, i: {"qid": f"v-{i}", "question": TEXT, "answer": [t], "image": ["a.png"], "is_video": False},
-    "reason_rft": lambda t, i: {"id": i, "image": "a.png", "problem": TEXT, "solution": f"<answer>{t}</answer>", "answer": t},
+    "question": lambda t, i: {
+        "id": f"q{i}",
+        "question": TEXT,
+        "answers": [t],
+        "task": "t",
+        "meta": {"difficulty": t},
+    },
+    "pixel_reasoner": lambda t, i: {
+        "qid": f"v-{i}",
+        "question": TEXT,
+        "answer": [t],
+        "image": ["a.png"],
+        "is_video": False,
+    },
+    "reason_rft": lambda t, i: {
+        "id": i,
+        "image": "a.png",
+        "problem": TEXT,
+        "solution": f"<answer>{t}</answer>",
+        "answer": t,
+    },
     "ttrl": lambda t, i: {"prompt": "How many?", "answer": t, "source": "AIME", "id": i},
     "ttrl_parquet": lambda t, i: verl(t, i, "How many?"),
-    "deepeyes": lambda t, i: {**verl(t, i, "<image>" + TEXT), "images": ["a.png"], "env_name": "visual_toolbox_v2"},
+    "deepeyes": lambda t, i: {
+        **verl(t, i, "<image>" + TEXT),
+        "images": ["a.png"],
+        "env_name": "visual_toolbox_v2",
+    },
     "mini_o3": lambda t, i: {
         "images": ["a.png"],
         "doc_id": i,
@@ -58,7 +82,12 @@ ROWS: dict[str, Callable[[Any, int], dict[str, Any]]] = {
 def verl(truth: str, i: int, text: str) -> dict[str, Any]:
     model = {"style": "rule", "ground_truth": truth}
     extra = {"split": "train", "index": i, "answer": truth}
-    return {"data_source": "AIME-TTT", "prompt": [{"role": "user", "content": text}], "reward_model": model, "extra_info": extra}
+    return {
+        "data_source": "AIME-TTT",
+        "prompt": [{"role": "user", "content": text}],
+        "reward_model": model,
+        "extra_info": extra,
+    }
 
 
 def read(folder: Path, format: str, truths: list[str]) -> tuple[list[str], dict[str, Labels]]:
@@ -138,7 +167,10 @@ CHATS: dict[str, Callable[[Any, int], dict[str, Any]]] = {
         "question": "How many?",
         "image_path": "a.png",
         "answer": t,
-        "trajectory": [{"action": "THINK", "thought": f"So {t}."}, {"action": "ANSWER", "parameters": {"answer": t}}],
+        "trajectory": [
+            {"action": "THINK", "thought": f"So {t}."},
+            {"action": "ANSWER", "parameters": {"answer": t}},
+        ],
     },
     "pixelis_chain": lambda t, i: {
         "id": f"q{i}",
@@ -154,7 +186,12 @@ CHATS: dict[str, Callable[[Any, int], dict[str, Any]]] = {
 @pytest.mark.parametrize("format", CHATS)
 def test_a_chat_read_as_a_question_does_not_depend_on_its_answer(folder: Path, format: str) -> None:
     path, results = folder / "chats.jsonl", []
-    for truths in (["7", "A", "cat"], ["A", "B", "A"], ["42", "cat", "B"], ["5 cm", "7", "change_size(1, small)"]):
+    for truths in (
+        ["7", "A", "cat"],
+        ["A", "B", "A"],
+        ["42", "cat", "B"],
+        ["5 cm", "7", "change_size(1, small)"],
+    ):
         labels: dict[str, Labels] = {}
         path.write_text("".join(json.dumps(CHATS[format](truth, i)) + "\n" for i, truth in enumerate(truths)))
         questions = read_questions(f"{path}?format={format}", seed=3, epochs=1, on_labels=labels.__setitem__)
@@ -171,7 +208,12 @@ LETTERS, WORDS = ("A", "B"), ("7", "cat")
 
 
 def vstar(truth: str) -> dict[str, Any]:
-    row = {"image": "direct_attributes/a.png", "text": "Color?\n(A) red\n(B) blue", "label": truth, "question_id": 0}
+    row = {
+        "image": "direct_attributes/a.png",
+        "text": "Color?\n(A) red\n(B) blue",
+        "label": truth,
+        "question_id": 0,
+    }
     boxes = {"target_object": ["cup"], "bbox": [[1, 1, 2 + (truth == "A"), 2]]}
     return {
         "test_questions.jsonl": [{**row, "category": "direct_attributes"}],
@@ -188,28 +230,58 @@ def hrbench(truth: str) -> str:
 
 
 def documents(truth: str, folder: str) -> list[dict[str, Any]]:
-    return [{"questionId": 1, "question": "Who?", "image": f"{folder}a.png", "answers": [truth], "data_split": "train"}]
+    return [
+        {
+            "questionId": 1,
+            "question": "Who?",
+            "image": f"{folder}a.png",
+            "answers": [truth],
+            "data_split": "train",
+        }
+    ]
 
 
 def mmmu(truth: str) -> bytes:
     stream, picture = io.BytesIO(), io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, "PNG")
-    row = {"id": "validation_Math_1", "question": "<image 1> What?", "options": "['red', 'blue']", "answer": truth}
-    pq.write_table(pa.Table.from_pylist([{**row, "image_1": {"bytes": picture.getvalue(), "path": None}}]), stream)
+    row = {
+        "id": "validation_Math_1",
+        "question": "<image 1> What?",
+        "options": "['red', 'blue']",
+        "answer": truth,
+    }
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "image_1": {"bytes": picture.getvalue(), "path": None}}]), stream
+    )
     return stream.getvalue()
 
 
-PROBLEM = {"question": "What?", "choices": ["red", "blue"], "grade": "grade1", "subject": "natural science", "split": "test"}
+PROBLEM = {
+    "question": "What?",
+    "choices": ["red", "blue"],
+    "grade": "grade1",
+    "subject": "natural science",
+    "split": "test",
+}
 STAR = {"question_id": "q", "video_id": "v", "question": "What?", "start": 1.0, "end": 2.0}
 STAR |= {"choices": [{"choice_id": i, "choice": choice} for i, choice in enumerate(("red", "blue"))]}
-TVQA = {"qid": 1, "q": "Who?", "vid_name": "friends_s01", "ts": "1-2", **{f"a{i}": f"Name {i}" for i in range(5)}}
+TVQA = {
+    "qid": 1,
+    "q": "Who?",
+    "vid_name": "friends_s01",
+    "ts": "1-2",
+    **{f"a{i}": f"Name {i}" for i in range(5)},
+}
 MVBENCH = {"video": "v.mp4", "question": "Where?", "candidates": ["Up", "Down"], "start": 1, "end": 2}
 ANNOTATED: dict[str, tuple[tuple[str, ...], Callable[[str], dict[str, Any]]]] = {
     "vstar": (LETTERS, vstar),
     "hrbench": (LETTERS, lambda t: {"hr_bench_4k.tsv": hrbench(t)}),
     "tallyqa?split=test": (
         ("7", "3"),
-        lambda t: {"test.json": [{"question_id": 1, "image": "a.png", "question": "How many?", "answer": int(t)}], "a.png": None},
+        lambda t: {
+            "test.json": [{"question_id": 1, "image": "a.png", "question": "How many?", "answer": int(t)}],
+            "a.png": None,
+        },
     ),
     "superclevr": (
         WORDS,
@@ -217,19 +289,29 @@ ANNOTATED: dict[str, tuple[tuple[str, ...], Callable[[str], dict[str, Any]]]] = 
             "images/a.png": None,
             "superCLEVR_questions_30k.json": {
                 "questions": [
-                    {"question_index": 0, "image_filename": "a.png", "question": "What?", "answer": int(t) if t == "7" else t}
+                    {
+                        "question_index": 0,
+                        "image_filename": "a.png",
+                        "question": "What?",
+                        "answer": int(t) if t == "7" else t,
+                    }
                 ]
             },
         },
     ),
     "mvbench?task=action_sequence": (
         ("Up", "Down"),
-        lambda t: {"json/action_sequence.json": [{**MVBENCH, "answer": t}], "video/star/Charades_v1_480/v.mp4": ""},
+        lambda t: {
+            "json/action_sequence.json": [{**MVBENCH, "answer": t}],
+            "video/star/Charades_v1_480/v.mp4": "",
+        },
     ),
     "reason_rft_tests?split=structure_id": (
         ("7", "A"),
         lambda t: {
-            "structure_perception/geomath.json": [{"id": "g1", "image": "a.png", "problem": "How long?", "answer": t}],
+            "structure_perception/geomath.json": [
+                {"id": "g1", "image": "a.png", "problem": "How long?", "answer": t}
+            ],
             "image/a.png": None,
         },
     ),
@@ -252,19 +334,30 @@ ANNOTATED: dict[str, tuple[tuple[str, ...], Callable[[str], dict[str, Any]]]] = 
     "mmmu": (LETTERS, lambda t: {"Math/validation-00000-of-00001.parquet": mmmu(t)}),
     "scienceqa": (
         ("0", "1"),
-        lambda t: {"problems.json": {"1": {**PROBLEM, "answer": int(t), "solution": t}}, "pid_splits.json": {"test": ["1"]}},
+        lambda t: {
+            "problems.json": {"1": {**PROBLEM, "answer": int(t), "solution": t}},
+            "pid_splits.json": {"test": ["1"]},
+        },
     ),
     "mmvet": (
         WORDS,
         lambda t: {
-            "mm-vet.json": {"v1_0": {"imagename": "a.png", "question": "What?", "answer": t, "capability": ["ocr"]}},
+            "mm-vet.json": {
+                "v1_0": {"imagename": "a.png", "question": "What?", "answer": t, "capability": ["ocr"]}
+            },
             "images/a.png": None,
         },
     ),
-    "star": (("red", "blue"), lambda t: {"STAR_train.json": [{**STAR, "answer": t}], "Charades_v1_480/v.mp4": ""}),
+    "star": (
+        ("red", "blue"),
+        lambda t: {"STAR_train.json": [{**STAR, "answer": t}], "Charades_v1_480/v.mp4": ""},
+    ),
     "tvqa": (
         ("1", "3"),
-        lambda t: {"tvqa_train.jsonl": [{**TVQA, "answer_idx": int(t)}], "frames_hq/friends_frames/friends_s01/00001.jpg": ""},
+        lambda t: {
+            "tvqa_train.jsonl": [{**TVQA, "answer_idx": int(t)}],
+            "frames_hq/friends_frames/friends_s01/00001.jpg": "",
+        },
     ),
 }
 
@@ -279,13 +372,28 @@ def put(root: Path, files: dict[str, Any]) -> None:
         elif isinstance(content, bytes):
             path.write_bytes(content)
         elif content is not None:
-            path.write_text("\n".join(map(json.dumps, content)) if path.suffix == ".jsonl" else json.dumps(content))
+            path.write_text(
+                "\n".join(map(json.dumps, content)) if path.suffix == ".jsonl" else json.dumps(content)
+            )
         else:
             Image.new("RGB", (8, 8)).save(path)
 
 
 WITHOUT_ANSWERS = (
-    *("coco", "lvis", "partimagenet", "sa1b", "textcaps", "hiertext", "art", "flickr30k", "unsplash", "msrvtt", "mot17", "mot20"),
+    *(
+        "coco",
+        "lvis",
+        "partimagenet",
+        "sa1b",
+        "textcaps",
+        "hiertext",
+        "art",
+        "flickr30k",
+        "unsplash",
+        "msrvtt",
+        "mot17",
+        "mot20",
+    ),
     *("youtube_vis", "uvo", "youtube_vos", "visor", "didemo", "activitynet", "assembly101", "mind2web"),
 )
 
@@ -302,7 +410,9 @@ def test_an_annotated_set_compares_answers_the_same_whatever_they_are(tmp_path: 
         put(tmp_path, files(truth))
         labels: dict[str, Labels] = {}
         source = f"{reader}:{tmp_path}" + (f"?{options}" if options else "")
-        results.append([q.model_dump_json() for q in read_questions(source, epochs=1, on_labels=labels.__setitem__)])
+        results.append(
+            [q.model_dump_json() for q in read_questions(source, epochs=1, on_labels=labels.__setitem__)]
+        )
         found += [label.answers for label in labels.values()]
     assert len(results[0]) == 1
     assert results[0] == results[1]
@@ -314,13 +424,16 @@ def test_an_annotated_set_compares_answers_the_same_whatever_they_are(tmp_path: 
 def test_the_card_world_keeps_its_truths_to_itself() -> None:
     labels: dict[str, Labels] = {}
     open_ = list(read_questions("cards:?split=train&seed=1", epochs=1, limit=20))
-    blind = list(read_questions("cards:?split=train&seed=1", epochs=1, limit=20, on_labels=labels.__setitem__))
+    blind = list(
+        read_questions("cards:?split=train&seed=1", epochs=1, limit=20, on_labels=labels.__setitem__)
+    )
     assert [q.question for q in open_] == [q.question for q in blind]
     assert [labels[q.id].answers for q in open_] == [q.answers for q in open_]
     assert all(q.answers is None and q.annotations is None for q in blind)
 
 
-# -- from the file to the gradient ----------------------------------------------------------------------------------
+# -- from the file to the gradient
+# ----------------------------------------------------------------------------------
 
 TTRL = RewardsConfig(preset="ttrl")
 ANSWERS = [["A", "cat", "(B)", "A", "7"], ["7", "7.0", "B", "8", None], ["1/2", "0.5", "3", "3", "A. cat"]]
@@ -334,7 +447,12 @@ def rollouts(question: Question, answers: list[str | None]) -> Group:
             group_id=question.id,
             turns=[
                 Turn(role="user", text="?", tokens=[1]),
-                Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[2, 3 + i], log_probs=[-0.1, -0.2]),
+                Turn(
+                    role="assistant",
+                    text=f"<answer>{answer}</answer>",
+                    tokens=[2, 3 + i],
+                    log_probs=[-0.1, -0.2],
+                ),
             ],
             answer=answer,
             stop_reason=StopReason.ANSWER if answer is not None else StopReason.LENGTH,
@@ -354,7 +472,11 @@ def learnt(folder: Path, format: str, truths: list[str], services: Services) -> 
     for group in groups:
         same = Equality(group.question, group.question.scorer, services)
         task = make_task(
-            group, vote(group.trajectories, [], evolution, group.question, 0.0, same), evolution, RewardsConfig(), 0.0
+            group,
+            vote(group.trajectories, [], evolution, group.question, 0.0, same),
+            evolution,
+            RewardsConfig(),
+            0.0,
         )
         tasks.append("" if task is None else task.model_copy(update={"id": ""}).model_dump_json())
     return scored, tasks
@@ -368,9 +490,12 @@ def services():
 
 
 @pytest.mark.parametrize(
-    ("format", "sets"), [("reason_rft", 100), ("pixel_reasoner", 100), pytest.param("ttrl", 15, marks=pytest.mark.slow)]
+    ("format", "sets"),
+    [("reason_rft", 100), ("pixel_reasoner", 100), pytest.param("ttrl", 15, marks=pytest.mark.slow)],
 )
-def test_update_tasks_and_advantages_are_bitwise_the_same(folder: Path, services: Services, format: str, sets: int) -> None:
+def test_update_tasks_and_advantages_are_bitwise_the_same(
+    folder: Path, services: Services, format: str, sets: int
+) -> None:
     rng = random.Random(7)
     first = learnt(folder, format, ["7", "A", "42"], services)
     assert any(t.advantage for group in first[0] for t in group.trajectories)
@@ -433,7 +558,9 @@ def test_the_weights_are_bitwise_the_same(folder: Path, services: Services) -> N
                 sample.advantage = trajectory.advantage or 0.0
                 samples.append(sample)
         learner = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2)
-        trainer = Trainer(policy(), learner, config.RftConfig(algorithm="ttrl").loss, total_steps=1, device="cpu")
+        trainer = Trainer(
+            policy(), learner, config.RftConfig(algorithm="ttrl").loss, total_steps=1, device="cpu"
+        )
         try:
             trainer.update(samples)
             return trainer.adapter().tensors

@@ -1,4 +1,6 @@
-"""The caps on shares of an update: they hold for every batch and candidate, and never stop learning for good."""
+"""The caps on shares of an update: they hold for every batch and candidate, and never stop learning for
+good.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ def most(names: Counter[str]) -> int:
 
 
 @settings(deadline=None)
-@given(SOURCES, st.sampled_from([0.1, 0.25, 0.5, 1.0]), st.sampled_from([0.1, 0.25, 1.0]), st.integers(1, 16), st.integers(1, 5))
+@given(
+    SOURCES,
+    st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+    st.sampled_from([0.1, 0.25, 1.0]),
+    st.integers(1, 16),
+    st.integers(1, 5),
+)
 def test_no_user_and_no_question_exceeds_its_share_of_a_batch_or_candidate(
     traffic: list[Source], user: float, question: float, size: int, every: int
 ) -> None:
@@ -55,11 +63,19 @@ def test_no_user_and_no_question_exceeds_its_share_of_a_batch_or_candidate(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.integers(1, 8), st.integers(1, 16), st.integers(1, 5), st.integers(0, 2**32))
-@example(users=5, size=3, every=4, seed=0)  # a candidate that three of four users had filled to their caps waited forever
-def test_a_user_alone_learns_and_several_never_wait_for_each_other_forever(users: int, size: int, every: int, seed: int) -> None:
-    """Users appear one after the other and ask different questions; a batch is formed whenever the queue allows it."""
+# A candidate that three of four users had filled to their caps waited forever
+@example(users=5, size=3, every=4, seed=0)
+def test_a_user_alone_learns_and_several_never_wait_for_each_other_forever(
+    users: int, size: int, every: int, seed: int
+) -> None:
+    """Users appear one after the other and ask different questions; a batch is formed whenever the queue
+    allows it.
+    """
     # Thousands of draws by hypothesis itself would exceed what it records.
-    shares, queue, questions, draw = shares_of(0.25, 0.25, every), list[Source](), itertools.count(), random.Random(seed)
+    shares = shares_of(0.25, 0.25, every)
+    queue = list[Source]()
+    questions = itertools.count()
+    draw = random.Random(seed)
     batches = 0
     for present in range(1, users + 1):
         before = batches
@@ -114,7 +130,13 @@ def test_a_user_leaves_the_window() -> None:
 
 
 def test_a_flood_gives_up_its_own_tasks() -> None:
-    waiting = [Source("a", "1"), Source("flood", "2"), Source("b", "3"), Source("flood", "4"), Source("flood", "4")]
+    waiting = [
+        Source("a", "1"),
+        Source("flood", "2"),
+        Source("b", "3"),
+        Source("flood", "4"),
+        Source("flood", "4"),
+    ]
     assert most_abundant(waiting) == 3
 
 

@@ -10,12 +10,22 @@ from pathlib import Path
 
 import pytest
 
-SMALL = {"hidden": 64, "heads": 4, "kv_heads": 2, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+SMALL = {
+    "hidden": 64,
+    "heads": 4,
+    "kv_heads": 2,
+    "layers": 2,
+    "feedforward": 96,
+    "vision_hidden": 32,
+    "vision_layers": 2,
+}
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function that returns the folder of a random model: ``model()`` or ``model("qwen2_5_vl", embedded=False)``."""
+    """A function that returns the folder of a random model: ``model()`` or ``model("qwen2_5_vl",
+    embedded=False)``.
+    """
     from pixelis.nano import architecture
     from pixelis.nano.tokenizer import build_tokenizer
 
@@ -54,6 +64,8 @@ def documented_metrics() -> dict[str, tuple[re.Pattern[str], bool]]:
             continue
         names, _, when = (cell.strip() for cell in line.strip("|").split(" | "))
         for name in re.findall(r"`([^`]+)`", names):
-            pattern = "".join(r"[\w.:/]+" if part.isupper() else re.escape(part) for part in re.split(r"([A-Z]{2,})", name))
+            pattern = "".join(
+                r"[\w.:/]+" if part.isupper() else re.escape(part) for part in re.split(r"([A-Z]{2,})", name)
+            )
             metrics[name] = re.compile(pattern), when.strip() == "always"
     return metrics

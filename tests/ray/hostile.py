@@ -87,7 +87,8 @@ class EatNumpy(Hostile):
     def misbehave() -> None:
         arrays = []
         while True:
-            arrays.append(np.empty(10_000_000, np.uint8))  # not written: faulting in the pages would exceed the test's timeout
+            # Not written: faulting in the pages would exceed the test's timeout
+            arrays.append(np.empty(10_000_000, np.uint8))
 
 
 class Raise(Hostile):
@@ -172,7 +173,11 @@ class QuickLeave(Leave):
     quick = True
 
 
-ALL = [f"hostile:{name}" for name, kind in list(vars().items()) if isinstance(kind, type) and hasattr(kind, "name")]
+ALL = [
+    f"hostile:{name}"
+    for name, kind in list(vars().items())
+    if isinstance(kind, type) and hasattr(kind, "name")
+]
 
 if os.environ.get("HOSTILE_OPEN"):  # set for the workers of one test: decoding hangs or crashes by file name
     from pixelis.datasets import media

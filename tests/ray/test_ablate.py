@@ -61,14 +61,21 @@ def test_an_ablation_of_evaluations(tmp_path: Path, job: Callable[..., subproces
 
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_policy_evaluated_after_training_is_that_of_its_checkpoint(tmp_path: Path) -> None:
-    overrides = [f"run.dir={tmp_path}", "rft.steps=1", "rft.prompts_per_step=2", "rft.group_size=2", "learner.lr=0.01"]
+    overrides = [
+        f"run.dir={tmp_path}",
+        "rft.steps=1",
+        "rft.prompts_per_step=2",
+        "rft.group_size=2",
+        "learner.lr=0.01",
+    ]
     config = load("configs/nano/rft.yaml", [*overrides, "evaluate.questions=4", "evaluate.trajectories=0"])
     folder = tmp_path / "evaluate"
     ablation_trial.run("rft", config)
     answers = texts(folder)
     assert [row["version"] for row in events.read(folder, "evaluate")] == [1]
     ablation_trial.run("rft", config)
-    assert [row["version"] for row in events.read(folder, "evaluate")] == [0]  # the first version of new actors
+    # The first version of new actors
+    assert [row["version"] for row in events.read(folder, "evaluate")] == [0]
     assert texts(folder) == answers
     assert len(events.read(tmp_path, "step/policy")) == 1
 

@@ -1,4 +1,6 @@
-"""Batch sources of the learner: what a step waits for, and recovery when the actor behind a source restarts."""
+"""Batch sources of the learner: what a step waits for, and recovery when the actor behind a source
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ pytestmark = pytest.mark.slow
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=16)
 class BatchMaker:
-    """Makes empty batches as Coordinator and Evolution do. With ``blocked``, ``step_done`` waits for ``release``."""
+    """Makes empty batches as Coordinator and Evolution do.
+
+    With ``blocked``, ``step_done`` waits for ``release``.
+    """
 
     def __init__(self, blocked: bool):
         self.incarnation, self.begun, self.completed = 0, [], []  # type: ignore[var-annotated]
@@ -35,7 +40,9 @@ class BatchMaker:
         if not blocked:
             self.released.set()
 
-    async def begin(self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True) -> int:
+    async def begin(
+        self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True
+    ) -> int:
         self.begun.append((step, state, version, resumes_rewards))
         self.incarnation += 1000 + len(self.begun)
         return self.incarnation
@@ -45,7 +52,9 @@ class BatchMaker:
             raise InfraFailure("started again", code="restarted")
         return RolloutBatch(step, state={"questions": {"cursor": 4 * (step + 1), "ahead": []}}, metrics={})
 
-    async def step_done(self, step: int, version: int, incarnation: int, metrics: dict[str, float] | None = None) -> StepResult:
+    async def step_done(
+        self, step: int, version: int, incarnation: int, metrics: dict[str, float] | None = None
+    ) -> StepResult:
         await self.released.wait()
         self.completed.append((step, version))
         return StepResult({f"completed/{step}": 1.0}, state={"base": version} if metrics is not None else {})
@@ -102,11 +111,15 @@ def learn(source: RolloutSource, trainer: Any, batch: LearnerBatch) -> StepResul
     return source.done(batch, source.weights.publish(trainer, {}), {})
 
 
-def test_an_off_policy_step_does_not_wait_for_the_step_before_except_the_last(actors: list[Any], tmp_path: Path) -> None:
+def test_an_off_policy_step_does_not_wait_for_the_step_before_except_the_last(
+    actors: list[Any], tmp_path: Path
+) -> None:
     store = actors[0]
     actors.append(maker := BatchMaker.remote(blocked=True))  # type: ignore[attr-defined]
     source, trainer = (
-        RolloutSource(config(tmp_path, steps=4, max_off_policy_steps=1), maker, WeightPublisher(store, "rft")),
+        RolloutSource(
+            config(tmp_path, steps=4, max_off_policy_steps=1), maker, WeightPublisher(store, "rft")
+        ),
         learner(),
     )
     with source.open(trainer, {}) as batches:
@@ -121,14 +134,17 @@ def test_an_off_policy_step_does_not_wait_for_the_step_before_except_the_last(ac
 
 def test_on_policy_a_step_ends_when_its_weights_are_loaded(actors: list[Any], tmp_path: Path) -> None:
     actors.append(maker := BatchMaker.remote(blocked=False))  # type: ignore[attr-defined]
-    source, trainer = RolloutSource(config(tmp_path, steps=2), maker, WeightPublisher(actors[0], "rft")), learner()
+    source = RolloutSource(config(tmp_path, steps=2), maker, WeightPublisher(actors[0], "rft"))
+    trainer = learner()
     with source.open(trainer, {}) as batches:
         assert learn(source, trainer, next(batches)).metrics == {"completed/0": 1.0}
         assert ray.get(maker.calls.remote())[1] == [(0, 2)]
 
 
 @pytest.mark.parametrize("kind", ["rollouts", "updates"])
-def test_a_restarted_actor_continues_at_the_step_of_the_learner(kind: str, actors: list[Any], tmp_path: Path) -> None:
+def test_a_restarted_actor_continues_at_the_step_of_the_learner(
+    kind: str, actors: list[Any], tmp_path: Path
+) -> None:
     store = actors[0]
     actors.append(maker := BatchMaker.remote(blocked=False))  # type: ignore[attr-defined]
     trainer = learner()
@@ -151,7 +167,9 @@ def test_a_restarted_actor_continues_at_the_step_of_the_learner(kind: str, actor
         assert (state, version) == ({"base": 2}, 7), "the weights are those of the version promoted last"
 
 
-def test_an_actor_that_restarts_again_and_again_ends_the_run_with_its_cause(actors: list[Any], tmp_path: Path) -> None:
+def test_an_actor_that_restarts_again_and_again_ends_the_run_with_its_cause(
+    actors: list[Any], tmp_path: Path
+) -> None:
     @ray.remote(num_cpus=0)
     class RestartingMaker:
         def begin(self, *_: Any, **__: Any) -> int:
@@ -162,6 +180,9 @@ def test_an_actor_that_restarts_again_and_again_ends_the_run_with_its_cause(acto
 
     actors.append(maker := RestartingMaker.remote())  # type: ignore[attr-defined]
     source, trainer = RolloutSource(config(tmp_path), maker, WeightPublisher(actors[0], "rft")), learner()
-    with pytest.raises(InfraFailure, match="restarted 5 times") as caught, source.open(trainer, {}) as batches:
+    with (
+        pytest.raises(InfraFailure, match="restarted 5 times") as caught,
+        source.open(trainer, {}) as batches,
+    ):
         next(batches)
     assert unwrap_ray_error(caught.value) is caught.value

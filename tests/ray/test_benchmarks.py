@@ -1,4 +1,7 @@
-"""Smoke run of every benchmark. The measured values mean nothing here; see benchmarks/README.md for the figures."""
+"""Smoke run of every benchmark.
+
+The measured values mean nothing here; see benchmarks/README.md for the figures.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ from pixelis.policy.model_path import fingerprint, resolve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("*.py") if "def main" in p.read_text(encoding="utf-8"))
+NAMES = sorted(
+    p.stem for p in (ROOT / "benchmarks").glob("*.py") if "def main" in p.read_text(encoding="utf-8")
+)
 NAMES.remove("service_load")  # the load generator, which `service` starts
 REQUIREMENTS = {"grpo_step": "trl"}
 LONG = {
@@ -70,20 +75,31 @@ def test_the_options_of_a_long_benchmark_are_shown(
     assert "--smoke" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in NAMES]
+)
 def test_a_benchmark_runs(
-    name: str, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str,
+    adapter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
     assert "parse_args(parser" in source, "no smoke run: parse the options with harness.parse_args"
     options = {"--adapter": str(adapter), "--dir": str(tmp_path)}
     if name in REQUIREMENTS and importlib.util.find_spec(REQUIREMENTS[name]) is None:
         pytest.skip(f"{name} requires {REQUIREMENTS[name]}, which is not installed")
-    arguments = ["--smoke", *(part for option, value in options.items() if f'"{option}"' in source for part in (option, value))]
+    arguments = [
+        "--smoke",
+        *(part for option, value in options.items() if f'"{option}"' in source for part in (option, value)),
+    ]
     if name in OWN_PROCESS:
         environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-        process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        process = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
         assert process.returncode == 0, process.stderr
         return
     monkeypatch.setattr(sys, "argv", [name, *arguments])

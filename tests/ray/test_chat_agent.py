@@ -1,4 +1,6 @@
-"""A chat model behind an address uses operations: its calls run on toolboxes, their pictures come back to it."""
+"""A chat model behind an address uses operations: its calls run on toolboxes, their pictures come back to
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,16 @@ from pixelis.records import Group
 
 pytestmark = pytest.mark.slow
 
-CALL = '<think>Too small.</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [500, 0, 1000, 1000]}}</tool_call>'
+CALL = (
+    '<think>Too small.</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [500, 0, 1000, '
+    "1000]}}</tool_call>"
+)
 
 
 def pictures(messages: list[dict[str, Any]]) -> list[Image.Image]:
-    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    parts = [
+        part for message in messages if isinstance(message["content"], list) for part in message["content"]
+    ]
     urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
 
@@ -57,7 +64,10 @@ def test_a_chat_model_gains_by_operations(
     picture.paste("blue", (140, 0, 224, 112))
     picture.save(tmp_path / "a.png")
     media = [{"id": "img0", "uri": "a.png"}]
-    rows = [{"id": f"q{i}", "question": f"What is on the right ({i})?", "media": media, "answers": ["blue"]} for i in range(2)]
+    rows = [
+        {"id": f"q{i}", "question": f"What is on the right ({i})?", "media": media, "answers": ["blue"]}
+        for i in range(2)
+    ]
     rows.append({"id": "broken", "question": "A broken call?", "media": media, "answers": ["blue"]})
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     keys = [
@@ -66,8 +76,17 @@ def test_a_chat_model_gains_by_operations(
         "evaluate.api.api_key_env=",
         "evaluate.api.operations=true",
     ]
-    keys += [f"data.evaluate={tmp_path / 'rows.jsonl'}", f"run.dir={tmp_path / 'run'}", "run.name=own", "evaluate.direct=true"]
-    keys += ["dialogue.input.max_pixels=100352", "dialogue.crop.max_pixels=100352", "toolbox.operations=[zoom_in]"]
+    keys += [
+        f"data.evaluate={tmp_path / 'rows.jsonl'}",
+        f"run.dir={tmp_path / 'run'}",
+        "run.name=own",
+        "evaluate.direct=true",
+    ]
+    keys += [
+        "dialogue.input.max_pixels=100352",
+        "dialogue.crop.max_pixels=100352",
+        "toolbox.operations=[zoom_in]",
+    ]
     keys += ["dialogue.max_turns_test=2", "toolbox.workers=1", "evaluate.api.operations=true"]
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["evaluate", *keys])

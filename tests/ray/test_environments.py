@@ -1,4 +1,6 @@
-"""Environments in toolbox processes: their state stays with the episode, and their end is that of the episode by name."""
+"""Environments in toolbox processes: their state stays with the episode, and their end is that of the episode
+by name.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,12 @@ class Counter(Environment):
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None) -> Iterator[tuple[asyncio.Runner, ToolboxPool]]:
-    settings = {"environments": [f"{HERE}:Counter"], "timeout_s": 2.0, "memory_bytes": 250_000_000, "workers": 2}
+    settings = {
+        "environments": [f"{HERE}:Counter"],
+        "timeout_s": 2.0,
+        "memory_bytes": 250_000_000,
+        "workers": 2,
+    }
     with asyncio.Runner() as runner:
         pool = runner.run(_pool(settings))
         yield runner, pool
@@ -73,15 +80,22 @@ def pool(ray_cluster: None) -> Iterator[tuple[asyncio.Runner, ToolboxPool]]:
 
 async def _pool(settings: dict) -> ToolboxPool:
     path = os.pathsep.join([str(HERE.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    pool = ToolboxPool(parse({"toolbox": settings}), 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": path}})
+    pool = ToolboxPool(
+        parse({"toolbox": settings}), 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": path}}
+    )
     await pool.ready()
     return pool
 
 
 async def begin(pool: ToolboxPool, count: int) -> list[EnvironmentTools]:
     opened, _ = await pool.open([])
-    tools = [EnvironmentTools(pool, opened, Question(id="q", question="", environment="counter")) for _ in range(count)]
-    assert {observation.text for observation, _ in await asyncio.gather(*(t.reset() for t in tools))} == {"Count."}
+    tools = [
+        EnvironmentTools(pool, opened, Question(id="q", question="", environment="counter"))
+        for _ in range(count)
+    ]
+    assert {observation.text for observation, _ in await asyncio.gather(*(t.reset() for t in tools))} == {
+        "Count."
+    }
     return tools
 
 
@@ -90,7 +104,9 @@ async def add(tools: EnvironmentTools, number: int) -> tuple[str, float, bool]:
     return observation.text, observation.data["reward"], observation.data["done"]
 
 
-def test_each_episode_keeps_its_state_on_the_worker_that_holds_it(pool: tuple[asyncio.Runner, ToolboxPool]) -> None:
+def test_each_episode_keeps_its_state_on_the_worker_that_holds_it(
+    pool: tuple[asyncio.Runner, ToolboxPool],
+) -> None:
     async def body(pool: ToolboxPool) -> None:
         tools = await begin(pool, 6)
         assert sorted(len(worker.environments) for worker in pool.workers) == [3, 3]
@@ -127,7 +143,9 @@ def test_actions_of_an_environment_are_spans(
         tools.close()
 
     pool[0].run(body(pool[1]))
-    recorded = [(span.name, dict(span.attributes or {}), span.status.is_ok) for span in spans.get_finished_spans()]
+    recorded = [
+        (span.name, dict(span.attributes or {}), span.status.is_ok) for span in spans.get_finished_spans()
+    ]
     of_counter = {"pixelis.environment": "counter"}
     assert recorded == [("reset", of_counter, True), ("add", of_counter, True), ("add", of_counter, False)]
 
@@ -180,8 +198,12 @@ def test_a_process_killed_from_outside_loses_its_episodes(pool: tuple[asyncio.Ru
 
 @pytest.mark.timeout(900)
 def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) -> None:
-    """Rows with an environment and without one in one run: the policy is shown it, its rewards are measured."""
-    rows = [{"id": f"w{n}", "question": "Walk.", "answers": ["x"], "environment": "grid_walk"} for n in range(2)]
+    """Rows with an environment and without one in one run: the policy is shown it, its rewards are
+    measured.
+    """
+    rows = [
+        {"id": f"w{n}", "question": "Walk.", "answers": ["x"], "environment": "grid_walk"} for n in range(2)
+    ]
     rows += [{"id": "p", "question": "Which digit?", "answers": ["7"]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     overrides = [
@@ -208,4 +230,6 @@ def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) ->
     assert step["learner/sequences"] == 6
     assert [event["step"] for event in events.read(tmp_path / "run", "evaluation")] == [0, 1]
     pages = [page.read_text(encoding="utf-8") for page in (tmp_path / "run" / "trajectories").glob("*.html")]
-    assert any("Move the blue square to the red one." in page for page in pages), "the policy was not shown the environment"
+    assert any("Move the blue square to the red one." in page for page in pages), (
+        "the policy was not shown the environment"
+    )

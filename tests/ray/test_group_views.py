@@ -26,7 +26,11 @@ pytestmark = pytest.mark.slow
 SIDE = 256
 """Of the policy's view. It takes 197 KB; Ray keeps objects below 100 KB elsewhere."""
 OVERRIDES = ["dialogue.max_context=640", "dialogue.max_turn_tokens=4", "toolbox.workers=1", "toolbox.cpus=0"]
-OVERRIDES += [f"dialogue.input.min_pixels={SIDE**2}", f"dialogue.input.max_pixels={SIDE**2}", "toolbox.cache_bytes=0"]
+OVERRIDES += [
+    f"dialogue.input.min_pixels={SIDE**2}",
+    f"dialogue.input.max_pixels={SIDE**2}",
+    "toolbox.cache_bytes=0",
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +88,9 @@ def test_groups_that_show_a_picture_share_its_view_until_the_last_of_them_is_rel
     view = SIDE * SIDE * 3
     assert stored_bytes() - created < picture(0).nbytes + 1.05 * view
     groups += [caller.ask(uri, stream=stream) for stream in (False, True)]
-    assert stored_bytes() - created < 3 * picture(0).nbytes + 1.05 * view, "each group opens the picture, none stores its view"
+    assert stored_bytes() - created < 3 * picture(0).nbytes + 1.05 * view, (
+        "each group opens the picture, none stores its view"
+    )
     wait_until(lambda: held_bytes() - base < 1.05 * view)
     assert all(np.array_equal(view_of(group), view_of(groups[0])) for group in groups)
     assert view_of(groups[0]).shape == (SIDE, SIDE, 3)
@@ -94,7 +100,9 @@ def test_groups_that_show_a_picture_share_its_view_until_the_last_of_them_is_rel
     wait_until(lambda: held_bytes() <= base)
 
 
-def test_a_group_shows_the_new_picture_of_a_file_that_has_changed(generator: ActorHandle, tmp_path: Path) -> None:
+def test_a_group_shows_the_new_picture_of_a_file_that_has_changed(
+    generator: ActorHandle, tmp_path: Path
+) -> None:
     caller, uri, shown = Caller(generator), str(tmp_path / "picture.png"), []
     for seed in (1, 2, 2):
         Image.fromarray(picture(seed, SIDE)).save(uri)

@@ -33,7 +33,8 @@ MetricTable = dict[str, tuple[re.Pattern[str], bool]]
 BARE = Path(__file__).with_name("bare.yaml")
 """An empty configuration file: processes and tests use the defaults."""
 SMALL_RUN = (
-    "policy.model=nano learner.schedule=constant data.direct_share=0.5 sft.batch=4 learner.lr=4e-3 learner.checkpoint_every=1000"
+    "policy.model=nano learner.schedule=constant data.direct_share=0.5 sft.batch=4 learner.lr=4e-3 "
+    "learner.checkpoint_every=1000"
 )
 STAGES = [{"name": "a", "mixture": [1, 0, 0], "max_steps": 20}, {"name": "b", "mixture": [0.5, 0.25, 0.25]}]
 SFT = [
@@ -55,16 +56,25 @@ TTRL = [
     # The agreement never rises by 1, so that the run ends as soon as two steps can be compared.
     *("ttrl.samples=4", "ttrl.patience=1", "ttrl.min_gain=1", "evaluate.sampling.temperature=1"),
     *("evaluate.sets.near=cards:?split=test&seed=7", "evaluate.sets.far=cards:?split=test&seed=7&shift=warm"),
-    *("rft.evaluate_every=2", "evaluate.questions=6", "telemetry.tensorboard=true", "telemetry.trajectories=3"),
+    *(
+        "rft.evaluate_every=2",
+        "evaluate.questions=6",
+        "telemetry.tensorboard=true",
+        "telemetry.trajectories=3",
+    ),
     *("learner.checkpoint_every=1", "learner.keep=2", "policy_store.keep=2"),
 ]
 
 
 @pytest.fixture(scope="module")
 def levels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Overrides for 90 demonstrations with levels and weights, one of a kind that SFT refuses, and one with a broken picture."""
+    """Overrides for 90 demonstrations with levels and weights, one of a kind that SFT refuses, and one with a
+    broken picture.
+    """
     path = tmp_path_factory.mktemp("levels") / "demonstrations.jsonl"
-    rows = [Demonstration.model_validate(row) for row in card_questions.demonstration_rows("train", 90, 42, 0.5)]
+    rows = [
+        Demonstration.model_validate(row) for row in card_questions.demonstration_rows("train", 90, 42, 0.5)
+    ]
     for number, row in enumerate(rows):
         row.level = "simple" if not row.steps else "medium" if number % 2 else "hard"
         row.weight = 1.0 + number % 3
@@ -80,7 +90,9 @@ def levels(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def sft_folder(ray_cluster: None, levels: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an uninterrupted SFT run from the embedded base."""
     folder = tmp_path_factory.mktemp("sft")
-    assert sft.run(load(None, [*SFT, *levels, f"run.dir={folder}"])) == folder / "checkpoints" / "step_00000060"
+    assert (
+        sft.run(load(None, [*SFT, *levels, f"run.dir={folder}"])) == folder / "checkpoints" / "step_00000060"
+    )
     return folder
 
 
@@ -142,7 +154,10 @@ def test_sft_learns_and_a_run_resumes_from_its_last_checkpoint_to_the_same_losse
     shutil.rmtree(tmp_path / "checkpoints" / "step_00000060")
     shutil.rmtree(tmp_path / "checkpoints" / "step_00000020")
     written = (tmp_path / "checkpoints" / "step_00000040").stat().st_mtime_ns
-    assert sft.run(load(None, [*SFT, *levels, f"run.dir={tmp_path}"])) == tmp_path / "checkpoints" / "step_00000060"
+    assert (
+        sft.run(load(None, [*SFT, *levels, f"run.dir={tmp_path}"]))
+        == tmp_path / "checkpoints" / "step_00000060"
+    )
     check_equal_runs(tmp_path, sft_folder)
     assert not (tmp_path / "checkpoints" / "step_00000020").exists(), "the run began anew"
     assert (tmp_path / "checkpoints" / "step_00000040").stat().st_mtime_ns == written
@@ -158,12 +173,17 @@ def unlabelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ttrl_run(sft_folder: Path, unlabelled: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def ttrl_run(
+    sft_folder: Path, unlabelled: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, str]:
     """The folder of a TTRL run that starts from SFT, and its output."""
     folder, output = tmp_path_factory.mktemp("ttrl"), io.StringIO()
     adapter = f"policy.adapter={sft_folder}/checkpoints/step_00000060"
     with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(output):
-        assert run_job(ttrl.main, monkeypatch, *TTRL, adapter, f"data.train={unlabelled}", f"run.dir={folder}") == 0
+        assert (
+            run_job(ttrl.main, monkeypatch, *TTRL, adapter, f"data.train={unlabelled}", f"run.dir={folder}")
+            == 0
+        )
     return folder, output.getvalue()
 
 
@@ -182,9 +202,14 @@ def test_evaluations_answer_questions_of_each_set_and_their_mean_decides(ttrl_ru
     evaluations = events.read(ttrl_run[0], "evaluation")
     assert evaluations
     for row in evaluations:
-        assert row["evaluate/accuracy"] == pytest.approx((row["evaluate/accuracy_near"] + row["evaluate/accuracy_far"]) / 2)
+        assert row["evaluate/accuracy"] == pytest.approx(
+            (row["evaluate/accuracy_near"] + row["evaluate/accuracy_far"]) / 2
+        )
     saved = checkpoint.steps(ttrl_run[0])
-    best = max((row for row in evaluations if row["step"] in saved), key=lambda row: (row["evaluate/accuracy"], row["step"]))
+    best = max(
+        (row for row in evaluations if row["step"] in saved),
+        key=lambda row: (row["evaluate/accuracy"], row["step"]),
+    )
     assert best_step(str(ttrl_run[0])) == best["step"]
 
 
@@ -209,7 +234,14 @@ def test_scrambled_truths_leave_ttrl_bitwise_the_same_from_file_to_weights(
         path, folder = tmp_path / "rows.jsonl", tmp_path / name
         path.write_text("\n".join(map(json.dumps, rows)))
         # One group at a time: the rounding of a forward pass depends on what it is batched with.
-        keys = [*TTRL, adapter, f"data.train={path}", f"run.dir={folder}", "ttrl.patience=0", "ttrl.samples=2"]
+        keys = [
+            *TTRL,
+            adapter,
+            f"data.train={path}",
+            f"run.dir={folder}",
+            "ttrl.patience=0",
+            "ttrl.samples=2",
+        ]
         keys += ["rft.steps=4", "rft.prompts_per_step=1", "rft.evaluate_every=0", "evaluate.questions=2"]
         assert run_job(ttrl.main, monkeypatch, *keys) == 0
         adapters.append(load_adapter(checkpoint.latest(folder)).sha256())
@@ -225,31 +257,42 @@ def test_a_run_takes_the_disk_that_its_dry_run_estimates(ttrl_run: tuple[Path, s
     arch = Architecture(config.policy.model, learner_dtype(config.policy, gpu=False))
     sizes = storage.version_bytes(config, arch), storage.trained_bytes(config, arch)
     estimate = storage.disk_parts(config, *sizes, "rft")
-    for name, estimated_count in (("checkpoints", config.learner.keep + 2), ("versions", (config.policy_store.keep or 0) + 1)):
+    for name, estimated_count in (
+        ("checkpoints", config.learner.keep + 2),
+        ("versions", (config.policy_store.keep or 0) + 1),
+    ):
         kept = [path for path in (folder / name).iterdir() if path.is_dir()]
         written = sum(file.stat().st_size for path in kept for file in path.rglob("*") if file.is_file())
         assert len(kept) >= 2
-        # The estimate counts one more, which exists while it is written, and the best checkpoint, which may be among the newest.
+        # The estimate counts one more, which exists while it is written, and the best checkpoint, which may
+        # be among the newest.
         assert written == pytest.approx(estimate[name] * len(kept) / estimated_count, rel=0.15)
 
 
 def test_rollouts_after_sft_are_exactly_on_policy(ttrl_run: tuple[Path, str]) -> None:
     rows = events.read(ttrl_run[0], "step/policy")
-    assert any(row["learner/trained_sequences"] > 0 for row in rows), "no vote had both a majority and a minority"
+    assert any(row["learner/trained_sequences"] > 0 for row in rows), (
+        "no vote had both a majority and a minority"
+    )
     for row in rows:
         # The generator samples from the learner's current weights, from the first step on.
         assert row.get("policy/drift_max", 0.0) < 1e-3
         assert row["rollout/staleness"] == 0
 
 
-def test_every_metric_of_votes_is_documented(ttrl_run: tuple[Path, str], documented_metrics: MetricTable) -> None:
+def test_every_metric_of_votes_is_documented(
+    ttrl_run: tuple[Path, str], documented_metrics: MetricTable
+) -> None:
     logged = {key for row in events.read(ttrl_run[0], "step/policy") for key in row if "/" in key}
     assert any(key.startswith("vote/") for key in logged)
-    assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())} == set()
+    assert {
+        key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())
+    } == set()
 
 
 def test_evaluations_write_pages_with_pictures(ttrl_run: tuple[Path, str]) -> None:
-    pages, steps = sorted((ttrl_run[0] / "trajectories").iterdir()), len(events.read(ttrl_run[0], "step/policy"))
+    pages = sorted((ttrl_run[0] / "trajectories").iterdir())
+    steps = len(events.read(ttrl_run[0], "step/policy"))
     assert [page.name for page in pages] == [f"step_{step:08d}.html" for step in range(2, steps + 1, 2)]
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -281,7 +324,12 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
 ) -> None:
     adapter = sft_folder / "checkpoints" / "step_00000060"
     arguments = ["policy.model=nano", f"policy.adapter={adapter}", f"run.dir={tmp_path}", "run.name=held-out"]
-    arguments += ["evaluate.questions=20", "evaluate.trajectories=4", "evaluate.direct=true", "evaluate.clusters=3"]
+    arguments += [
+        "evaluate.questions=20",
+        "evaluate.trajectories=4",
+        "evaluate.direct=true",
+        "evaluate.clusters=3",
+    ]
     assert run_job(evaluate.main, monkeypatch, *arguments) == 0
     out = capfd.readouterr().out
     summary = json.loads((tmp_path / "evaluation.json").read_text())
@@ -289,20 +337,33 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
     assert summary["ci95"][0] <= summary["accuracy"] <= summary["ci95"][1]
     assert f"accuracy {summary['accuracy']:.3f}" in out
     assert (summary["direct"]["n"], summary["direct"]["rapr"]) == (20, 0.0)
-    assert summary["operations_gain"]["mean"] == pytest.approx(summary["accuracy"] - summary["direct"]["accuracy"])
+    assert summary["operations_gain"]["mean"] == pytest.approx(
+        summary["accuracy"] - summary["direct"]["accuracy"]
+    )
     assert "gain by operations" in out
-    groups = [Group.model_validate_json(line) for line in (tmp_path / "trajectories-held-out.jsonl").read_text().splitlines()]
+    groups = [
+        Group.model_validate_json(line)
+        for line in (tmp_path / "trajectories-held-out.jsonl").read_text().splitlines()
+    ]
     assert len({g.question.id for g in groups}) == 20
     correct = [t.rewards["accuracy"] for g in groups for t in g.trajectories]
     assert sum(correct) / 20 == pytest.approx(summary["accuracy"])
-    assert summary["rapr"] == pytest.approx(sum(t.operations_ok > 0 for g in groups for t in g.trajectories) / 20)
+    assert summary["rapr"] == pytest.approx(
+        sum(t.operations_ok > 0 for g in groups for t in g.trajectories) / 20
+    )
     wrong = {g.question.id for g in groups for t in g.trajectories if t.rewards["accuracy"] == 0}
-    assert sorted(id for cluster in summary["clusters"] for id in cluster["ids"]) == sorted(g.question.id for g in groups)
+    assert sorted(id for cluster in summary["clusters"] for id in cluster["ids"]) == sorted(
+        g.question.id for g in groups
+    )
     assert all(cluster["wrong"] == len(wrong & set(cluster["ids"])) for cluster in summary["clusters"])
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/") >= 4
     section = page[page.index("Where <bdi>held-out</bdi> is wrong") : page.index("<h2>Episodes")]
-    assert section.count("data:image/jpeg") == sum(len(cluster["examples"]) for cluster in summary["clusters"]) > 0
+    assert (
+        section.count("data:image/jpeg")
+        == sum(len(cluster["examples"]) for cluster in summary["clusters"])
+        > 0
+    )
     assert str(tmp_path / "report.html") in out
 
 
@@ -313,15 +374,26 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
 ) -> None:
     keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=4", "evaluate.trajectories=1"]
     keys += ["evaluate.clusters=2"]
-    keys += ["evaluate.sets={a: 'cards:?split=test&seed=7', b: 'cards:?split=test&seed=8'}", "evaluate.max_pixels=[1024, 4096]"]
+    keys += [
+        "evaluate.sets={a: 'cards:?split=test&seed=7', b: 'cards:?split=test&seed=8'}",
+        "evaluate.max_pixels=[1024, 4096]",
+    ]
     keys += ["evaluate.seeds=[1, 2]", "evaluate.sampling.temperature=1.0"]
     assert (
-        run_job(evaluate.main, monkeypatch, *keys, "evaluate.images=true", "evaluate.outputs=[pixel_reasoner, r1_v, mini_o3]")
+        run_job(
+            evaluate.main,
+            monkeypatch,
+            *keys,
+            "evaluate.images=true",
+            "evaluate.outputs=[pixel_reasoner, r1_v, mini_o3]",
+        )
         == 0
     )
     result = json.loads((tmp_path / "evaluation.json").read_text())
     names = ["a-1024px", "b-1024px", "a-4096px", "b-4096px"]
-    assert [(s["name"], s["set"], s["max_pixels"]) for s in result["sets"]] == [(n, n[0], int(n[2:6])) for n in names]
+    assert [(s["name"], s["set"], s["max_pixels"]) for s in result["sets"]] == [
+        (n, n[0], int(n[2:6])) for n in names
+    ]
     assert result["mean_by_max_pixels"].keys() == {"1024", "4096"}
     out = capfd.readouterr().out
     assert "1024 pixels: accuracy" in out
@@ -330,7 +402,10 @@ def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
         assert {seed: scores["n"] for seed, scores in summary["seeds"].items()} == {"1": 4, "2": 4}
         assert sum(cluster["questions"] for cluster in summary["clusters"]) == 4
     for name in names:
-        groups = [Group.model_validate_json(line) for line in (tmp_path / f"trajectories-{name}.jsonl").read_text().splitlines()]
+        groups = [
+            Group.model_validate_json(line)
+            for line in (tmp_path / f"trajectories-{name}.jsonl").read_text().splitlines()
+        ]
         images = [image for group in groups for t in group.trajectories for image in t.images]
         assert [len(group.trajectories) for group in groups] == [2] * 4
         assert len(images) >= 8
@@ -372,7 +447,9 @@ def test_a_mistake_of_the_user_gives_one_message_with_its_fix(
         (evaluate.main, "data.evaluate=cards:?split=dev", 1, "dev"),
     ]
     for job, argument, code, words in cases:
-        assert run_job(job, monkeypatch, "policy.model=nano", f"run.dir={tmp_path}/run", argument) == code, argument
+        assert run_job(job, monkeypatch, "policy.model=nano", f"run.dir={tmp_path}/run", argument) == code, (
+            argument
+        )
         errors = capfd.readouterr().err
         assert words in errors
         assert "fix: " in errors

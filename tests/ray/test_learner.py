@@ -1,4 +1,6 @@
-"""Failures of the learner: the cause is reported at once, and failures that a restart cannot fix are not retried."""
+"""Failures of the learner: the cause is reported at once, and failures that a restart cannot fix are not
+retried.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def find_nothing() -> None:
     raise DataFailure("no question has a majority", fix="more samples")
 
 
-def test_a_typed_error_of_another_actor_keeps_its_type_and_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_typed_error_of_another_actor_keeps_its_type_and_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # the worker sets it
     monkeypatch.setattr(learner, "_log_nodes", lambda *_: None)
     job = TrainJob(load(None, [f"run.dir={tmp_path}"]), FailingSource(load(None), DataFailure("unused")))
@@ -74,7 +78,9 @@ def test_a_typed_error_of_another_actor_keeps_its_type_and_fix(tmp_path: Path, m
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no niceness of their own")
-def test_the_learner_of_a_service_yields_to_its_generators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learner_of_a_service_yields_to_its_generators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(learner, "_log_nodes", lambda *_: None)
     source = FailingSource(load(None), DataFailure("unused"))
@@ -91,7 +97,9 @@ def test_the_learner_of_a_service_yields_to_its_generators(tmp_path: Path, monke
     assert niceness[True] == min(19, niceness[False] + 4)
 
 
-def test_a_failure_that_a_restart_may_fix_is_not_permanent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_a_restart_may_fix_is_not_permanent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(learner, "_log_nodes", lambda *_: None)
     job = TrainJob(load(None, [f"run.dir={tmp_path}"]), FailingSource(load(None), DataFailure("unused")))

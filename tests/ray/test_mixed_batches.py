@@ -1,4 +1,6 @@
-"""One batch with questions about pictures, about a clip and about text only: rollouts, scores and the learner's step."""
+"""One batch with questions about pictures, about a clip and about text only: rollouts, scores and the
+learner's step.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,27 @@ FRAMES, GROUP = 3, 2
 
 
 def questions(folder: Path) -> dict[str, Question]:
-    """Write questions about one picture, two pictures, a clip of eight frames, and text only; return them by name."""
+    """Write questions about one picture, two pictures, a clip of eight frames, and text only; return them by
+    name.
+    """
     for name, picture in (("coffee", skimage.data.coffee()), ("cat", skimage.data.chelsea())):
         Image.fromarray(picture).save(folder / f"{name}.png")
     for i in range(8):
-        Image.fromarray(np.roll(skimage.data.coffee()[::4, ::4], 8 * i, axis=1)).save(folder / f"frame{i}.png")
+        Image.fromarray(np.roll(skimage.data.coffee()[::4, ::4], 8 * i, axis=1)).save(
+            folder / f"frame{i}.png"
+        )
     coffee, cat = (str(folder / f"{name}.png") for name in ("coffee", "cat"))
     media = {
         "picture": [Media(id="img0", uri=coffee)],
         "pictures": [Media(id="img0", uri=cat), Media(id="img1", uri=coffee)],
-        "clip": [Media(id="vid0", kind="video", frames=[str(folder / f"frame{i}.png") for i in range(8)], fps=4)],
+        "clip": [
+            Media(id="vid0", kind="video", frames=[str(folder / f"frame{i}.png") for i in range(8)], fps=4)
+        ],
         "text": [],
     }
     by_name = {
-        name: Question(id=name, question=f"Which number is it: {len(m)}?", media=m, answers=["7"]) for name, m in media.items()
+        name: Question(id=name, question=f"Which number is it: {len(m)}?", media=m, answers=["7"])
+        for name, m in media.items()
     }
     (folder / "questions.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in by_name.values()))
     return by_name
@@ -45,8 +54,12 @@ def questions(folder: Path) -> dict[str, Question]:
 
 # tests/engines/test_parity.py: pictures and text of every family; tests/unit/operations/test_video.py: clips.
 @pytest.mark.long
-def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callable[..., Path], tmp_path: Path) -> None:
-    """Use a Qwen2.5-VL in Hugging Face's format with its own system prompt and coordinates; other tests use a Qwen3-VL."""
+def test_pictures_clips_and_text_share_a_batch(
+    ray_cluster: None, model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Use a Qwen2.5-VL in Hugging Face's format with its own system prompt and coordinates; other tests use a
+    Qwen3-VL.
+    """
     by_name, folder = questions(tmp_path), model("qwen2_5_vl", embedded=False)
     config = load(
         None,
@@ -60,7 +73,12 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
                 f"data.train={tmp_path}/questions.jsonl",
                 f"run.dir={tmp_path}/run",
             ),
-            *(f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "rft.steps=1", f"rft.prompts_per_step={len(by_name)}"),
+            *(
+                f"dialogue.frames={FRAMES}",
+                "dialogue.max_turn_tokens=12",
+                "rft.steps=1",
+                f"rft.prompts_per_step={len(by_name)}",
+            ),
             *(f"rft.group_size={GROUP}", "rft.loss.kl=0.01", "telemetry.rollouts=0"),
         ],
     )
@@ -70,7 +88,12 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
         views = fetch_groups(batch.views)
     assert sorted(group.question.id for group in batch.groups) == sorted(by_name)
     assert not [name for name, value in batch.metrics.items() if name.startswith("unusable/") and value]
-    first = {"picture": ["img0"], "pictures": ["img0", "img1"], "clip": [f"vid0.{i}" for i in range(FRAMES)], "text": []}
+    first = {
+        "picture": ["img0"],
+        "pictures": ["img0", "img1"],
+        "clip": [f"vid0.{i}" for i in range(FRAMES)],
+        "text": [],
+    }
     samples = []
     for group, group_views in zip(batch.groups, views, strict=True):
         images = first[group.question.id]
@@ -90,4 +113,6 @@ def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, model: Callabl
     assert metrics["learner/trained_sequences"] == len(by_name) * GROUP
     assert not [name for name, value in metrics.items() if name.startswith("learner/dropped_") and value]
     assert np.isfinite([metrics["policy/loss"], metrics["policy/grad_norm"]]).all()
-    assert metrics["policy/drift_max"] < 1e-3, "engine and learner agree on every token, with and without pictures"
+    assert metrics["policy/drift_max"] < 1e-3, (
+        "engine and learner agree on every token, with and without pictures"
+    )

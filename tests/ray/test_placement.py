@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run_on_nodes(tmp_path: Path, nodes: list[dict[str, float]], body: str) -> Any:
-    """Run `body` in a driver on a cluster of these Ray nodes, which are processes of this machine; return its `result`.
+    """Run `body` in a driver on a cluster of these Ray nodes, which are processes of this machine; return its
+    `result`.
 
     A process of its own, because the other tests share a cluster.
     """
@@ -42,7 +43,9 @@ def run_on_nodes(tmp_path: Path, nodes: list[dict[str, float]], body: str) -> An
     """
     # The embedded lines are already indented for the block that they are in.
     script = "\n".join(line[4:] if line.startswith("    ") else line for line in script.splitlines())
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False
+    )
     lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, run.stdout[-2000:] + run.stderr[-4000:]
     return json.loads(lines[-1].removeprefix("RESULT "))
@@ -132,9 +135,13 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
     )
     ids = [(*ids, node) for ids, _, node in result["generators"]]
     assert len(set(ids)) == 3
-    assert all(visible == ids[0] for ids, visible, _ in result["generators"]), "a generator sees the GPU that it reserved"
+    assert all(visible == ids[0] for ids, visible, _ in result["generators"]), (
+        "a generator sees the GPU that it reserved"
+    )
     assert [node for *_, node in result["generators"]] == [node for *_, node in result["toolboxes"]]
-    assert {visible for _, visible, _ in result["toolboxes"]} == {""}, "a process without a reservation sees no GPU"
+    assert {visible for _, visible, _ in result["toolboxes"]} == {""}, (
+        "a process without a reservation sees no GPU"
+    )
     assert result["without"] == [[], ""]
     assert result["nodes_of_groups"] == [1, 1, 1]
     assert "generator 3 does not fit: it needs CPU 3, GPU 1" in result["late"]

@@ -45,7 +45,9 @@ def test_versions_count_up_and_old_ones_are_pruned(ray_cluster: None, tmp_path: 
     ray.kill(store)
 
 
-def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(
+    ray_cluster: None, tmp_path: Path
+) -> None:
     store = PolicyStore.remote(str(tmp_path), None, 2)
     for i in range(1, 6):
         ray.get(store.publish.remote(adapter(i), "rft", i))

@@ -1,4 +1,6 @@
-"""Questions through Ray Data: the order of a plain loop, resumption at any number, and reports of bad rows."""
+"""Questions through Ray Data: the order of a plain loop, resumption at any number, and reports of bad
+rows.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_demonstrations_are_questions_without_their_turns(tmp_path: Path) -> Non
 def test_several_tasks_read_a_large_source_in_the_order_of_the_plain_loop(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two files of several parts each; bad rows, repeated ids and rows without an id are named by their line."""
+    """Two files of several parts each; bad rows, repeated ids and rows without an id are named by their
+    line.
+    """
     monkeypatch.setattr("pixelis.datasets.stream.PART_BYTES", 20_000)
     monkeypatch.setattr("pixelis.datasets.files.CHUNK", 4096)
     for name in ("a", "b"):
@@ -81,7 +85,9 @@ def test_several_tasks_read_a_large_source_in_the_order_of_the_plain_loop(
     records, files = Records.open(data.train)
     assert len(records.parts(files, 20_000)) >= 6
     expected_bad: list[BadRow] = []
-    plain = read_questions(data.train, seed=4, max_bad_rows=2, shuffle_rows=64, on_bad_row=expected_bad.append)
+    plain = read_questions(
+        data.train, seed=4, max_bad_rows=2, shuffle_rows=64, on_bad_row=expected_bad.append
+    )
     expected = list(itertools.islice(plain, 700))
     bad: list[BadRow] = []
     stream = question_stream(data, 4, 0, bad.append)
@@ -93,7 +99,9 @@ def test_several_tasks_read_a_large_source_in_the_order_of_the_plain_loop(
 
 def test_the_stream_of_cards_equals_the_plain_loop() -> None:
     stream = question_stream(DataConfig(train="cards:?split=validation"), 3, 7)
-    assert list(itertools.islice(stream, 60)) == list(itertools.islice(read_questions("cards:?split=validation", 3, 7), 60))
+    assert list(itertools.islice(stream, 60)) == list(
+        itertools.islice(read_questions("cards:?split=validation", 3, 7), 60)
+    )
     stream.close()  # type: ignore[attr-defined]
 
 
@@ -109,7 +117,9 @@ def test_too_many_bad_rows_end_the_stream_with_a_typed_error(tmp_path: Path) -> 
 
 
 def test_the_readers_stay_a_bounded_number_of_rows_ahead(tmp_path: Path) -> None:
-    """Take a few of 60 MB of rows, which are two parts; the readers' positions in the file then stop advancing."""
+    """Take a few of 60 MB of rows, which are two parts; the readers' positions in the file then stop
+    advancing.
+    """
     data = DataConfig(train=file(tmp_path / "a.jsonl", 55_000), shuffle_rows=16)
     stream = question_stream(data, 4, 0)
     assert len(list(itertools.islice(stream, 40))) == 40

@@ -1,4 +1,6 @@
-"""A shortened quickstart from a built wheel in an empty folder: SFT, RFT, evaluation, HTTP, adaptation, report."""
+"""A shortened quickstart from a built wheel in an empty folder: SFT, RFT, evaluation, HTTP, adaptation,
+report.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ SHORT = [
 
 
 def free_port() -> int:
-    """A free port below those that the system gives to others: Ray's processes take hundreds before the port is used."""
+    """A free port below those that the system gives to others: Ray's processes take hundreds before the port
+    is used.
+    """
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -45,14 +49,27 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed wheel of this checkout, without dependencies; those come from the test environment."""
+    """A folder with the installed wheel of this checkout, without dependencies; those come from the test
+    environment.
+    """
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     for name in ("pixelis", "configs"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(source / "dist"), str(source)]
+    build = [
+        *pip,
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(source / "dist"),
+        str(source),
+    ]
     subprocess.run(build, check=True)
     (wheel,) = (source / "dist").glob("*.whl")
     subprocess.run([*pip, "install", "-q", "--no-deps", "--target", str(site), str(wheel)], check=True)
@@ -66,9 +83,19 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     empty.mkdir()
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     print_location = [sys.executable, "-c", "import pixelis; print(pixelis.__file__)"]
-    assert subprocess.check_output(print_location, cwd=empty, env=environment, text=True).startswith(str(installed))
+    assert subprocess.check_output(print_location, cwd=empty, env=environment, text=True).startswith(
+        str(installed)
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "pixelis.jobs.cli", "quickstart", *SHORT, f"run.dir={tmp_path}/run", f"serve.port={free_port()}"],
+        [
+            sys.executable,
+            "-m",
+            "pixelis.jobs.cli",
+            "quickstart",
+            *SHORT,
+            f"run.dir={tmp_path}/run",
+            f"serve.port={free_port()}",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -109,6 +136,12 @@ def test_the_quickstart_runs_from_a_wheel_in_an_empty_folder(
     assert [row["step"] for row in steps] == [1, 2]
     for row in steps:
         logged = {key for key in row if "/" in key}
-        assert {key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())} == set()
-        assert {name for name, (p, always) in documented_metrics.items() if always and not any(map(p.fullmatch, logged))} == set()
+        assert {
+            key for key in logged if not any(p.fullmatch(key) for p, _ in documented_metrics.values())
+        } == set()
+        assert {
+            name
+            for name, (p, always) in documented_metrics.items()
+            if always and not any(map(p.fullmatch, logged))
+        } == set()
     assert (folder / "rft" / "rollouts.jsonl").read_text().count("\n") == 2 * 2

@@ -25,9 +25,17 @@ def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None
     rates = {"episodes": 3, "utility": "true", "low": 0, "high": 0.9}
     overrides += [f"refinement.pass_rate.{key}={value}" for key, value in rates.items()]
     overrides += [f"refinement.gates.{name}=0" for name in GATES]
-    overrides += [f"run.dir={tmp_path}", "telemetry.progress=false", "refinement.examples=0", "policy.model=nano"]
+    overrides += [
+        f"run.dir={tmp_path}",
+        "telemetry.progress=false",
+        "refinement.examples=0",
+        "policy.model=nano",
+    ]
     summary = refine.run(load(None, overrides))
-    tables = [json.loads((tmp_path / f"episodes-{name}.json").read_text(encoding="utf-8")) for name in ("looking", "glance")]
+    tables = [
+        json.loads((tmp_path / f"episodes-{name}.json").read_text(encoding="utf-8"))
+        for name in ("looking", "glance")
+    ]
     questions = {row[0] for row in tables[0]["rows"]}
     assert len(questions) == summary["kept"]
     assert all(len(table["rows"]) == 3 * len(questions) for table in tables)
@@ -39,4 +47,6 @@ def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None
     assert summary["sets"]["sft"]["count"] == summary["kept"], "demonstrations do not depend on the pass rate"
     modified = (tmp_path / "episodes-looking.json").stat().st_mtime_ns
     assert refine.run(load(None, [*overrides, "refinement.pass_rate.high=1"]))["kept"] == summary["kept"]
-    assert (tmp_path / "episodes-looking.json").stat().st_mtime_ns == modified, "new bounds reuse the same episodes"
+    assert (tmp_path / "episodes-looking.json").stat().st_mtime_ns == modified, (
+        "new bounds reuse the same episodes"
+    )

@@ -14,26 +14,48 @@ from pixelis.records import Demonstration
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("ray_cluster")]
 
-RUN = ["policy.model=nano", "telemetry.progress=false", "refinement.examples=2", "refinement.quality.provenance=false"]
+RUN = [
+    "policy.model=nano",
+    "telemetry.progress=false",
+    "refinement.examples=2",
+    "refinement.quality.provenance=false",
+]
 RUN += ["refinement.quality.min_score=0.5", "refinement.gates.replay=0.1", "refinement.gates.corrupted=0.1"]
-RUN += [f"refinement.gates.{name}=0" for name in ("total", "per_task", "critical", "level_share", "level_tasks")]
+RUN += [
+    f"refinement.gates.{name}=0" for name in ("total", "per_task", "critical", "level_share", "level_tasks")
+]
 
 
 def refined(folder: Path, source: str, workers: int, *overrides: str) -> tuple[dict, dict[str, bytes]]:
     """The summary and the sets of a run."""
-    arguments = [*RUN, f"data.demonstrations={source}", f"refinement.workers={workers}", f"run.dir={folder}", *overrides]
+    arguments = [
+        *RUN,
+        f"data.demonstrations={source}",
+        f"refinement.workers={workers}",
+        f"run.dir={folder}",
+        *overrides,
+    ]
     summary = refine.run(load(None, arguments)) | {"config_sha256": ""}
     assert not (folder / "working").exists()
-    return summary, {path.name: path.read_bytes() for path in folder.glob("*.jsonl") if path.name != "pictures.jsonl"}
+    return summary, {
+        path.name: path.read_bytes() for path in folder.glob("*.jsonl") if path.name != "pictures.jsonl"
+    }
 
 
 def test_workers_write_the_files_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several parts of two files; torn lines, repeated ids and contents, lost pictures, refused calls."""
     monkeypatch.setattr("pixelis.datasets.stream.PART_BYTES", 8_000)
-    good = [d.model_copy(update={"id": f"d{i:03}"}) for i, d in enumerate(read_demonstrations("cards:", 80, 3, 0.3))]
+    good = [
+        d.model_copy(update={"id": f"d{i:03}"})
+        for i, d in enumerate(read_demonstrations("cards:", 80, 3, 0.3))
+    ]
     looking = next(d for d in good if d.turns[0].op == "zoom_in")
-    point = looking.turns[0].model_copy(update={"arguments": {"box": [0.5, 0.5, 0.5, 0.5]}, "observation": None})
-    lost = good[1].model_copy(update={"id": "lost", "media": [good[1].media[0].model_copy(update={"uri": "/no/such.png"})]})
+    point = looking.turns[0].model_copy(
+        update={"arguments": {"box": [0.5, 0.5, 0.5, 0.5]}, "observation": None}
+    )
+    lost = good[1].model_copy(
+        update={"id": "lost", "media": [good[1].media[0].model_copy(update={"uri": "/no/such.png"})]}
+    )
     more: list[Demonstration | str] = [lost, "{torn", looking, looking.model_copy(update={"id": "again"})]
     more.append(good[3].model_copy(update={"id": "short", "question": "?"}))
     more.append(looking.model_copy(update={"id": "refused", "turns": [point, *looking.turns[1:]]}))
@@ -56,6 +78,9 @@ def test_workers_write_the_files_of_one_process(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.long  # above: files of demonstrations
 def test_generated_demonstrations_are_checked_by_workers_too(tmp_path: Path) -> None:
-    results = [refined(tmp_path / str(workers), "cards:?split=train", workers, "refinement.count=20") for workers in (0, 1)]
+    results = [
+        refined(tmp_path / str(workers), "cards:?split=train", workers, "refinement.count=20")
+        for workers in (0, 1)
+    ]
     assert results[0] == results[1]
     assert results[0][0]["rows"] == 20

@@ -1,4 +1,7 @@
-"""Rollouts on real actors: complete groups, every question once, versions of weights, and errors. See tests/chaos for faults."""
+"""Rollouts on real actors: complete groups, every question once, versions of weights, and errors.
+
+See tests/chaos for faults.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ MakeModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def placed(ray_cluster: None, model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
+def placed(
+    ray_cluster: None, model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PlacedJob]:
     """A job with two generators and one scorer; a random model with a random initial adapter."""
     folder, run = model(), tmp_path_factory.mktemp("run")
     config = parse(
@@ -69,11 +74,15 @@ def placed(ray_cluster: None, model: MakeModel, tmp_path_factory: pytest.TempPat
 def learn(
     coordinator: Any, steps: int, world: int, version: int, after: Callable[[int], int] | None = None
 ) -> list[list[RolloutBatch]]:
-    """Take batches as a learner of ``world`` ranks; return them by step and rank. after: publishes, returns the version."""
+    """Take batches as a learner of ``world`` ranks; return them by step and rank. after: publishes, returns
+    the version.
+    """
     ray.get(coordinator.begin.remote(0, {}, version), timeout=120)
     batches = []
     for step in range(steps):
-        shares = ray.get([coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240)
+        shares = ray.get(
+            [coordinator.next_batch.remote(rank, world, step) for rank in range(world)], timeout=240
+        )
         batches.append(shares)
         version = after(step) if after else version
         ray.get(coordinator.step_done.remote(step, version), timeout=120)
@@ -94,7 +103,9 @@ def test_groups_are_complete_and_every_question_is_used_once(
 ) -> None:
     questions = groups * world
     with temporary(
-        placed.coordinator(prompts_per_step=questions, group_size=size, max_off_policy_steps=staleness, steps=steps)
+        placed.coordinator(
+            prompts_per_step=questions, group_size=size, max_off_policy_steps=staleness, steps=steps
+        )
     ) as coordinator:
         batches = learn(coordinator, steps, world, version=0)
     used = []
@@ -119,16 +130,24 @@ def test_the_question_picture_is_one_array_in_all_rollouts_of_a_group(placed: Pl
     for views in fetch_groups(batch.views):
         first = [rollout_views[0] for rollout_views in views.values()]
         assert len(first) == 4
-        assert all(np.shares_memory(first[0], other) for other in first[1:]), "each rollout has its own copy of the picture"
+        assert all(np.shares_memory(first[0], other) for other in first[1:]), (
+            "each rollout has its own copy of the picture"
+        )
 
 
-def test_a_picture_is_stored_once_for_its_rollouts_and_not_again_for_the_next_group(placed: PlacedJob, tmp_path: Path) -> None:
+def test_a_picture_is_stored_once_for_its_rollouts_and_not_again_for_the_next_group(
+    placed: PlacedJob, tmp_path: Path
+) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
-    question = Question(id="again", question="which?", media=[Media(id="img0", uri=str(tmp_path / "picture.png"))])
+    question = Question(
+        id="again", question="which?", media=[Media(id="img0", uri=str(tmp_path / "picture.png"))]
+    )
 
     def ask(number: int, views: bool) -> list[Any]:
-        request = RolloutRequest(question, f"again-{number}", 8, SamplingParams(max_tokens=4), max_turns=1, views=views)
+        request = RolloutRequest(
+            question, f"again-{number}", 8, SamplingParams(max_tokens=4), max_turns=1, views=views
+        )
         results = placed.actors.generators[0].rollout.options(num_returns=3 if views else 2).remote(request)
         return ray.get(list(results), timeout=120)[1:]
 
@@ -159,7 +178,9 @@ def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob
 def test_a_restarted_generator_loads_the_weights_of_the_version(placed: PlacedJob) -> None:
     """Version 0 is the initial adapter, not the bare model, also after a restart."""
     store, (one, two) = placed.actors.store, placed.actors.generators
-    version = ray.get(store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=5), "rft", 9))
+    version = ray.get(
+        store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=5), "rft", 9)
+    )
     initial = greedy_tokens(one, 0)
     assert greedy_tokens(one, version) != initial
     kill(two)
@@ -170,14 +191,22 @@ def test_a_restarted_generator_loads_the_weights_of_the_version(placed: PlacedJo
     assert greedy_tokens(two, bare) != initial, "the initial adapter has no effect"
 
 
-def test_bad_questions_end_the_run_with_their_error_without_retries(placed: PlacedJob, tmp_path: Path) -> None:
+def test_bad_questions_end_the_run_with_their_error_without_retries(
+    placed: PlacedJob, tmp_path: Path
+) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "question": "?", "answers": ["1"]}\n{"id": "b"}\n')
     broken = tmp_path / "broken.jsonl"
-    row = '{{"id": "{0}", "question": "?", "answers": ["1"], "media": [{{"id": "img0", "uri": "{1}/no.png"}}]}}\n'
+    row = (
+        '{{"id": "{0}", "question": "?", "answers": ["1"], "media": [{{"id": "img0", "uri": '
+        '"{1}/no.png"}}]}}\n'
+    )
     broken.write_text("".join(row.format(i, tmp_path) for i in range(20)))
     (tmp_path / "no.png").write_bytes(b"no picture")
-    for source, kind, words in ((bad, BadInput, ("row 2", "column question")), (broken, DataFailure, ("image_undecodable",))):
+    for source, kind, words in (
+        (bad, BadInput, ("row 2", "column question")),
+        (broken, DataFailure, ("image_undecodable",)),
+    ):
         data = placed.config.data.model_copy(update={"train": str(source)})
         job = PlacedJob(placed.config.model_copy(update={"data": data}), placed.actors, placed.adapter)
         with temporary(job.coordinator()) as coordinator:
@@ -191,7 +220,9 @@ def test_bad_questions_end_the_run_with_their_error_without_retries(placed: Plac
             assert "Traceback" not in str(error)
 
 
-def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(placed: PlacedJob, tmp_path: Path) -> None:
+def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(
+    placed: PlacedJob, tmp_path: Path
+) -> None:
     """The error is the generator's own, without a traceback of another process."""
     policy = placed.config.policy.model_copy(update={"model": str(tmp_path)})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -206,25 +237,33 @@ def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(placed: Pl
     assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.long  # above: the error of a generator; tests/unit/operations/test_segment_object_at.py: the message
+# Above: the error of a generator; tests/unit/operations/test_segment_object_at.py: the message
+@pytest.mark.long
 def test_a_missing_segmenter_is_reported_when_the_job_starts(placed: PlacedJob, tmp_path: Path) -> None:
     toolbox = placed.config.toolbox.model_copy(update={"segmenter": str(tmp_path / "sam")})
     run = placed.config.run.model_copy(update={"dir": str(tmp_path)})
     engine = placed.config.engine.model_copy(update={"workers": 1, "cpus": 0})
     config = placed.config.model_copy(update={"toolbox": toolbox, "run": run, "engine": engine})
-    with pytest.raises(BadInput, match="toolbox\\.segmenter") as caught, placement.placed(config, learner=False):
+    with (
+        pytest.raises(BadInput, match="toolbox\\.segmenter") as caught,
+        placement.placed(config, learner=False),
+    ):
         pass
     assert caught.value.fix
 
 
 def test_preflight_names_the_part_of_a_job_that_does_not_fit(placed: PlacedJob) -> None:
-    config = placed.config.model_copy(update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})})
+    config = placed.config.model_copy(
+        update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})}
+    )
     with pytest.raises(InfraFailure) as caught:
         reservations.preflight(config, learner=True, rollouts=True)
     assert "generator with its toolboxes 40 x 1.25" in caught.value.message
 
 
-def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(placed: PlacedJob, tmp_path: Path) -> None:
+def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(
+    placed: PlacedJob, tmp_path: Path
+) -> None:
     first, second = (random_adapter(Path(placed.config.policy.model), seed=i) for i in (11, 12))
     save_adapter(first, tmp_path / "a")
     save_adapter(second, tmp_path / "b")
@@ -262,5 +301,7 @@ def test_the_metrics_of_rollouts_and_steps_are_exported(
         view = ImageView(id="img0", source_size=(64, 64), view_size=(64, 64))
         call = Call(Action(op="zoom_in", arguments={"box": [0, 0, 500, 500]}), [view], {}, {"img0": 0})
         ray.get(toolbox.execute.remote([call], 10.0, image))
-    expected = {key for key in ACTOR_METRICS if key.startswith(("rollouts/", "engine/", "scorer/", "toolbox/"))}
+    expected = {
+        key for key in ACTOR_METRICS if key.startswith(("rollouts/", "engine/", "scorer/", "toolbox/"))
+    }
     assert missing(expected - {"scorer/unscored"} | set(steps)) == set()

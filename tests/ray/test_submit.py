@@ -1,4 +1,6 @@
-"""Jobs on a cluster as documented: `ray start --head`, `ray job submit --working-dir .`, with token authentication."""
+"""Jobs on a cluster as documented: `ray start --head`, `ray job submit --working-dir .`, with token
+authentication.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,21 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])  # an activated environment
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
     env |= {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
-    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "metrics-export-port", "ray-client-server-port")
+    names = (
+        "port",
+        "dashboard-port",
+        "dashboard-agent-listen-port",
+        "metrics-export-port",
+        "ray-client-server-port",
+    )
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     flags = [f"--{name}={port}" for name, port in ports.items()]
-    flags += [f"--temp-dir={home}/ray", "--num-cpus=4", "--object-store-memory=200000000", "--disable-usage-stats"]
+    flags += [
+        f"--temp-dir={home}/ray",
+        "--num-cpus=4",
+        "--object-store-memory=200000000",
+        "--disable-usage-stats",
+    ]
     log = (home / "head.log").open("w")
     command = [RAY, "start", "--head", "--block", "--node-ip-address=127.0.0.1", *flags]
     process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -94,7 +107,9 @@ def job(address: str, env: dict[str, str], verb: str, *arguments: str) -> subpro
 
 def documented() -> list[str]:
     """The lines of docs/cluster.md that set the authentication and submit a job."""
-    (block, *_) = re.findall(r"```\n(.*?)```", (ROOT / "docs/cluster.md").read_text(encoding="utf-8"), re.DOTALL)
+    (block, *_) = re.findall(
+        r"```\n(.*?)```", (ROOT / "docs/cluster.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     lines = block.strip().splitlines()
     return [lines[0], *itertools.dropwhile(lambda line: not line.startswith("ray job submit"), lines)]
 
@@ -107,7 +122,10 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
     client = {**env, "RAY_API_SERVER_ADDRESS": address}
     del client["RAY_AUTH_MODE"]
     # The adapter of an SFT run would only cost time here.
-    overrides = "policy.adapter=null rft.steps=500 rft.prompts_per_step=2 rft.group_size=2 learner.checkpoint_every=500"
+    overrides = (
+        "policy.adapter=null rft.steps=500 rft.prompts_per_step=2 rft.group_size=2 "
+        "learner.checkpoint_every=500"
+    )
     script = "\n".join([export, *submission]).replace(" -- ", " --no-wait --submission-id first -- ")
     submitted = run(["bash", "-ec", f"{script} {overrides}"], client, tmp_path)
     assert submitted.returncode == 0, submitted.stderr
@@ -131,7 +149,9 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
 @pytest.mark.long  # of Ray; above: the right token
 def test_a_client_without_the_token_is_refused(head: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     address, env = head
-    client = {name: value for name, value in env.items() if name != "RAY_AUTH_MODE"} | {"RAY_API_SERVER_ADDRESS": address}
+    client = {name: value for name, value in env.items() if name != "RAY_AUTH_MODE"} | {
+        "RAY_API_SERVER_ADDRESS": address
+    }
     without = run(["bash", "-ec", "\n".join(documented()[1:])], client, tmp_path)
     assert without.returncode != 0
     assert "authentication token" in without.stderr.lower(), "docs/cluster.md explains this error"
@@ -152,7 +172,9 @@ def test_the_head_lists_the_metrics_of_every_node_for_prometheus(head: tuple[str
 
 
 def metrics(target: str) -> str:
-    """The page of a metrics address, or why there is none: addresses are listed before their servers listen."""
+    """The page of a metrics address, or why there is none: addresses are listed before their servers
+    listen.
+    """
     try:
         return httpx.get(f"http://{target}/metrics", trust_env=False).text
     except httpx.TransportError as error:

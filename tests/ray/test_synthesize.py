@@ -36,12 +36,17 @@ SETTINGS = {
 
 
 def lines(folder: Path) -> list[str]:
-    return [line for path in sorted((folder / "samples").glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return [
+        line
+        for path in sorted((folder / "samples").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
 
 
 def plain_loop(config: Config) -> list[str]:
     """Run the same synthesis in one process without Ray and without interruption; return its samples."""
-    scheduler, rows = QuotaScheduler(config.run.dir, config.synthesis, config.run.seed), SourceRows(config.synthesis)
+    scheduler = QuotaScheduler(config.run.dir, config.synthesis, config.run.seed)
+    rows = SourceRows(config.synthesis)
     maker = SampleBuilder(config.synthesis, config.run.seed, config.toolbox, config.dialogue, config.rewards)
     while scheduler.completed < scheduler.target and scheduler.plan(rows):
         while scheduler.completed < scheduler.target and (left := scheduler.left()[:SHARD]):
@@ -61,7 +66,9 @@ def shards(folder: Path) -> int:
 
 
 def kill_a_worker(folder: Path, initial_shards: int, killed: list[int]) -> None:
-    """SIGKILL one synthesis actor of this process's cluster as soon as it has finished a shard; append its id."""
+    """SIGKILL one synthesis actor of this process's cluster as soon as it has finished a shard; append its
+    id.
+    """
     deadline = time.monotonic() + 120
     while shards(folder) <= initial_shards and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -73,10 +80,14 @@ def kill_a_worker(folder: Path, initial_shards: int, killed: list[int]) -> None:
                 return
 
 
-def test_a_synthesis_with_a_killed_driver_and_worker_gives_the_same_samples(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_synthesis_with_a_killed_driver_and_worker_gives_the_same_samples(
+    ray_cluster: None, tmp_path: Path
+) -> None:
     file = tmp_path / "synthesize.yaml"
     file.write_text(
-        yaml.safe_dump({"synthesis": SETTINGS, "run": {"dir": str(tmp_path / "run")}, "telemetry": {"progress": False}})
+        yaml.safe_dump(
+            {"synthesis": SETTINGS, "run": {"dir": str(tmp_path / "run")}, "telemetry": {"progress": False}}
+        )
     )
     config = load(file)
     folder = Path(config.run.dir)
@@ -98,7 +109,9 @@ def test_a_synthesis_with_a_killed_driver_and_worker_gives_the_same_samples(ray_
     assert killed, "no worker was killed"
 
     assert summary["shortfall"] == {}
-    expected = plain_loop(config.model_copy(update={"run": config.run.model_copy(update={"dir": str(tmp_path / "plain")})}))
+    expected = plain_loop(
+        config.model_copy(update={"run": config.run.model_copy(update={"dir": str(tmp_path / "plain")})})
+    )
     assert lines(folder) == expected
     samples = [json.loads(line) for line in expected]
     assert len({row["id"] for row in samples}) == len(samples) == TASK["target_sample_count"]

@@ -1,4 +1,6 @@
-"""The toolbox pool under hanging, crashing and leaking operations: every call returns in time and workers are replaced."""
+"""The toolbox pool under hanging, crashing and leaking operations: every call returns in time and workers are
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from pixelis.records import Action, ImageView, Media, Observation
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 2.0
-# Extra seconds in which a busy machine ends a process and schedules the caller. Hanging operations would sleep for an hour.
+# Extra seconds in which a busy machine ends a process and schedules the caller. Hanging operations would
+# sleep for an hour.
 BUSY_S = 20.0
 HERE = Path(__file__).parent
 Box = tuple[float, float, float, float]
@@ -41,28 +44,39 @@ class Bench:
     """A pool with one open 1080p photo, run on the event loop of the test module."""
 
     def __init__(self, runner: asyncio.Runner, config: Config, picture: Path, env: dict[str, str]):
-        path = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(
+            [str(HERE), str(HERE.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         options = {"runtime_env": {"env_vars": {"PYTHONPATH": path, **env}}}
         self.runner, self.config = runner, config
         self.pool = ToolboxPool(config, 32, "thousand", **options)
         self.uri, self.pixels = str(picture), np.array(Image.open(picture))
         self.opened: Opened
-        self.opened, (self.images, self.views) = self.run(self.pool.open([Media(id="img0", uri=str(picture))]))
+        self.opened, (self.images, self.views) = self.run(
+            self.pool.open([Media(id="img0", uri=str(picture))])
+        )
 
     def run(self, work: Any) -> Any:
         return self.runner.run(work)
 
-    async def call(self, op: str, images: list[ImageView] | None = None, objects: Any = None, **arguments: Any) -> Any:
-        return await self.pool.execute(Action(op=op, arguments=arguments), images or self.images, objects or {}, self.opened)
+    async def call(
+        self, op: str, images: list[ImageView] | None = None, objects: Any = None, **arguments: Any
+    ) -> Any:
+        return await self.pool.execute(
+            Action(op=op, arguments=arguments), images or self.images, objects or {}, self.opened
+        )
 
-    async def all(self, calls: list[tuple[str, dict[str, Any]]]) -> list[tuple[Observation, list[np.ndarray]]]:
+    async def all(
+        self, calls: list[tuple[str, dict[str, Any]]]
+    ) -> list[tuple[Observation, list[np.ndarray]]]:
         return await asyncio.gather(*(self.call(op, **arguments) for op, arguments in calls))
 
     def expected(self, box: Box) -> tuple[Observation, list[np.ndarray]]:
         crop = self.config.dialogue.crop
         budget = PixelBudget(crop.min_pixels, crop.max_pixels)
         return execute(
-            Action(op="zoom_in", arguments={"box": box}), Scene({"img0": self.pixels}, self.images, budget=budget, multiple=32)
+            Action(op="zoom_in", arguments={"box": box}),
+            Scene({"img0": self.pixels}, self.images, budget=budget, multiple=32),
         )
 
     def check_zoom(self, result: tuple[Observation, list[np.ndarray]], box: Box) -> None:
@@ -90,9 +104,16 @@ def make(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with asyncio.Runner() as runner:
 
         def build(env: dict[str, str] | None = None, view_pixels: int = 4096, **toolbox: Any) -> Bench:
-            settings = {"operations": ["zoom_in", *hostile.ALL], "timeout_s": TIMEOUT_S, "memory_bytes": 250_000_000, **toolbox}
+            settings = {
+                "operations": ["zoom_in", *hostile.ALL],
+                "timeout_s": TIMEOUT_S,
+                "memory_bytes": 250_000_000,
+                **toolbox,
+            }
             dialogue = {"input": {"min_pixels": view_pixels, "max_pixels": view_pixels}}
-            benches.append(Bench(runner, parse({"toolbox": settings, "dialogue": dialogue}), picture, env or {}))
+            benches.append(
+                Bench(runner, parse({"toolbox": settings, "dialogue": dialogue}), picture, env or {})
+            )
             return benches[-1]
 
         yield build
@@ -131,7 +152,9 @@ RARE = {"sleep", "fork", "exit", "segfault", "leak"}
 """Other ways to the same end as a call that is tested always."""
 
 
-@pytest.mark.parametrize("op", [pytest.param(op, marks=[pytest.mark.long] if op in RARE else []) for op in CODES])
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, marks=[pytest.mark.long] if op in RARE else []) for op in CODES]
+)
 def test_a_hostile_call_returns_its_error_in_time_and_the_next_call_succeeds(bench: Bench, op: str) -> None:
     bench.wait_until_complete()
     start = time.monotonic()
@@ -151,7 +174,10 @@ def test_code_of_the_policy_runs_in_its_own_process(make: Make) -> None:
     assert (observation.status, observation.text) == ("ok", "(1080, 1920, 3)")
     assert len(views) == 1
     assert observation.images[0].parent == "made"
-    for code, text in (("x = bytearray(10**9)", "MemoryError"), ("import os; os.kill(os.getppid(), 9)", "PermissionError")):
+    for code, text in (
+        ("x = bytearray(10**9)", "MemoryError"),
+        ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
+    ):
         observation, _ = sandboxed.run(sandboxed.call("python", code=code))
         assert observation.status == "ok"
         assert text in observation.text
@@ -170,9 +196,15 @@ def test_a_leaking_process_is_replaced_without_failing_a_call(bench: Bench) -> N
 
 @pytest.mark.parametrize(
     ("count", "leaves", "sleeps"),
-    [pytest.param(24, 7, 15, marks=pytest.mark.long), (230, 7, 150), pytest.param(230, 100, 101, marks=pytest.mark.long)],
+    [
+        pytest.param(24, 7, 15, marks=pytest.mark.long),
+        (230, 7, 150),
+        pytest.param(230, 100, 101, marks=pytest.mark.long),
+    ],
 )
-def test_calls_batched_with_a_hostile_one_get_their_own_results(bench: Bench, count: int, leaves: int, sleeps: int) -> None:
+def test_calls_batched_with_a_hostile_one_get_their_own_results(
+    bench: Bench, count: int, leaves: int, sleeps: int
+) -> None:
     """Calls in the same batch, in the batch queued behind it, and in later batches."""
     bench.wait_until_complete()
     zooms = boxes(count, seed=leaves + sleeps)
@@ -201,7 +233,9 @@ def test_equal_calls_are_run_once(bench: Bench) -> None:
     assert second[1][0] is first[1][0]
     assert not first[1][0].flags.writeable
     base = first[1][0].base
-    assert base is None or base.nbytes <= 2 * first[1][0].nbytes, "the cached view keeps a whole batch in memory"
+    assert base is None or base.nbytes <= 2 * first[1][0].nbytes, (
+        "the cached view keeps a whole batch in memory"
+    )
 
 
 def test_cached_results_are_returned_only_if_all_inputs_are_equal(bench: Bench, tmp_path: Path) -> None:
@@ -211,7 +245,9 @@ def test_cached_results_are_returned_only_if_all_inputs_are_equal(bench: Bench, 
         assert observation.status == "ok"
         return observation.text, bench.pool.health()["hits"] - hits
 
-    crop = ImageView(id="obs1", parent="img0", box=(0.1, 0.1, 0.5, 0.5), source_size=(768, 432), view_size=(64, 64))
+    crop = ImageView(
+        id="obs1", parent="img0", box=(0.1, 0.1, 0.5, 0.5), source_size=(768, 432), view_size=(64, 64)
+    )
     text(tag=50)
     assert text(tag=50, images=[*bench.images, crop])[1] == 1, "a view that is not the target does not matter"
     mirrored = tmp_path / "mirrored.png"
@@ -258,7 +294,8 @@ def test_a_picture_is_stored_once_for_all_calls(make: Make) -> None:
 
 
 def test_equal_pictures_are_opened_once_while_they_fit_in_the_cache(make: Make, tmp_path: Path) -> None:
-    bench = make(workers=1, cache_bytes=32_000_000)  # a quarter of it, 8 MB, is for pictures; one takes 6.2 MB
+    # A quarter of it, 8 MB, is for pictures; one takes 6.2 MB
+    bench = make(workers=1, cache_bytes=32_000_000)
     media = [Media(id="img0", uri=bench.uri)]
     initial = stored_bytes()
     together = bench.run(_gather([bench.pool.open(media) for _ in range(3)]))
@@ -343,7 +380,9 @@ def test_a_pool_that_cannot_start_raises_the_reason(make: Make) -> None:
         ToolboxPool(parse({"toolbox": {"operations": ["nowhere:Class"]}}), 32, "thousand")
     config = good.config
     # These workers cannot import hostile.py.
-    pool = ToolboxPool(config, 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": str(HERE.parent.parent)}})
+    pool = ToolboxPool(
+        config, 32, "thousand", runtime_env={"env_vars": {"PYTHONPATH": str(HERE.parent.parent)}}
+    )
     try:
         with pytest.raises(BadConfig, match="cannot be imported"):
             good.run(pool.ready())
@@ -391,7 +430,18 @@ def test_a_thousand_mixed_calls(make: Make) -> None:
     bench.run(bench.pool.ready())
     fresh = max(resident_bytes(worker.pid) for worker in bench.pool.workers)
     rng, zooms = random.Random(5), boxes(1000, seed=5)
-    bad = ["sleep", "hold", "quick_sleep", "leave", "quick_leave", "segfault", "eat_numpy", "raise", "exit", "huge"]
+    bad = [
+        "sleep",
+        "hold",
+        "quick_sleep",
+        "leave",
+        "quick_leave",
+        "segfault",
+        "eat_numpy",
+        "raise",
+        "exit",
+        "huge",
+    ]
     codes = {**CODES, "quick_sleep": "timeout", "quick_leave": "crashed"}
     ops = ["zoom_in"] * 960 + ["process_info"] * 10 + bad * 3
     rng.shuffle(ops)

@@ -16,15 +16,22 @@ from pixelis.records import Question, StopReason, Trajectory, UpdateTask
 pytestmark = pytest.mark.slow
 
 
-def test_rewards_learn_from_an_update_when_it_is_applied_and_only_once(ray_cluster: None, tmp_path: Path) -> None:
-    config = load(None, [f"run.dir={tmp_path}", "rewards.weights.length=1", "rewards.normalise.terms=[length]"])
+def test_rewards_learn_from_an_update_when_it_is_applied_and_only_once(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    config = load(
+        None, [f"run.dir={tmp_path}", "rewards.weights.length=1", "rewards.normalise.terms=[length]"]
+    )
     kind, name = Scorer, f"scorer-{tmp_path.name}"
     scorer = kind.options(name=name, num_cpus=0).remote(config, 0)
     scoring = UpdateScoring(config, (name, name))  # no states, so that the second is not called
     trajectories = [
-        Trajectory(id=f"t{i}", question_id="q", group_id="g", answer="7", stop_reason=StopReason.ANSWER) for i in range(3)
+        Trajectory(id=f"t{i}", question_id="q", group_id="g", answer="7", stop_reason=StopReason.ANSWER)
+        for i in range(3)
     ]
-    task = UpdateTask(question_id="q", trajectories=trajectories, pseudo_label="7", confidence=1.0, created_at=0.0)
+    task = UpdateTask(
+        question_id="q", trajectories=trajectories, pseudo_label="7", confidence=1.0, created_at=0.0
+    )
     question = Question(id="q", question="How many?")
 
     def state() -> bytes:

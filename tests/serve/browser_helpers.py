@@ -15,7 +15,14 @@ from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from scripted import KEY
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 TIMEOUT_MS = 30_000
 expect.set_options(timeout=TIMEOUT_MS)
@@ -49,7 +56,10 @@ def views(browser: Browser, url: str) -> Iterator[Opened]:
         page.clock.install()
         page.add_init_script(f"sessionStorage.setItem('pixelis-key', '{key}')")
         page.on("pageerror", lambda error: messages.append(str(error)))
-        page.on("console", lambda message: messages.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: messages.append(message.text) if message.type in ("error", "warning") else None,
+        )
         page.goto(f"/#/{view}")
         page.wait_for_selector(f"#{view}:not([hidden])")
         return page
@@ -57,13 +67,20 @@ def views(browser: Browser, url: str) -> Iterator[Opened]:
     yield opened
     for context in contexts:
         context.close()
-    expected = ("Failed to load resource", "Canvas2D: Multiple readback")  # intended refusals, and reading pixels in tests
+    # Intended refusals, and reading pixels in tests
+    expected = ("Failed to load resource", "Canvas2D: Multiple readback")
     assert [message for message in messages if not message.startswith(expected)] == []
 
 
 def picture(width: int = 72, height: int = 48) -> dict[str, Any]:
     buffer = io.BytesIO()
-    pixels = np.random.default_rng(1).integers(0, 255, (height // 8, width // 8, 3)).astype(np.uint8).repeat(8, 0).repeat(8, 1)
+    pixels = (
+        np.random.default_rng(1)
+        .integers(0, 255, (height // 8, width // 8, 3))
+        .astype(np.uint8)
+        .repeat(8, 0)
+        .repeat(8, 1)
+    )
     Image.fromarray(pixels).save(buffer, "PNG")
     return {"name": "own.png", "mimeType": "image/png", "buffer": buffer.getvalue()}
 
@@ -76,4 +93,6 @@ def ask(page: Page, question: str, **size: int) -> None:
 
 
 def fits(page: Page) -> bool:
-    return page.evaluate("document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth")
+    return page.evaluate(
+        "document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth"
+    )

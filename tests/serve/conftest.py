@@ -34,9 +34,18 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Config]:
         "serve.max_queue=2",
         "serve.timeout_s=5",
     ]
-    own += ["serve.max_body_bytes=1000000", "serve.max_question_chars=500", "toolbox.max_image_pixels=1000000"]
+    own += [
+        "serve.max_body_bytes=1000000",
+        "serve.max_question_chars=500",
+        "toolbox.max_image_pixels=1000000",
+    ]
     own += ["dialogue.max_images=3", "evolution.batch=2", "evolution.queue=4", "evolution.cold_start=0"]
-    own += ["evolution.canary.enabled=false", "evolution.per_minute=6000", "serve.per_minute=100000", "memory.cpus=0"]
+    own += [
+        "evolution.canary.enabled=false",
+        "evolution.per_minute=6000",
+        "serve.per_minute=100000",
+        "memory.cpus=0",
+    ]
     own += ["evolution.max_share_per_question=1"]  # tests ask the same question again
     own += ["telemetry.traces=file", "telemetry.logs=true"]
     own += ["evolution.neighbours.k=0"]  # earlier tests' experiences must not vote
@@ -61,7 +70,9 @@ def backends(ray_cluster: None, settings: Callable[..., Config]) -> Iterator[Bac
 
 @pytest.fixture(scope="session")
 def deployed(backends: Backends, settings: Callable[..., Config]) -> Iterator[Deployed]:
-    """Two generators of 8 sequences, 4 samples a request: 4 requests run, 2 wait, the next is refused after at most 5 s."""
+    """Two generators of 8 sequences, 4 samples a request: 4 requests run, 2 wait, the next is refused after
+    at most 5 s.
+    """
     config = settings()
     previous = os.environ.get("PIXELIS_API_KEY")
     os.environ["PIXELIS_API_KEY"] = KEY
@@ -77,7 +88,9 @@ def deployed(backends: Backends, settings: Callable[..., Config]) -> Iterator[De
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of pages come last: they share a browser, whose event loop would conflict with tests that run their own."""
+    """Tests of pages come last: they share a browser, whose event loop would conflict with tests that run
+    their own.
+    """
     items.sort(key=lambda item: "browser" in getattr(item, "fixturenames", ()))
 
 

@@ -1,4 +1,6 @@
-"""Helpers of the gateway tests: waiting for a condition, chat messages, error bodies, published candidates."""
+"""Helpers of the gateway tests: waiting for a condition, chat messages, error bodies, published
+candidates.
+"""
 
 from __future__ import annotations
 

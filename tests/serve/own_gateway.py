@@ -1,4 +1,6 @@
-"""A gateway of a test's own, beside the application of the other tests, with its memory and raw connections to it."""
+"""A gateway of a test's own, beside the application of the other tests, with its memory and raw connections
+to it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def private_bytes(process: psutil.Process) -> int:
 @contextmanager
 def own_gateway(url: str, name: str, *overrides: str) -> Iterator[OwnGateway]:
     """Deploy an application of gateways and two scripted generators under ``url/name``."""
-    config = load(None, ["engine.workers=2", "serve.cache=0", "serve.replicas=1", "evolution.enabled=false", *overrides])
+    config = load(
+        None, ["engine.workers=2", "serve.cache=0", "serve.replicas=1", "evolution.enabled=false", *overrides]
+    )
     generators = {f"{name}-{i}": ScriptedGenerator.options(name=f"{name}-{i}").remote(i) for i in range(2)}
     ray.get([actor.health.remote() for actor in generators.values()])
     serve.run(

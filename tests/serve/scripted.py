@@ -24,7 +24,17 @@ from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.group_views import is_whole
 from pixelis.config import Config
 from pixelis.errors import BadImage, InfraFailure
-from pixelis.records import Action, Group, ImageView, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import (
+    Action,
+    Group,
+    ImageView,
+    Media,
+    Observation,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 from pixelis.records.vectors import combine
 
 KEY = "test-key-4711"
@@ -44,11 +54,12 @@ def refuse_picture() -> None:
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class ScriptedGenerator:
-    """Follows commands in the question: ``say 7,7,8`` gives the samples' answers, ``wait 5`` sleeps before them.
+    """Follows commands in the question: ``say 7,7,8`` gives the samples' answers, ``wait 5`` sleeps before
+    them.
 
-    With the seed 0, ``mend 8`` gives other answers to a second group. ``pause 1`` sleeps between streamed turns. ``die0`` ends
-    generator 0 at once, ``fall0`` after its first streamed turn;
-    ``refuse0`` and ``break`` raise expected and unexpected errors, ``nested`` an error of an actor behind the generator.
+    With the seed 0, ``mend 8`` gives other answers to a second group. ``pause 1`` sleeps between streamed
+    turns. ``die0`` ends generator 0 at once, ``fall0`` after its first streamed turn; ``refuse0`` and
+    ``break`` raise expected and unexpected errors, ``nested`` an error of an actor behind the generator.
     """
 
     def __init__(self, index: int):
@@ -67,7 +78,10 @@ class ScriptedGenerator:
 
     async def pieces(self, turns: list[list[int]]) -> list[list[bytes]]:
         """An answer is told by its first letter, the second token."""
-        return [[b"<answer>" if token < 1000 else chr(token - 1000).encode() for token in tokens] for tokens in turns]
+        return [
+            [b"<answer>" if token < 1000 else chr(token - 1000).encode() for token in tokens]
+            for tokens in turns
+        ]
 
     async def counters(self) -> dict[str, int]:
         return dict(self.counts)
@@ -119,7 +133,9 @@ class ScriptedGenerator:
         """None for each medium: all views are returned with the episodes."""
         return [None] * len(request.question.media if request.views else [])
 
-    def _added(self, request: RolloutRequest, group: Group, views: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+    def _added(
+        self, request: RolloutRequest, group: Group, views: dict[str, list[np.ndarray]]
+    ) -> dict[str, list[np.ndarray]]:
         """All views but the pictures of the caller that are their own views, which it has."""
         whole = {t.id: sum(is_whole(id, t.images) for id in request.pictures) for t in group.trajectories}
         return {id: of[whole[id] :] for id, of in views.items()}
@@ -150,25 +166,36 @@ class ScriptedGenerator:
             raise InfraFailure("not here")
         say = re.search(r"say (\S+)", script)
         answers = say[1].split(",") if say else ["7"]
-        if (mended := re.search(r"mend (\S+)", script)) and request.sampling.seed >= request.samples:  # the second time
+        # The second time
+        if (mended := re.search(r"mend (\S+)", script)) and request.sampling.seed >= request.samples:
             answers = [mended[1]]
         if "recall" in script:  # the earlier answers and how many pictures came with each question
             counts = "".join(str(len(exchange.media)) for exchange in question.history)
-            answers = ["".join(exchange.answer for exchange in question.history) + f" {counts} of {len(question.media)}"]
+            answers = [
+                "".join(exchange.answer for exchange in question.history)
+                + f" {counts} of {len(question.media)}"
+            ]
         episodes = [
-            self._episode(question, group_id, answers[i % len(answers)], request.operations) for i in range(request.samples)
+            self._episode(question, group_id, answers[i % len(answers)], request.operations)
+            for i in range(request.samples)
         ]
         for last in (t.turns[-1] for t, _ in episodes if request.sampling.top_log_probs):
             last.top_log_probs = [
                 [(token + n, log_prob - n) for n in range(request.sampling.top_log_probs)]
                 for token, log_prob in zip(last.tokens, last.log_probs, strict=True)
             ]
-        group = Group(id=group_id, question=question, trajectories=[t for t, _ in episodes], policy_version=self.version)
+        group = Group(
+            id=group_id, question=question, trajectories=[t for t, _ in episodes], policy_version=self.version
+        )
         return group, {t.id: views for t, views in episodes}
 
-    def _episode(self, question, group_id: str, answer: str, operations: bool) -> tuple[Trajectory, list[np.ndarray]]:  # type: ignore[no-untyped-def]
+    def _episode(
+        self, question, group_id: str, answer: str, operations: bool
+    ) -> tuple[Trajectory, list[np.ndarray]]:  # type: ignore[no-untyped-def]
         picture = question.media[0] if question.media else Media(id="none", uri="none")
-        images = [ImageView(id="img0", source_size=(picture.width or 8, picture.height or 8), view_size=(8, 8))]
+        images = [
+            ImageView(id="img0", source_size=(picture.width or 8, picture.height or 8), view_size=(8, 8))
+        ]
         views = [np.full((8, 8, 3), 10, np.uint8)]
         turns = [Turn(role="user", text=question.question, tokens=[1, 2, 3], images=["img0"])]
         if operations:
@@ -189,7 +216,12 @@ class ScriptedGenerator:
             ]
         no_answer = answer == "none"
         turns.append(
-            Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[6, 1000 + ord(answer[0])], log_probs=[-0.2, -0.3])
+            Turn(
+                role="assistant",
+                text=f"<answer>{answer}</answer>",
+                tokens=[6, 1000 + ord(answer[0])],
+                log_probs=[-0.2, -0.3],
+            )
         )
         trajectory = Trajectory(
             question_id=question.id,
@@ -211,7 +243,10 @@ class ScriptedEmbedder:
         words = np.zeros(16, np.float32)
         for word in question.question.split():
             words[sum(word.encode()) % 16] += 1
-        cells = [np.asarray(Image.fromarray(view).convert("L").resize((4, 4), Image.Resampling.BOX)).ravel() for view in views]
+        cells = [
+            np.asarray(Image.fromarray(view).convert("L").resize((4, 4), Image.Resampling.BOX)).ravel()
+            for view in views
+        ]
         grey = np.mean(cells, axis=0) if cells else np.zeros(16)
         visual, text = np.concatenate([grey, np.zeros(16)]), np.concatenate([np.zeros(16), words])
         return combine(visual if views else None, text if question.question else None)
@@ -228,7 +263,8 @@ class Deployed:
 
     def client(self, key: str | None = KEY, timeout: float | httpx.Timeout = 30.0) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-        # Plain HTTP: reading the certificates of the world for each client would take longer than most requests.
+        # Plain HTTP: reading the certificates of the world for each client would take longer than most
+        # requests.
         return httpx.Client(base_url=self.url, headers=headers, timeout=timeout, verify=False)
 
     def ask(self, question: str, key: str | None = KEY, **changes: Any) -> httpx.Response:
@@ -246,7 +282,9 @@ class Deployed:
 
 
 def free_port() -> int:
-    """A free port below those that the system gives to others: Ray's processes take hundreds before the port is used."""
+    """A free port below those that the system gives to others: Ray's processes take hundreds before the port
+    is used.
+    """
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""The engines of a service as a Serve application, with scripted generators: stands in for `pixelis.jobs.serve:engines`."""
+"""The engines of a service as a Serve application, with scripted generators: stands in for
+`pixelis.jobs.serve:engines`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class System:
     """Owns two generators, as the real one does."""
 
     def __init__(self) -> None:
-        self.generators = [ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)]
+        self.generators = [
+            ScriptedGenerator.options(name=name).remote(i) for i, name in enumerate(GENERATORS)
+        ]
 
     def backends(self) -> Backends:
         return Backends(GENERATORS, ray.get_runtime_context().namespace)

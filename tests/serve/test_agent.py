@@ -92,7 +92,13 @@ class Environment:
 
     def __init__(self, folder: Path, name: str, embedder: str | None, *overrides: str):
         # A long timeout, because most tests do not depend on it and the machine may be busy.
-        self.overrides = [f"run.dir={folder}", "memory.cpus=0", "evolution.cold_start=0", "memory.timeout_s=5", *overrides]
+        self.overrides = [
+            f"run.dir={folder}",
+            "memory.cpus=0",
+            "evolution.cold_start=0",
+            "memory.timeout_s=5",
+            *overrides,
+        ]
         names, self.shards = place_shards(load(None, self.overrides), name)
         self.evolution = RecordingEvolution.options(name=f"{name}-evolution").remote()
         ray.get([shard.health.remote() for shard in self.shards])
@@ -119,7 +125,9 @@ class Environment:
 
 
 @pytest.fixture(scope="module")
-def environment(generators: list[ActorHandle], embedder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+def environment(
+    generators: list[ActorHandle], embedder: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Environment]:
     env = Environment(tmp_path_factory.mktemp("agent"), "agent-tests", embedder, "memory.shards=2")
     yield env
     env.close()
@@ -151,7 +159,8 @@ async def count(generators: list[ActorHandle], name: str) -> int:
     return sum([(await g.counters.remote()).get(name, 0) for g in generators])
 
 
-# -- answers and events -------------------------------------------------------------------------------------------------
+# -- answers and events
+# -------------------------------------------------------------------------------------------------
 
 
 def test_samples_vote(generators: list[ActorHandle]) -> None:
@@ -219,11 +228,13 @@ def test_bad_pictures_are_refused_before_any_event(generators: list[ActorHandle]
         with pytest.raises(BadInput) as error:
             run(work)
         assert error.value.code.startswith("image_")
-    with pytest.raises(BadInput, match="not to our taste"):  # what the generator's toolbox says passes through
+    # What the generator's toolbox says passes through
+    with pytest.raises(BadInput, match="not to our taste"):
         run(agent_without_memory().answer(ask("nested")))
 
 
-# -- failures and deadlines ---------------------------------------------------------------------------------------------
+# -- failures and deadlines
+# ---------------------------------------------------------------------------------------------
 
 
 def test_another_generator_takes_over(generators: list[ActorHandle]) -> None:
@@ -261,7 +272,9 @@ def test_a_deadline_cancels_the_work(generators: list[ActorHandle], stream: bool
         before = await count(generators, "cancelled")
         started = time.monotonic()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(agent.stream(ask("wait 30"))) if stream else agent.answer(ask("wait 30")), 2)
+            await asyncio.wait_for(
+                anext(agent.stream(ask("wait 30"))) if stream else agent.answer(ask("wait 30")), 2
+            )
         waited = time.monotonic() - started
         assert agent.router.stats()["generators/running"] == 0
 
@@ -288,7 +301,8 @@ def test_closing_a_stream_cancels_the_work(generators: list[ActorHandle]) -> Non
     run(leave())
 
 
-# -- memory and evolution -----------------------------------------------------------------------------------------------
+# -- memory and evolution
+# -----------------------------------------------------------------------------------------------
 
 
 def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environment: Environment) -> None:
@@ -308,8 +322,14 @@ def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environme
 
     *cold, warm = run(scenario())
     for answer in cold:
-        assert (answer.verdict.strategy, answer.verdict.reason, answer.verdict.neighbours) == ("direct", "cold_start", 0)
-        assert (answer.verdict.answer, answer.winner.answer) == ("7", "7"), "a sample without an answer is no answer"
+        assert (answer.verdict.strategy, answer.verdict.reason, answer.verdict.neighbours) == (
+            "direct",
+            "cold_start",
+            0,
+        )
+        assert (answer.verdict.answer, answer.winner.answer) == ("7", "7"), (
+            "a sample without an answer is no answer"
+        )
         assert (len(answer.verdict.votes), answer.retrieval_id, answer.cold_start) == (1, "", True)
     assert warm.verdict.strategy == "majority"
     assert len(warm.group.trajectories) == 4
@@ -324,10 +344,16 @@ def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environme
 def test_an_answer_is_stored_and_learnt_from(environment: Environment) -> None:
     async def scenario() -> tuple[Answer, Any, Any]:
         agent = environment.agent()
-        answer = await agent.answer(ask("say 7,7,7,8 write to jane.doe@example.org", user=privacy.pseudonym("jane")))
+        answer = await agent.answer(
+            ask("say 7,7,7,8 write to jane.doe@example.org", user=privacy.pseudonym("jane"))
+        )
         await agent.drain()
         assert agent.memory is not None
-        return answer, await agent.memory.get(answer.experience_id or ""), await agent.memory.pictures(answer.experience_id or "")
+        return (
+            answer,
+            await agent.memory.get(answer.experience_id or ""),
+            await agent.memory.pictures(answer.experience_id or ""),
+        )
 
     answer, stored, pictures = run(scenario())
     assert stored.verdict.answer == "7"
@@ -385,7 +411,8 @@ def test_a_picture_alone_finds_its_experience_with_the_real_embedder(environment
             query = AgentQuery(f"say {i} of the photo", [photo(i, "PNG")], 2, SamplingParams(), user=owner)
             assert (await agent.answer(query)).remembered == "yes"
         results = [
-            await agent.search(AgentQuery("", [photo(i, "JPEG")], 1, SamplingParams(), False), 1, owner, 20.0) for i in range(4)
+            await agent.search(AgentQuery("", [photo(i, "JPEG")], 1, SamplingParams(), False), 1, owner, 20.0)
+            for i in range(4)
         ]
         return [result.neighbours[0].experience.verdict.answer or "" for result in results]
 
@@ -403,7 +430,11 @@ def test_a_task_says_how_many_votes_of_its_user_were_unclear_before(environment:
             await agent.drain()
 
     run(scenario())
-    counts = [(user, unclear) for user, unclear in ray.get(environment.evolution.unclear_votes.remote()) if user in (ann, bob)]
+    counts = [
+        (user, unclear)
+        for user, unclear in ray.get(environment.evolution.unclear_votes.remote())
+        if user in (ann, bob)
+    ]
     assert counts == [(bob, 0), (ann, 2), (ann, 0)]
 
 
@@ -449,7 +480,8 @@ def test_feedback_reaches_the_experience_and_evolution(environment: Environment)
         agent = environment.agent()
         answer = await agent.answer(ask("say 7 and be told"))
         feedback = Feedback(correct=False, answer="8", comment="ask jane.doe@example.org")
-        experience = await agent.feedback(answer.experience_id or "", feedback)  # before the experience is stored
+        # Before the experience is stored
+        experience = await agent.feedback(answer.experience_id or "", feedback)
         assert experience.id == answer.experience_id
         await agent.drain()
         return experience
@@ -491,7 +523,10 @@ def test_a_dead_memory_or_embedder_costs_only_its_timeout(environment: Environme
         assert (answer.verdict.partial, answer.verdict.answer, len(answer.verdict.votes)) == (True, "7", 3)
         await agent.drain()
 
-    environment.backends, original = dataclasses.replace(environment.backends, embedder="agent-nobody"), environment.backends
+    environment.backends, original = (
+        dataclasses.replace(environment.backends, embedder="agent-nobody"),
+        environment.backends,
+    )
     try:
         run(scenario(environment, kill=False))
     finally:

@@ -61,7 +61,11 @@ def test_a_streamed_group_equals_its_events(generator: ActorHandle) -> None:
         ):
             items.append(await ref)
         *events, group, added, (picture,) = items
-        return [event for together in events for event in together], group, {id: [picture, *own] for id, own in added.items()}
+        return (
+            [event for together in events for event in together],
+            group,
+            {id: [picture, *own] for id, own in added.items()},
+        )
 
     events, group, views = asyncio.run(asyncio.wait_for(listen(), 60))
     written = "".join(text for _, text in (event for event in events if len(event) == 2))
@@ -92,7 +96,9 @@ def test_samples_see_the_pictures_in_turn_as_corrected(generator: ActorHandle) -
 
     def ask(*augmentations: str) -> tuple[Group, list[Any]]:
         asked = Question(id="q", question="How many shapes are there?", media=media)
-        request = RolloutRequest(asked, "lights", 4, SamplingParams(0.0), max_turns=1, augmentations=augmentations)
+        request = RolloutRequest(
+            asked, "lights", 4, SamplingParams(0.0), max_turns=1, augmentations=augmentations
+        )
         group, _, first = ray.get(generator.rollout.options(num_returns=3).remote(request), timeout=60)
         return group, first
 
@@ -113,7 +119,9 @@ def test_cancelled_episodes_leave_no_session(generator: ActorHandle, stream: boo
 
     async def leave() -> None:
         agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
-        query = AgentQuery("How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3)
+        query = AgentQuery(
+            "How many shapes are there?", [picture_url((64, 64))], 8, SamplingParams(1.0), max_turns=3
+        )
         with contextlib.suppress(TimeoutError):  # a fast machine may finish the first one
             for seconds in (0.02, 0.05, 0.1):
                 if stream:
@@ -137,7 +145,9 @@ def test_conversations_and_questions_without_pictures_are_answered(generator: Ac
     async def ask() -> list[Answer]:
         agent = Agent(load(None, OVERRIDES), Backends(("streaming-generator",), "pixelis"))
         queries = [
-            AgentQuery("Which digit is in it?", [picture, picture], 2, sampling, max_turns=2, history=history),
+            AgentQuery(
+                "Which digit is in it?", [picture, picture], 2, sampling, max_turns=2, history=history
+            ),
             AgentQuery("Which digit is in it?", [picture], 2, sampling, max_turns=2),
             AgentQuery("Which digit is in it?", [], 2, sampling, operations=False, max_turns=2),
         ]
@@ -184,7 +194,9 @@ def test_a_clip_is_seen_in_frames_and_read_by_the_operations(generator: ActorHan
 
 def test_long_clips_are_refused(ray_cluster: None) -> None:
     url = "data:video/mp4;base64," + base64.b64encode(encode(footage(count=30))).decode()
-    agent = Agent(load(None, [*OVERRIDES, "serve.max_video_seconds=1"]), Backends(("streaming-generator",), "pixelis"))
+    agent = Agent(
+        load(None, [*OVERRIDES, "serve.max_video_seconds=1"]), Backends(("streaming-generator",), "pixelis")
+    )
     with pytest.raises(BadImage) as caught:
         asyncio.run(agent.decode(AgentQuery("What moves?", [], 2, SamplingParams(1.0), clips=[url])))
     assert caught.value.code == "video_too_long"

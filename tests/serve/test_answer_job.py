@@ -78,9 +78,17 @@ def test_a_service_is_evaluated_like_any_chat_model(
 ) -> None:
     (tmp_path / "a.png").write_bytes(base64.b64decode(picture_url().partition(",")[2]))
     media = [{"id": "img0", "uri": "a.png"}]
-    rows = [{"id": f"q{i}", "question": f"say {i}", "media": media, "answers": ["8" if i == 3 else str(i)]} for i in range(4)]
+    rows = [
+        {"id": f"q{i}", "question": f"say {i}", "media": media, "answers": ["8" if i == 3 else str(i)]}
+        for i in range(4)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [f"data.evaluate={tmp_path / 'rows.jsonl'}", f"run.dir={tmp_path / 'run'}", "run.name=own", "dialogue.system=none"]
+    words = [
+        f"data.evaluate={tmp_path / 'rows.jsonl'}",
+        f"run.dir={tmp_path / 'run'}",
+        "run.name=own",
+        "dialogue.system=none",
+    ]
     words += [
         f"evaluate.api.url={deployed.url}/v1",
         "evaluate.api.model=pixelis-nano",
@@ -92,7 +100,9 @@ def test_a_service_is_evaluated_like_any_chat_model(
     assert "own: accuracy 0.750 [" in capsys.readouterr().out
     scores = [json.loads(line) for line in (tmp_path / "run/scores-own.jsonl").read_text().splitlines()]
     assert [row["answers"] for row in scores] == [["0"], ["1"], ["2"], ["3"]]
-    assert KEY.encode() not in b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert KEY.encode() not in b"".join(
+        path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""The Evolution actor on a real cluster: order, shares, drain, judgement of versions, and what happens when others misbehave."""
+"""The Evolution actor on a real cluster: order, shares, drain, judgement of versions, and what happens when
+others misbehave.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0), version
             id=f"{name}-{i}",
             question_id=name,
             group_id=f"group-{name}",
-            turns=[Turn(role="user", tokens=[1]), Turn(role="assistant", tokens=[2, 3], log_probs=[-0.1, -0.2])],
+            turns=[
+                Turn(role="user", tokens=[1]),
+                Turn(role="assistant", tokens=[2, 3], log_probs=[-0.1, -0.2]),
+            ],
             answer="7",
             stop_reason=StopReason.ANSWER,
             reward=reward,
@@ -58,7 +63,12 @@ def task(name: str, rewards: tuple[float | None, ...] = (1.0, 1.0, 0.0), version
         for i, reward in enumerate(rewards)
     ]
     return UpdateTask(
-        question_id=name, trajectories=trajectories, pseudo_label="7", confidence=0.75, created_at=0.0, experience_id=name
+        question_id=name,
+        trajectories=trajectories,
+        pseudo_label="7",
+        confidence=0.75,
+        created_at=0.0,
+        experience_id=name,
     )
 
 
@@ -82,7 +92,10 @@ class Placed:
         self.actors = [self.actor] if store else [self.actor, self.store]
 
     def publish(self, value: float, promote: bool = False) -> int:
-        tensors = {"layer.A": np.full((2, 3), value, np.float32), "layer.B": np.full((4, 2), value, np.float32)}
+        tensors = {
+            "layer.A": np.full((2, 3), value, np.float32),
+            "layer.B": np.full((4, 2), value, np.float32),
+        }
         return ray.get(self.store.publish.remote(Adapter(tensors, 2, 2, "base"), "evolve", 0, {}, promote))
 
     def call(self, method: str, *arguments: Any, **named: Any) -> Any:
@@ -157,7 +170,9 @@ class Versioned(Scripted):
     @ray.method(num_returns=2)
     async def rollout(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         assert request.question.answers is None
-        question = request.question.model_copy(update={"question": f"say {8 if self.version in self.bad else 7}"})
+        question = request.question.model_copy(
+            update={"question": f"say {8 if self.version in self.bad else 7}"}
+        )
         return await self._play(replace(request, question=question))
 
 
@@ -171,7 +186,8 @@ def questions(folder: Path, count: int = 8) -> str:
 
 def submit(actor: ActorHandle, *names: str, **options: Any) -> list[bool]:
     views = GroupViews(ray.put({}))
-    return [ray.get(actor.submit.remote(task(name, **options), views)) for name in names]  # one by one: order counts here
+    # One by one: order counts here
+    return [ray.get(actor.submit.remote(task(name, **options), views)) for name in names]
 
 
 def names(batch: Any) -> list[str]:
@@ -185,7 +201,11 @@ def test_ranks_share_a_batch_and_steps_follow_each_other(evolution: ActorHandle)
     first, second = ray.get(waiting, timeout=60)
     assert (names(first), names(second)) == (["a", "c"], ["b", "d"])
     assert first.metrics == second.metrics
-    assert (first.metrics["evolve/tasks"], first.metrics["evolve/confidence"], first.metrics["evolve/uniform"]) == (4, 0.75, 0)
+    assert (
+        first.metrics["evolve/tasks"],
+        first.metrics["evolve/confidence"],
+        first.metrics["evolve/uniform"],
+    ) == (4, 0.75, 0)
     later = evolution.next_batch.remote(0, 1, 1)
     submit(evolution, "f", "g", "h")
     assert ray.wait([later], timeout=0.3)[0] == []  # step 1 exists only when step 0 is applied
@@ -226,7 +246,11 @@ def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
     @ray.remote(num_cpus=0)
     class Replica:
         def send(self, to: ActorHandle, work: UpdateTask) -> None:
-            ray.get(to.submit.remote(work, GroupViews(ray.put({"t": [np.full((4, 4, 3), ord(work.question_id), np.uint8)]}))))
+            ray.get(
+                to.submit.remote(
+                    work, GroupViews(ray.put({"t": [np.full((4, 4, 3), ord(work.question_id), np.uint8)]}))
+                )
+            )
 
     replica = Replica.remote()
     for name in "abcd":
@@ -237,7 +261,9 @@ def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
 
 
 @pytest.mark.long
-def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(evolution: ActorHandle) -> None:
+def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(
+    evolution: ActorHandle,
+) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
     crop = picture[:256, :256].copy()
     before = held_bytes()
@@ -297,7 +323,8 @@ def test_a_service_that_can_learn_nothing_raises_an_alert(place: Callable[..., P
 
 def test_nothing_is_learnt_from_a_user_whose_votes_are_rarely_clear(place: Callable[..., Placed]) -> None:
     placed = place("evolution.alerts.every_s=0.05", "evolution.vote.collapse=0", "evolution.queue=100")
-    verdict, views = Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7")]), GroupViews(ray.put({}))
+    verdict = Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7")])
+    views = GroupViews(ray.put({}))
 
     def accepted(user: str, name: str, unclear: int) -> bool:
         work = task(name).model_copy(update={"user": user})
@@ -308,7 +335,9 @@ def test_nothing_is_learnt_from_a_user_whose_votes_are_rarely_clear(place: Calla
     wait_until(lambda: "unclear_tasks" in [alert["metric"] for alert in placed.call("alerts")])
     assert all(accepted("known", f"known{i}", 1) for i in range(40))
     stats = placed.call("stats")
-    assert (stats["unclear"], stats["received"], stats["queue"]) == (19, 41, 40), "the first one, still waiting, is dropped too"
+    assert (stats["unclear"], stats["received"], stats["queue"]) == (19, 41, 40), (
+        "the first one, still waiting, is dropped too"
+    )
 
 
 @pytest.mark.long
@@ -341,10 +370,16 @@ def test_the_update_and_the_promotion_that_learnt_from_a_request_are_in_its_trac
     wait_until(lambda: spans() == expected)
 
 
-def test_refused_versions_are_not_served_and_the_learner_resets(place: Callable[..., Placed], tmp_path: Path) -> None:
+def test_refused_versions_are_not_served_and_the_learner_resets(
+    place: Callable[..., Placed], tmp_path: Path
+) -> None:
     serving, judging = (Versioned.remote((2, 4)) for _ in range(2))
     ray.get(serving.load.remote(40))  # of another incarnation
-    canary = [f"evolution.canary.questions={questions(tmp_path)}", "evolution.canary.count=8", "evolution.canary.watch_s=1000"]
+    canary = [
+        f"evolution.canary.questions={questions(tmp_path)}",
+        "evolution.canary.count=8",
+        "evolution.canary.watch_s=1000",
+    ]
     canary += ["evolution.canary.risk=1"]  # eight questions rule nothing out
     placed = place(*canary, "evolution.batch=1", generators=(serving,), canary=judging)
     assert placed.call("stats")["learning"] == 0
@@ -355,7 +390,9 @@ def test_refused_versions_are_not_served_and_the_learner_resets(place: Callable[
     def step(number: int, version: int | None, **metrics: float) -> Any:
         submit(placed.actor, f"task{number}", version=placed.call("stats")["version"])
         batch = placed.call("next_batch", 0, 1, number)
-        result = placed.call("step_done", number, version, None, {f"evolve/{k}": v for k, v in metrics.items()})
+        result = placed.call(
+            "step_done", number, version, None, {f"evolve/{k}": v for k, v in metrics.items()}
+        )
         bases.append(result.state["base"])
         return batch
 
@@ -398,9 +435,15 @@ def test_refused_versions_are_not_served_and_the_learner_resets(place: Callable[
     with pytest.raises(BadInput, match="starting policy"):
         placed.call("roll_back", None, "ann")
 
-    assert ray.get(serving.history.remote()) == [40, 0, good, better, good, bad, good, 0], "only what was promoted, or forced"
+    assert ray.get(serving.history.remote()) == [40, 0, good, better, good, bad, good, 0], (
+        "only what was promoted, or forced"
+    )
     assert {good, bad, better} <= set(ray.get(judging.history.remote()))
-    events = [(e["event"], e["actor"]) for e in placed.call("recent_audit", 100) if e["event"] in ("promotion", "rollback")]
+    events = [
+        (e["event"], e["actor"])
+        for e in placed.call("recent_audit", 100)
+        if e["event"] in ("promotion", "rollback")
+    ]
     assert events[0] == ("rollback", "ann")
     assert ("rollback", "watch") in events
     assert audit.verify(tmp_path / audit.FOLDER).ok
@@ -413,11 +456,15 @@ def reviewable(name: str) -> tuple[UpdateTask, dict[str, list[np.ndarray]], Verd
     for trajectory in update.trajectories:
         trajectory.images = [ImageView(id="img0", view_size=(8, 8))]
     views = {t.id: [np.full((8, 8, 3), 9, np.uint8)] for t in update.trajectories}
-    verdict = Verdict(answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7"), Vote(answer="8")])
+    verdict = Verdict(
+        answer="7", confidence=0.75, strategy="majority", votes=[Vote(answer="7"), Vote(answer="8")]
+    )
     return update, views, verdict, Question(id=name, question="how many?")
 
 
-def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callable[..., Placed], tmp_path: Path) -> None:
+def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(
+    place: Callable[..., Placed], tmp_path: Path
+) -> None:
     placed = place("evolution.review.share=1", "evolution.batch=1")
     version = placed.publish(1.0)
     placed.call("begin", 0, {"base": 0}, 0)
@@ -440,11 +487,20 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     assert placed.call("decide", one, False, "ann") == {"state": "rejected", "queued": False}
     with pytest.raises(BadInput, match="rejected by ann"):
         placed.call("decide", one, True, "bob")
-    assert placed.call("decide", two, True, "key ops", "well", "8", "ann") == {"state": "approved", "queued": True}
+    assert placed.call("decide", two, True, "key ops", "well", "8", "ann") == {
+        "state": "approved",
+        "queued": True,
+    }
     for _ in range(2):
-        assert placed.call("decide", two, True, "key ops", "well", "8", "ann") == {"state": "approved", "queued": False}
+        assert placed.call("decide", two, True, "key ops", "well", "8", "ann") == {
+            "state": "approved",
+            "queued": False,
+        }
     reviews = list(audit.search(tmp_path / audit.FOLDER, event="review"))
-    assert [(event.actor, event.details["reviewer"]) for event in reviews] == [("ann", ""), ("key ops", "ann")]
+    assert [(event.actor, event.details["reviewer"]) for event in reviews] == [
+        ("ann", ""),
+        ("key ops", "ann"),
+    ]
     assert placed.call("forget", ["three"]) == 1
     placed.call("resume", "ann")
     placed.call("pause", "ann")
@@ -454,7 +510,9 @@ def test_a_restarted_actor_keeps_reviews_and_the_promoted_version(place: Callabl
     placed.call("begin", 5, {"base": 0}, version)
     placed.call("resume", "ann")
     batch = placed.call("next_batch", 0, 1, 5)
-    assert (names(batch), batch.restore) == (["two"], version), "the learner's checkpoint is older than what is promoted"
+    assert (names(batch), batch.restore) == (["two"], version), (
+        "the learner's checkpoint is older than what is promoted"
+    )
     assert fetch(batch.views)[0]["two-0"][0].shape == (8, 8, 3)
     placed.call("step_done", 5, None)
     placed.restart()
@@ -483,7 +541,9 @@ def test_a_failed_learner_is_named_and_alerted_and_the_next_one_begins(place: Ca
 
 
 @pytest.mark.long
-def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
+def test_the_guard_and_the_rate_decide_how_an_update_is_made(
+    place: Callable[..., Placed], bare_store: ActorHandle
+) -> None:
     own = ["evolution.batch=1", "evolution.per_minute=0.1", "evolution.lr=1e-3", "evolution.lr_by=confidence"]
     placed = place(*own, "evolution.review.share=1", "evolution.review.approve_after_s=0.5", store=bare_store)
     placed.call("begin", 0, {"base": 0}, 0)
@@ -493,14 +553,20 @@ def test_the_guard_and_the_rate_decide_how_an_update_is_made(place: Callable[...
     assert placed.call("reviews", "approved")[0]["reviewer"] == "timeout"
     assert (options["lr"], options["kl_weight"], options["kl_limit"]) == pytest.approx((0.25e-3, 0.01, 0.1))
     for step in range(11):
-        result = placed.call("step_done", step, None, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)})
+        result = placed.call(
+            "step_done", step, None, None, {"evolve/kl": 0.5, "evolve/skipped": float(step % 2)}
+        )
     stats, status = placed.call("stats"), placed.call("status")
     assert (stats["updates"], stats["skipped"], status["mean_kl"]) == (6, 5, 0.5)
-    assert [(a["metric"], a["value"]) for a in placed.call("alerts")] == [("update_kl", 0.5)], "once, for all of them"
+    assert [(a["metric"], a["value"]) for a in placed.call("alerts")] == [("update_kl", 0.5)], (
+        "once, for all of them"
+    )
     assert status["beta"] == pytest.approx(0.01 * 1.2**2), "it grows from the tenth measurement on"
     assert result.state["beta"]["beta"] == status["beta"]
     submit(placed.actor, "second")
-    assert ray.wait([placed.actor.next_batch.remote(0, 1, 11)], timeout=0.5)[0] == [], "one in ten minutes, that was"
+    assert ray.wait([placed.actor.next_batch.remote(0, 1, 11)], timeout=0.5)[0] == [], (
+        "one in ten minutes, that was"
+    )
 
 
 def test_feedback_removes_tasks_from_the_queue(place: Callable[..., Placed], bare_store: ActorHandle) -> None:
@@ -512,7 +578,9 @@ def test_feedback_removes_tasks_from_the_queue(place: Callable[..., Placed], bar
     placed.call("feedback", "c", Feedback(answer="8"))
     assert (placed.call("stats")["queue"], placed.call("stats")["disowned"]) == (1, 2)
     assert placed.call("forget", ["b", "on its way"]) == 1
-    assert submit(placed.actor, "on its way", "c", "f") == [False, False, True], "feedback on c may be faster than its task"
+    assert submit(placed.actor, "on its way", "c", "f") == [False, False, True], (
+        "feedback on c may be faster than its task"
+    )
     placed.call("pause", "ann")
     assert submit(placed.actor, "d") == [False]
     assert (placed.call("stats")["queue"], placed.call("status")["paused"]) == (0, True)
@@ -520,8 +588,17 @@ def test_feedback_removes_tasks_from_the_queue(place: Callable[..., Placed], bar
     assert submit(placed.actor, "e") == [True]
     for place_, answer in enumerate("12345678" * 8 + "9" * 60):
         verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
-        placed.call("submit", task(f"v{place_}"), GroupViews(ray.put({})), verdict, Question(id="v", question=f"nr {place_}?"))
+        placed.call(
+            "submit",
+            task(f"v{place_}"),
+            GroupViews(ray.put({})),
+            verdict,
+            Question(id="v", question=f"nr {place_}?"),
+        )
     assert placed.call("status")["collapse"]["collapsed"] == 1
     assert placed.call("stats")["collapsed"] > 0
     placed.call("report_metrics", {"p99_latency": 9.0}, "gateway")
-    assert [e["action"] for e in placed.call("recent_audit", 50) if e["event"] == "pause"] == ["resume", "pause"]
+    assert [e["action"] for e in placed.call("recent_audit", 50) if e["event"] == "pause"] == [
+        "resume",
+        "pause",
+    ]

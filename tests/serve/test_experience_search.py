@@ -1,4 +1,6 @@
-"""``POST /v1/experiences/search``: by words, by a picture, whose experiences a key finds, and what is refused."""
+"""``POST /v1/experiences/search``: by words, by a picture, whose experiences a key finds, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def stripes(seed: int, format: str = "PNG") -> str:
 def asked(deployed: Deployed) -> list[str]:
     """Ids of three experiences: say 7, say 8 and say 9, each with its own picture."""
     questions = [f"say {answer} zebra{i}" for i, answer in enumerate("789")]
-    replies = [deployed.ask(question, image=stripes(i), user="searcher") for i, question in enumerate(questions)]
+    replies = [
+        deployed.ask(question, image=stripes(i), user="searcher") for i, question in enumerate(questions)
+    ]
     return [reply.json()["experience_id"] for reply in replies]
 
 
@@ -56,7 +60,9 @@ def search(deployed: Deployed, by: str | None = None, **body: Any) -> list[str]:
     return [found["experience"]["id"] for found in reply.json()["data"]]
 
 
-def test_experiences_are_found_by_words_and_by_a_similar_picture(deployed: Deployed, asked: list[str]) -> None:
+def test_experiences_are_found_by_words_and_by_a_similar_picture(
+    deployed: Deployed, asked: list[str]
+) -> None:
     assert set(search(deployed, text="Zebra")) == set(asked)
     assert search(deployed, text="9 zebra") == [asked[2]]
     assert search(deployed, text="quagga") == []
@@ -94,7 +100,11 @@ def test_a_key_finds_its_own_experiences_alone(deployed: Deployed, asked: list[s
     assert search(deployed, by=shop, text="okapi", user="anna") == [own]
     assert search(deployed, by=shop, text="okapi", user="bob") == []
     assert search(deployed, by=bank, text="okapi") == search(deployed, by=bank, **picture) == []
-    assert search(deployed, by=reader, text="okapi") == search(deployed, by=reader, text="okapi", key="search-shop") == [own]
+    assert (
+        search(deployed, by=reader, text="okapi")
+        == search(deployed, by=reader, text="okapi", key="search-shop")
+        == [own]
+    )
     with deployed.client(bank) as client:
         refused = client.post(PATH, json={"text": "okapi", "key": "search-shop"})
     assert (refused.status_code, error_of(refused)["code"]) == (403, "missing_scope")
@@ -123,7 +133,9 @@ def test_a_key_finds_its_own_experiences_alone(deployed: Deployed, asked: list[s
         (b"{", 400, "invalid_json", None),
     ],
 )
-def test_bad_searches_are_refused(deployed: Deployed, body: Any, status: int, code: str, param: str | None) -> None:
+def test_bad_searches_are_refused(
+    deployed: Deployed, body: Any, status: int, code: str, param: str | None
+) -> None:
     with deployed.client() as client:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         reply = client.post(PATH, content=content, headers={"content-type": "application/json"})
@@ -144,16 +156,23 @@ def test_an_experience_says_that_an_update_was_made_of_it(
 ) -> None:
     config = settings(f"run.dir={tmp_path}")
     generators = [ray.get_actor(name) for name in backends.generators]
-    evolution = Evolution.options(name="updating").remote(config, generators, ray.get_actor(STORE), memory=backends.memory)
+    evolution = Evolution.options(name="updating").remote(
+        config, generators, ray.get_actor(STORE), memory=backends.memory
+    )
     ray.get(evolution.health.remote())
 
     async def statuses() -> list[str]:
         app = create_app(GatewayState(config, Agent(config, replace(backends, evolution="updating")), None))
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30) as client,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30
+            ) as client,
         ):
-            bodies = [{"question": f"say {say} tapir", "image": stripes(i)} for i, say in enumerate(("7", "8", "1,2,3,4"))]
+            bodies = [
+                {"question": f"say {say} tapir", "image": stripes(i)}
+                for i, say in enumerate(("7", "8", "1,2,3,4"))
+            ]
             for body in bodies:
                 assert (await client.post("/v1/agent", json=body)).status_code == 200
             incarnation = await evolution.begin.remote(0, {"base": 0}, 0)
@@ -161,19 +180,24 @@ def test_an_experience_says_that_an_update_was_made_of_it(
             await evolution.step_done.remote(0, None, incarnation)
             for _ in range(200):
                 found = (await client.post(PATH, json={"text": "tapir"})).json()["data"]
-                marks = {item["experience"]["verdict"]["answer"]: item["experience"]["status"] for item in found}
+                marks = {
+                    item["experience"]["verdict"]["answer"]: item["experience"]["status"] for item in found
+                }
                 if list(marks.values()).count("processed") == 2:
                     break
                 await asyncio.sleep(0.05)
             return [marks["7"], marks["8"], marks["1"]]
 
     try:
-        assert asyncio.run(statuses()) == ["processed", "processed", "pending"]  # no samples agreed about the third
+        # No samples agreed about the third
+        assert asyncio.run(statuses()) == ["processed", "processed", "pending"]
     finally:
         ray.kill(evolution)
 
 
-def test_without_a_memory_nothing_can_be_searched(settings: Callable[..., Config], backends: Backends) -> None:
+def test_without_a_memory_nothing_can_be_searched(
+    settings: Callable[..., Config], backends: Backends
+) -> None:
     async def reply() -> httpx.Response:
         config = settings("memory.enabled=false")
         transport = httpx.ASGITransport(create_app(GatewayState(config, Agent(config, backends), None)))

@@ -1,4 +1,6 @@
-"""The service's metrics reach Ray's exporter on the node, where Prometheus finds them whichever replica answers."""
+"""The service's metrics reach Ray's exporter on the node, where Prometheus finds them whichever replica
+answers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ pytestmark = pytest.mark.slow
 
 def test_the_metrics_of_gateway_evolution_and_memory_are_exported(deployed: Deployed) -> None:
     body = {"question": "say 7", "image": picture_url()}
-    reply = httpx.post(f"{deployed.url}/v1/agent", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
+    reply = httpx.post(
+        f"{deployed.url}/v1/agent", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=30
+    )
     assert reply.status_code == 200
     shard = ray.get_actor("under-test-memory-0")
     ray.get(shard.search.remote(np.ones((1, 32), np.float32), 1))

@@ -31,13 +31,16 @@ def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
         yield client
 
 
-# -- the official client ------------------------------------------------------------------------------------------------
+# -- the official client
+# ------------------------------------------------------------------------------------------------
 
 
 def test_the_openai_client_works_unchanged(client: openai.OpenAI) -> None:
     assert [m.id for m in client.models.list()] == ["pixelis-nano"]
     assert client.models.retrieve("pixelis-nano").owned_by == "pixelis"
-    reply = client.chat.completions.create(model="pixelis-nano", messages=messages("say 7,8,7,7", picture_url()), user="x")
+    reply = client.chat.completions.create(
+        model="pixelis-nano", messages=messages("say 7,8,7,7", picture_url()), user="x"
+    )
     assert reply.choices[0].message.content == "7"
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage is not None
@@ -66,14 +69,22 @@ def test_the_openai_client_sees_typed_errors(deployed: Deployed, client: openai.
     with pytest.raises(openai.NotFoundError, match="pixelis-nano"):
         client.chat.completions.create(model="gpt-9", messages=messages("q", picture_url()))
     with pytest.raises(openai.BadRequestError, match="data URL"):
-        client.chat.completions.create(model="pixelis-nano", messages=messages("q", "https://example.com/a.png"))
+        client.chat.completions.create(
+            model="pixelis-nano", messages=messages("q", "https://example.com/a.png")
+        )
     wrong = openai.OpenAI(base_url=f"{deployed.url}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         wrong.models.list()
 
 
-def test_a_conversation_is_the_context_of_its_last_question(deployed: Deployed, client: openai.OpenAI) -> None:
-    talk = [*messages("say 7", picture_url()), {"role": "assistant", "content": "seven"}, {"role": "user", "content": "recall"}]
+def test_a_conversation_is_the_context_of_its_last_question(
+    deployed: Deployed, client: openai.OpenAI
+) -> None:
+    talk = [
+        *messages("say 7", picture_url()),
+        {"role": "assistant", "content": "seven"},
+        {"role": "user", "content": "recall"},
+    ]
     reply = client.chat.completions.create(model="pixelis-nano", messages=talk)
     assert reply.choices[0].message.content == "seven 1 of 1"
     earlier = {"question": "say 7", "image": picture_url(), "answer": "seven"}
@@ -83,7 +94,9 @@ def test_a_conversation_is_the_context_of_its_last_question(deployed: Deployed, 
 
 
 def test_a_question_needs_no_picture(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(model="pixelis-nano", messages=[{"role": "user", "content": "say 7"}])
+    reply = client.chat.completions.create(
+        model="pixelis-nano", messages=[{"role": "user", "content": "say 7"}]
+    )
     assert reply.choices[0].message.content == "7"
     assert reply.model_extra is not None
     assert reply.model_extra["pixelis"]["operations"] == 0
@@ -109,10 +122,17 @@ def test_several_choices_end_before_a_stop(client: openai.OpenAI) -> None:
 def test_answers_have_the_log_probs_of_their_tokens(client: openai.OpenAI) -> None:
     def ask(**options: Any) -> Any:
         question = messages("say 7,8,7,none", picture_url())
-        return client.chat.completions.create(model="pixelis-nano", messages=question, **{"logprobs": True, **options})
+        return client.chat.completions.create(
+            model="pixelis-nano", messages=question, **{"logprobs": True, **options}
+        )
 
     reply = ask(n=4)
-    assert [[t.token for t in c.logprobs.content] if c.logprobs else None for c in reply.choices] == [["7"], ["8"], ["7"], None]
+    assert [[t.token for t in c.logprobs.content] if c.logprobs else None for c in reply.choices] == [
+        ["7"],
+        ["8"],
+        ["7"],
+        None,
+    ]
     token = reply.choices[0].logprobs.content[0]
     assert (token.logprob, token.bytes, token.top_logprobs) == (-0.3, [55], [])
     streamed = [c.choices[0] for c in ask(stream=True) if c.choices and c.choices[0].logprobs]
@@ -135,7 +155,8 @@ def test_no_answer_gives_a_refusal(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.refusal
 
 
-# -- the agent ----------------------------------------------------------------------------------------------------------
+# -- the agent
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_agent_returns_verdict_and_trajectory(deployed: Deployed) -> None:
@@ -164,7 +185,8 @@ def test_the_agent_follows_the_parameters(deployed: Deployed) -> None:
     assert error_of(deployed.ask("say 7", max_turns=99))["param"] == "max_turns"
 
 
-# -- caps --------------------------------------------------------------------------------------------------------------
+# -- caps
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_large_bodies_are_refused_before_they_are_read(deployed: Deployed) -> None:
@@ -197,7 +219,8 @@ def test_wrong_routes_methods_and_types(deployed: Deployed) -> None:
         error_of(response)
 
 
-# -- the key ------------------------------------------------------------------------------------------------------------
+# -- the key
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +250,8 @@ def test_the_key_is_in_no_log(deployed: Deployed) -> None:
             assert KEY.encode() not in path.read_bytes(), path
 
 
-# -- load, deadlines, failures ------------------------------------------------------------------------------------------
+# -- load, deadlines, failures
+# ------------------------------------------------------------------------------------------
 
 
 def test_overload_is_refused_at_once(deployed: Deployed) -> None:
@@ -317,11 +341,18 @@ def test_rates_are_counted_by_client_address(deployed: Deployed) -> None:
     remaining = []
     for address in ("127.0.0.2", "127.0.0.2", "127.0.0.3"):
         with httpx.Client(transport=httpx.HTTPTransport(local_address=address), headers=headers) as client:
-            remaining.append(int(client.post(f"{deployed.url}/v1/agent", json=body).headers["x-ratelimit-remaining-requests"]))
+            remaining.append(
+                int(
+                    client.post(f"{deployed.url}/v1/agent", json=body).headers[
+                        "x-ratelimit-remaining-requests"
+                    ]
+                )
+            )
     assert remaining == [99_999, 99_998, 99_999]
 
 
-# -- learning -----------------------------------------------------------------------------------------------------------
+# -- learning
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_only_confident_on_policy_answers_become_updates(deployed: Deployed) -> None:
@@ -349,7 +380,8 @@ def test_only_confident_on_policy_answers_become_updates(deployed: Deployed) -> 
 def test_votes_become_a_batch_and_a_version(deployed: Deployed) -> None:
     """The learner gets scored groups with advantages and views; afterwards replies carry the new version."""
     before = deployed.stats()
-    for i in range(4):  # as many as the queue holds, of one user each, so that those of other tests are dropped
+    # As many as the queue holds, of one user each, so that those of other tests are dropped
+    for i in range(4):
         deployed.ask("say 7,7,7,8", user=f"voter {i}")
     assert until(lambda: deployed.stats()["received"] == before["received"] + 4)
     assert deployed.stats()["queue"] == 4

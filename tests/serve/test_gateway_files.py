@@ -1,4 +1,6 @@
-"""``/v1/files`` with the official client: uploads, questions about them, quotas, other keys, forms that are refused."""
+"""``/v1/files`` with the official client: uploads, questions about them, quotas, other keys, forms that are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -33,16 +35,30 @@ def clip() -> bytes:
 
 def test_a_picture_is_uploaded_once_and_asked_about_often(client: openai.OpenAI, deployed: Deployed) -> None:
     file = client.files.create(file=("../a picture.png", PICTURE), purpose="vision")
-    assert (file.filename, file.bytes, file.purpose, file.status) == ("a picture.png", len(PICTURE), "vision", "processed")
+    assert (file.filename, file.bytes, file.purpose, file.status) == (
+        "a picture.png",
+        len(PICTURE),
+        "vision",
+        "processed",
+    )
     assert file.expires_at is not None
-    for part in ({"type": "image_file", "image_file": {"file_id": file.id}}, {"type": "file", "file": {"file_id": file.id}}):
+    for part in (
+        {"type": "image_file", "image_file": {"file_id": file.id}},
+        {"type": "file", "file": {"file_id": file.id}},
+    ):
         content: Any = [{"type": "text", "text": "say 7"}, part]
-        reply: Any = client.chat.completions.create(model="pixelis-nano", messages=[{"role": "user", "content": content}])
+        reply: Any = client.chat.completions.create(
+            model="pixelis-nano", messages=[{"role": "user", "content": content}]
+        )
         assert (reply.choices[0].message.content, reply.model_extra["pixelis"]["operations"]) == ("7", 1)
     for kind in ("input_image", "input_file"):
         parts: Any = [{"type": "input_text", "text": "recall"}, {"type": kind, "file_id": file.id}]
         earlier = {"role": "user", "content": parts}
-        items: Any = [earlier, {"role": "assistant", "content": "seven"}, {"role": "user", "content": "recall"}]
+        items: Any = [
+            earlier,
+            {"role": "assistant", "content": "seven"},
+            {"role": "user", "content": "recall"},
+        ]
         assert client.responses.create(model="pixelis-nano", input=items).output_text == "seven 1 of 1"
     assert deployed.ask("say 7", image=file.id).json()["answer"] == "7"
     assert client.files.retrieve(file.id).bytes == len(PICTURE)
@@ -58,11 +74,17 @@ def test_a_picture_is_uploaded_once_and_asked_about_often(client: openai.OpenAI,
 
 def test_a_clip_is_uploaded_and_asked_about(client: openai.OpenAI, deployed: Deployed, clip: bytes) -> None:
     file = client.files.create(file=("a.mp4", clip), purpose="user_data")
-    # This gateway shows at most three pictures, and a clip is several: as a clip the file is understood, and refused.
-    for part in ({"type": "file", "file": {"file_id": file.id}}, {"type": "input_video", "input_video": {"file_id": file.id}}):
+    # This gateway shows at most three pictures, and a clip is several: as a clip the file is understood, and
+    # refused.
+    for part in (
+        {"type": "file", "file": {"file_id": file.id}},
+        {"type": "input_video", "input_video": {"file_id": file.id}},
+    ):
         content: Any = [{"type": "text", "text": "say 7"}, part]
         with pytest.raises(openai.BadRequestError, match="frames of each clip"):
-            client.chat.completions.create(model="pixelis-nano", messages=[{"role": "user", "content": content}])
+            client.chat.completions.create(
+                model="pixelis-nano", messages=[{"role": "user", "content": content}]
+            )
     assert error_of(deployed.ask("say 7", image=[], video=file.id))["code"] == "too_many_images"
     refused = deployed.ask("say 7", image=file.id)
     assert (refused.status_code, error_of(refused)["code"]) == (400, "file_type")
@@ -131,6 +153,11 @@ def test_a_large_or_foreign_form_is_refused(client: openai.OpenAI, deployed: Dep
     own = post(**form, headers={"Origin": deployed.url})
     client.files.delete(own.json()["id"])
     assert post(json={}).status_code == 415
-    for body in (b"", b"--x", b"--x\r\n\r\n", b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc'):
+    for body in (
+        b"",
+        b"--x",
+        b"--x\r\n\r\n",
+        b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc',
+    ):
         broken = post(content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
         assert (broken.status_code, error_of(broken)["code"]) == (400, "invalid_form")

@@ -27,11 +27,16 @@ def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
 
 def chat(client: openai.OpenAI, question: str, kind: Any, **options: Any) -> Any:
     asked = messages(question, picture_url())
-    return client.chat.completions.create(model="pixelis-nano", messages=asked, response_format=kind, **options)
+    return client.chat.completions.create(
+        model="pixelis-nano", messages=asked, response_format=kind, **options
+    )
 
 
 def schema() -> Any:
-    return {"type": "json_schema", "json_schema": {"name": "digit", "schema": Digit.model_json_schema(), "strict": True}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "digit", "schema": Digit.model_json_schema(), "strict": True},
+    }
 
 
 def test_samples_without_the_format_do_not_vote(client: openai.OpenAI) -> None:
@@ -51,13 +56,18 @@ def test_equal_values_are_one_answer(client: openai.OpenAI) -> None:
 
 def test_a_group_without_an_answer_of_the_format_is_sampled_once_more(client: openai.OpenAI) -> None:
     options = {"seed": 0}
-    assert chat(client, 'say 8 mend {"digit":7}', schema(), **options).choices[0].message.content == '{"digit":7}'
+    assert (
+        chat(client, 'say 8 mend {"digit":7}', schema(), **options).choices[0].message.content
+        == '{"digit":7}'
+    )
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         chat(client, 'say 8 mend {"digit":"x"}', schema(), **options)
     assert caught.value.code == "response_format_failed"
     streamed = list(chat(client, 'say 8 mend {"digit":7} once more', schema(), stream=True, **options))
     attempts = {
-        c.model_extra["pixelis"]["event"]["attempt"] for c in streamed if "event" in (c.model_extra or {}).get("pixelis", {})
+        c.model_extra["pixelis"]["event"]["attempt"]
+        for c in streamed
+        if "event" in (c.model_extra or {}).get("pixelis", {})
     }
     assert attempts == {0, 1}
     assert "".join(c.choices[0].delta.content or "" for c in streamed if c.choices) == '{"digit":7}'
@@ -73,7 +83,10 @@ def test_responses_have_formats_too(client: openai.OpenAI) -> None:
 
 
 def test_a_schema_that_is_not_accepted_is_refused(client: openai.OpenAI) -> None:
-    hostile = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "(a+)+$"}}}
+    hostile = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "(a+)+$"}},
+    }
     with pytest.raises(openai.BadRequestError, match="pattern") as caught:
         chat(client, "q", hostile)
     assert caught.value.code == "invalid_schema"

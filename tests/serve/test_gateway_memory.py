@@ -34,7 +34,9 @@ def huge(side: int = 7000, format: str = "PNG") -> str:
 @pytest.fixture(scope="module")
 def gateway(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnGateway]:
     folder = tmp_path_factory.mktemp("memory")
-    with own_gateway(deployed.url, "memory", "engine.max_num_seqs=64", "serve.samples=1", f"run.dir={folder}") as gateway:
+    with own_gateway(
+        deployed.url, "memory", "engine.max_num_seqs=64", "serve.samples=1", f"run.dir={folder}"
+    ) as gateway:
         with gateway.client() as client:
             for _ in range(8):  # warm
                 client.post("/v1/agent", json={"question": "say 7", "image": picture_url((800, 800))})
@@ -61,7 +63,9 @@ def peak(gateway: OwnGateway) -> Iterator[SimpleNamespace]:
     growth.kept = (gateway.private_bytes() - before) / MB
 
 
-def test_pictures_of_one_request_are_capped_together(gateway: OwnGateway, record_figures: Callable[..., None]) -> None:
+def test_pictures_of_one_request_are_capped_together(
+    gateway: OwnGateway, record_figures: Callable[..., None]
+) -> None:
     """Eight pictures of 49 million pixels in one body of 760 kB, once and twelve times at once."""
     body = {"question": "say 7", "image": [huge()] * 8}
     with gateway.client() as client, peak(gateway) as one:
@@ -83,7 +87,9 @@ def test_requests_with_huge_pictures_share_a_budget_and_their_memory_returns(
     body = {"question": "wait 0.5 say 7", "image": [huge(), huge()]}
     with gateway.client(180) as client, peak(gateway) as growth, ThreadPoolExecutor(12) as pool:
         replies = list(pool.map(lambda _: client.post("/v1/agent", json=body), range(12)))
-    record_figures(most_mb=growth.most, kept_mb=growth.kept, statuses=dict(Counter(r.status_code for r in replies)))
+    record_figures(
+        most_mb=growth.most, kept_mb=growth.kept, statuses=dict(Counter(r.status_code for r in replies))
+    )
     assert {r.status_code for r in replies} <= {200, 429, 504}
     assert any(r.status_code == 200 for r in replies)
     assert all(int(r.headers["Retry-After"]) >= 1 for r in replies if r.status_code != 200)

@@ -22,7 +22,10 @@ def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
 
 
 def asked(text: str) -> list[Any]:
-    parts = [{"type": "input_text", "text": text}, {"type": "input_image", "image_url": picture_url(), "detail": "auto"}]
+    parts = [
+        {"type": "input_text", "text": text},
+        {"type": "input_image", "image_url": picture_url(), "detail": "auto"},
+    ]
     return [{"role": "user", "content": parts}]
 
 
@@ -38,7 +41,11 @@ def test_a_response_has_the_thoughts_operations_and_answer_of_the_winner(client:
     assert thought.content[0].text == "zoom"
     assert (call.name, call.status, call.output) == ("zoom_in", "completed", "obs1 = zoom_in(img0)")
     assert "0.25" in call.arguments
-    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (3, 12, 15)
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (
+        3,
+        12,
+        15,
+    )
     assert (response.metadata, response.instructions) == ({"a": "b"}, "Be brief.")
     assert response.model_extra["pixelis"]["confidence"] == 0.75
 
@@ -52,14 +59,22 @@ def test_a_response_continues_a_stored_one(client: openai.OpenAI) -> None:
     for id, user in ((first.id, "bob"), ("resp_0123456789abcdef", "anna"), ("../x", "anna")):
         with pytest.raises(openai.BadRequestError) as caught:
             create(client, "recall", previous_response_id=id, user=user)
-        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
+        assert (caught.value.code, caught.value.param) == (
+            "previous_response_not_found",
+            "previous_response_id",
+        )
     unstored = create(client, asked("say 7"), store=False)
     with pytest.raises(openai.BadRequestError, match="not stored"):
         create(client, "recall", previous_response_id=unstored.id)
 
 
 def test_a_stored_response_can_be_read_and_deleted(client: openai.OpenAI) -> None:
-    options: Any = {"instructions": "Write to ann@example.com.", "metadata": {"a": "b"}, "temperature": 0.5, "user": "anna"}
+    options: Any = {
+        "instructions": "Write to ann@example.com.",
+        "metadata": {"a": "b"},
+        "temperature": 0.5,
+        "user": "anna",
+    }
     created = create(client, asked("say 7,8,7,7"), **options)
     read = client.responses.retrieve(created.id)
     assert read.instructions is not None
@@ -86,16 +101,28 @@ def test_a_streamed_response_and_one_without_an_answer_can_be_read(client: opena
     read = client.responses.retrieve(failed.id)
     assert (read.status, read.incomplete_details) == (failed.status, failed.incomplete_details)
     assert read.output[-1].content[0].type == "refusal"
-    for option in ({"include": ["message.output_text.logprobs"]}, {"stream": True}, {"extra_query": {"x": 1}}):
+    for option in (
+        {"include": ["message.output_text.logprobs"]},
+        {"stream": True},
+        {"extra_query": {"x": 1}},
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.retrieve(failed.id, **option)
         assert caught.value.code == "unsupported_parameter"
 
 
-def test_a_response_exists_for_its_key_alone_and_while_its_user_does(client: openai.OpenAI, deployed: Deployed) -> None:
+def test_a_response_exists_for_its_key_alone_and_while_its_user_does(
+    client: openai.OpenAI, deployed: Deployed
+) -> None:
     keys = KeyFile(key_file(deployed.config))
-    secrets = {name: keys.create(name, scopes) for name, scopes in (("mill", ["ask"]), ("barn", ["ask", "read", "steer"]))}
-    mill, barn = (openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=secret, max_retries=0) for secret in secrets.values())
+    secrets = {
+        name: keys.create(name, scopes)
+        for name, scopes in (("mill", ["ask"]), ("barn", ["ask", "read", "steer"]))
+    }
+    mill, barn = (
+        openai.OpenAI(base_url=f"{deployed.url}/v1", api_key=secret, max_retries=0)
+        for secret in secrets.values()
+    )
     try:
         response = create(mill, asked("say 7"), user="anna")
         for other in (client, barn):
@@ -165,7 +192,10 @@ def test_a_repeated_request_is_the_same_response(client: openai.OpenAI) -> None:
     assert (again.id, again.model_extra["pixelis"]["cached"]) == (first.id, True)
     with client.responses.stream(model="pixelis-nano", input=asked("say 7 once"), temperature=0) as stream:
         final = stream.get_final_response()
-    assert (final.id, [item.type for item in final.output]) == (first.id, ["reasoning", "mcp_call", "message"])
+    assert (final.id, [item.type for item in final.output]) == (
+        first.id,
+        ["reasoning", "mcp_call", "message"],
+    )
 
 
 def test_no_answer_is_incomplete_with_a_refusal(client: openai.OpenAI) -> None:
@@ -175,11 +205,16 @@ def test_no_answer_is_incomplete_with_a_refusal(client: openai.OpenAI) -> None:
 
 
 def test_a_reply_without_an_answer_goes_on_in_both_apis(client: openai.OpenAI) -> None:
-    """As every client sends a conversation back: `none` asks for a refusal, and `say 7` after it for an answer."""
+    """As every client sends a conversation back: `none` asks for a refusal, and `say 7` after it for an
+    answer.
+    """
     refused = create(client, asked("say none"))
     output = [item.model_dump(exclude_none=True) for item in refused.output]
     again = {"role": "user", "content": "recall"}
-    for options in ({"input": [*asked("say none"), *output, again]}, {"input": "recall", "previous_response_id": refused.id}):
+    for options in (
+        {"input": [*asked("say none"), *output, again]},
+        {"input": "recall", "previous_response_id": refused.id},
+    ):
         assert create(client, **options).output_text.strip() == "of 1"
     chat = messages("say none", picture_url())
     message = client.chat.completions.create(model="pixelis-nano", messages=chat).choices[0].message
@@ -196,7 +231,15 @@ def test_a_bad_picture_is_refused_with_the_index_of_the_part(client: openai.Open
     assert (caught.value.code, caught.value.param) == ("image_undecodable", "input[0].content[2]")
     assert "base64" in str(caught.value)
     with pytest.raises(openai.BadRequestError, match="too thin") as caught:
-        create(client, [{"role": "user", "content": [{"type": "input_image", "image_url": picture_url((900, 3))}, *parts]}])
+        create(
+            client,
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": picture_url((900, 3))}, *parts],
+                }
+            ],
+        )
     assert caught.value.param == "input[0].content[0]"
     for stream in (False, True):
         chat = messages("q", picture_url())
@@ -222,22 +265,42 @@ def test_a_stream_that_fails_ends_with_an_error(client: openai.OpenAI) -> None:
         ("q", {"reasoning": {"effort": "low"}}, "unsupported_parameter", "reasoning.effort"),
         ("q", {"extra_body": {"top_k": 5}}, "unsupported_parameter", "top_k"),
         ("q", {"extra_body": {"conversation": "c"}}, "unsupported_parameter", "conversation"),
-        ([{"type": "function_call_output", "call_id": "c", "output": "x"}], {}, "unsupported_part", "input[0]"),
-        ([{"role": "user", "content": [{"type": "input_audio", "data": "x"}]}], {}, "unsupported_part", "input[0].content[0]"),
-        ([{"role": "user", "content": [{"type": "input_image"}]}], {}, "invalid_value", "input[0].content[0]"),
+        (
+            [{"type": "function_call_output", "call_id": "c", "output": "x"}],
+            {},
+            "unsupported_part",
+            "input[0]",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "input_audio", "data": "x"}]}],
+            {},
+            "unsupported_part",
+            "input[0].content[0]",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "input_image"}]}],
+            {},
+            "invalid_value",
+            "input[0].content[0]",
+        ),
         ([{"role": "assistant", "content": "7"}], {}, "unsupported_conversation", "input"),
         ([], {}, "invalid_value", "input"),
         ("", {}, "empty_question", "input"),
     ],
 )
-def test_what_would_be_ignored_is_refused(client: openai.OpenAI, input: Any, options: Any, code: str, param: str) -> None:
+def test_what_would_be_ignored_is_refused(
+    client: openai.OpenAI, input: Any, options: Any, code: str, param: str
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         create(client, input, **options)
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
 def test_a_picture_elsewhere_is_never_fetched(client: openai.OpenAI) -> None:
-    parts = [{"type": "input_text", "text": "q"}, {"type": "input_image", "image_url": "https://example.com/a.png"}]
+    parts = [
+        {"type": "input_text", "text": "q"},
+        {"type": "input_image", "image_url": "https://example.com/a.png"},
+    ]
     with pytest.raises(openai.BadRequestError, match="data URL"):
         create(client, [{"role": "user", "content": parts}])
     with pytest.raises(openai.NotFoundError, match="pixelis-nano"):

@@ -33,14 +33,20 @@ from pixelis.serve.state import GatewayState
 pytestmark = pytest.mark.slow
 
 
-# -- feedback and experiences -------------------------------------------------------------------------------------------
+# -- feedback and experiences
+# -------------------------------------------------------------------------------------------
 
 
 def test_an_answer_is_stored_gets_feedback_and_is_deleted(deployed: Deployed) -> None:
     answer = deployed.ask("say 7 and write to anna@example.com", user="anna").json()
     name = answer["experience_id"]
     with deployed.client() as client:
-        feedback = {"experience_id": name, "correct": False, "answer": "8", "comment": "it is an eight, says bob@example.com"}
+        feedback = {
+            "experience_id": name,
+            "correct": False,
+            "answer": "8",
+            "comment": "it is an eight, says bob@example.com",
+        }
         reply = client.post("/v1/feedback", json=feedback)
         assert (reply.status_code, reply.json()["count"]) == (200, 1), reply.text
         shown = client.get(f"/v1/experiences/{name}").json()
@@ -50,12 +56,18 @@ def test_an_answer_is_stored_gets_feedback_and_is_deleted(deployed: Deployed) ->
         assert experience["trajectory"]["answer"] == "7"
         assert experience["feedback"][0]["answer"] == "8"
         assert all(turn["tokens"] == [] for turn in experience["trajectory"]["turns"])
-        crop = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown["pictures"]["obs1"].partition(",")[2]))))
+        crop = np.asarray(
+            Image.open(io.BytesIO(base64.b64decode(shown["pictures"]["obs1"].partition(",")[2])))
+        )
         assert (crop == 200).all()
         listed = client.get("/v1/experiences", params={"user": "anna", "limit": 1}).json()
         assert [e["id"] for e in listed["data"]] == [name]
         assert client.get("/v1/experiences", params={"user": "ann"}).json()["data"] == []
-        assert client.delete(f"/v1/experiences/{name}").json() == {"object": "deleted", "deleted": 1, "ids": [name]}
+        assert client.delete(f"/v1/experiences/{name}").json() == {
+            "object": "deleted",
+            "deleted": 1,
+            "ids": [name],
+        }
         for reply in (client.get(f"/v1/experiences/{name}"), client.delete(f"/v1/experiences/{name}")):
             assert (reply.status_code, error_of(reply)["code"]) == (404, "not_found")
         assert client.post("/v1/feedback", json=feedback).status_code == 404
@@ -70,9 +82,13 @@ def test_all_experiences_of_a_user_are_listed_in_pages_and_deleted(deployed: Dep
         assert until(lambda: len(client.get("/v1/experiences", params={"user": "carla"}).json()["data"]) == 3)
         first = client.get("/v1/experiences", params={"user": "carla", "limit": 2}).json()
         assert [e["id"] for e in first["data"]] == [names[2], names[1]]
-        rest = client.get("/v1/experiences", params={"user": "carla", "limit": 2, "before": first["next_before"]}).json()
+        rest = client.get(
+            "/v1/experiences", params={"user": "carla", "limit": 2, "before": first["next_before"]}
+        ).json()
         assert ([e["id"] for e in rest["data"]], rest["next_before"]) == ([names[0]], None)
-        assert sorted(client.delete("/v1/experiences", params={"user": "carla"}).json()["ids"]) == sorted(names)
+        assert sorted(client.delete("/v1/experiences", params={"user": "carla"}).json()["ids"]) == sorted(
+            names
+        )
         assert client.delete("/v1/experiences", params={"user": "carla"}).json()["deleted"] == 0
         assert until(lambda: client.get(f"/v1/experiences/{other}").status_code == 200)
 
@@ -123,7 +139,8 @@ def test_bad_orders_are_refused(deployed: Deployed, method: str, path: str, body
     error_of(response)
 
 
-# -- evolution ----------------------------------------------------------------------------------------------------------
+# -- evolution
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_evolution_is_paused_promoted_and_rolled_back(deployed: Deployed) -> None:
@@ -154,14 +171,20 @@ def test_metrics_count_requests(deployed: Deployed) -> None:
     deployed.ask("say 7", learn=False)
     with deployed.client() as client:
         text = client.get("/metrics").text
-    for name in ("pixelis_requests_total", "pixelis_request_seconds_bucket", "pixelis_inside", "pixelis_shed_total"):
+    for name in (
+        "pixelis_requests_total",
+        "pixelis_request_seconds_bucket",
+        "pixelis_inside",
+        "pixelis_shed_total",
+    ):
         assert name in text
     assert 'route="/v1/agent",status="200"' in text
     assert "pixelis_policy_version" in text
     assert KEY not in text
 
 
-# -- the same routes under other configurations, in this process -----------------------------------------------------
+# -- the same routes under other configurations, in this process
+# -----------------------------------------------------
 
 
 async def call_app(
@@ -182,7 +205,9 @@ def ask(question: str = "say 7", **more: Any) -> Callable[[httpx.AsyncClient], A
 
 def test_the_rate_of_a_client_is_limited(settings: Callable[..., Config], backends: Backends) -> None:
     config = settings("serve.per_minute=2", "serve.per_hour=100")
-    replies = asyncio.run(call_app(config, backends, ask(), ask(samples=99), ask(), lambda c: c.get("/v1/evolution")))
+    replies = asyncio.run(
+        call_app(config, backends, ask(), ask(samples=99), ask(), lambda c: c.get("/v1/evolution"))
+    )
     assert [r.status_code for r in replies] == [200, 400, 429, 200]
     assert replies[0].headers["x-ratelimit-limit-requests"] == "2"
     assert replies[0].headers["x-ratelimit-remaining-requests"] == "1"
@@ -191,9 +216,13 @@ def test_the_rate_of_a_client_is_limited(settings: Callable[..., Config], backen
     assert error_of(replies[2])["code"] == "rate_limit_exceeded"
 
 
-def test_the_official_client_reads_the_rate_limits(settings: Callable[..., Config], backends: Backends) -> None:
+def test_the_official_client_reads_the_rate_limits(
+    settings: Callable[..., Config], backends: Backends
+) -> None:
     async def official(client: httpx.AsyncClient) -> None:
-        sdk = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=client)
+        sdk = openai.AsyncOpenAI(
+            base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=client
+        )
         asked = {"model": "pixelis-nano", "messages": messages("say 7", picture_url())}
         raw = await sdk.chat.completions.with_raw_response.create(**asked)
         assert raw.headers["x-ratelimit-remaining-requests"] == "0"
@@ -205,13 +234,17 @@ def test_the_official_client_reads_the_rate_limits(settings: Callable[..., Confi
     asyncio.run(call_app(settings("serve.per_minute=1"), backends, official))
 
 
-def test_answers_are_stored_before_a_replica_stops(settings: Callable[..., Config], backends: Backends) -> None:
+def test_answers_are_stored_before_a_replica_stops(
+    settings: Callable[..., Config], backends: Backends
+) -> None:
     (reply,) = asyncio.run(call_app(settings(), backends, ask("say 7,7,7,8", learn=True)))
     row = ray.get(ray.get_actor(backends.memory[0]).row.remote(reply.json()["experience_id"]))
     assert row is not None
 
 
-def test_read_only_answers_and_writes_nothing(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
+def test_read_only_answers_and_writes_nothing(
+    settings: Callable[..., Config], backends: Backends, deployed: Deployed
+) -> None:
     config = settings("serve.read_only=true")
     before, memory = deployed.stats(), ray.get(ray.get_actor(backends.memory[0]).stats.remote())
     calls = [
@@ -235,7 +268,9 @@ def test_read_only_answers_and_writes_nothing(settings: Callable[..., Config], b
     assert now["size"] == memory["size"]
 
 
-def test_without_a_key_only_local_host_names_are_accepted(settings: Callable[..., Config], backends: Backends) -> None:
+def test_without_a_key_only_local_host_names_are_accepted(
+    settings: Callable[..., Config], backends: Backends
+) -> None:
     for host, status in (("localhost:8000", 200), ("127.0.0.1", 200), ("rebound.example", 403)):
         (reply,) = asyncio.run(call_app(settings(), backends, lambda c: c.get("/v1/models"), host=host))
         assert reply.status_code == status
@@ -245,7 +280,9 @@ def test_without_a_key_only_local_host_names_are_accepted(settings: Callable[...
 def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> None:
     config = settings("evolution.review.share=1", f"run.dir={tmp_path}")
     generators = [ray.get_actor(name) for name in backends.generators]
-    evolution = Evolution.options(name="reviewing").remote(config, generators, ray.get_actor(STORE), memory=backends.memory)
+    evolution = Evolution.options(name="reviewing").remote(
+        config, generators, ray.get_actor(STORE), memory=backends.memory
+    )
     ray.get(evolution.health.remote())  # its start must not count against the gateway's timeouts
     shown: dict[str, Any] = {}
 
@@ -275,7 +312,9 @@ def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backen
             if experience["feedback"]:
                 break
             await asyncio.sleep(0.05)
-        assert experience["feedback"][0]["answer"] == "8", "the memory knows, so that a 7 neither votes nor is rehearsed"
+        assert experience["feedback"][0]["answer"] == "8", (
+            "the memory knows, so that a 7 neither votes nor is rehearsed"
+        )
 
     async def deleted(client: httpx.AsyncClient) -> None:
         reply = (await ask("say 7,7,7,8", learn=True)(client)).json()
@@ -294,7 +333,11 @@ def test_an_update_is_reviewed(settings: Callable[..., Config], backends: Backen
 
 def test_the_status_says_what_candidates_have_learnt_from(deployed: Deployed) -> None:
     shares = {"tasks": 16, "users": 3, "user": "0a1b", "user_share": 0.25, "question_share": 0.125}
-    ray.get(deployed.evolution.audit.remote("candidate", "learner", "publish", "success", {"version": 77, "shares": shares}))
+    ray.get(
+        deployed.evolution.audit.remote(
+            "candidate", "learner", "publish", "success", {"version": 77, "shares": shares}
+        )
+    )
     with deployed.client() as client:
         status = client.get("/v1/evolution").json()
     (learnt,) = [entry for entry in status["learnt"] if entry["version"] == 77]
@@ -302,7 +345,9 @@ def test_the_status_says_what_candidates_have_learnt_from(deployed: Deployed) ->
     assert len(status["audit"]) <= 20
 
 
-def test_repeated_requests_use_the_cache(settings: Callable[..., Config], backends: Backends, deployed: Deployed) -> None:
+def test_repeated_requests_use_the_cache(
+    settings: Callable[..., Config], backends: Backends, deployed: Deployed
+) -> None:
     rollouts = deployed.counters()["rollouts"]
     body = {"model": "pixelis-nano", "seed": 3, "messages": None}
     parts = [{"type": "text", "text": "say 7"}, {"type": "image_url", "image_url": {"url": picture_url()}}]
@@ -327,12 +372,21 @@ def test_repeated_requests_use_the_cache(settings: Callable[..., Config], backen
             lambda c: c.post("/v1/chat/completions", json=body | {"stream": True}),
         )
     )
-    *agents, chat, repeated, stream = [r.json() if "json" in r.headers["content-type"] else r.text for r in replies]
+    *agents, chat, repeated, stream = [
+        r.json() if "json" in r.headers["content-type"] else r.text for r in replies
+    ]
     hits = [False, True, False, False, False, False, True, False, False, False, True]
     assert [r["cached"] for r in agents] == hits
-    assert (agents[1]["answer"], agents[1]["experience_id"]) == (agents[0]["answer"], agents[0]["experience_id"])
+    assert (agents[1]["answer"], agents[1]["experience_id"]) == (
+        agents[0]["answer"],
+        agents[0]["experience_id"],
+    )
     assert agents[1]["id"] != agents[0]["id"]
-    assert (chat["pixelis"]["cached"], repeated["pixelis"]["cached"], repeated["id"] == chat["id"]) == (False, True, False)
+    assert (chat["pixelis"]["cached"], repeated["pixelis"]["cached"], repeated["id"] == chat["id"]) == (
+        False,
+        True,
+        False,
+    )
     assert stream.endswith("data: [DONE]\n\n")
     assert '"cached":true' in stream
     assert deployed.counters()["rollouts"] == rollouts + hits.count(False) + 1
@@ -349,7 +403,9 @@ def test_a_cached_reply_is_not_returned_for_another_version_or_after_deletion(
         return reply["cached"]
 
     async def promote(client: httpx.AsyncClient) -> None:
-        asked.append((await client.post("/v1/evolution/promote", json={"version": publish(0.7), "force": True})).json())
+        asked.append(
+            (await client.post("/v1/evolution/promote", json={"version": publish(0.7), "force": True})).json()
+        )
 
     async def roll_back(client: httpx.AsyncClient) -> None:
         await client.post("/v1/evolution/rollback", json={})
@@ -360,7 +416,21 @@ def test_a_cached_reply_is_not_returned_for_another_version_or_after_deletion(
     async def delete_elsewhere(client: httpx.AsyncClient) -> None:
         assert await ray.get_actor(backends.memory[0]).delete.remote([asked[-1]["experience_id"]])
 
-    calls = [kept, kept, promote, kept, kept, roll_back, kept, kept, delete, kept, kept, delete_elsewhere, kept]
+    calls = [
+        kept,
+        kept,
+        promote,
+        kept,
+        kept,
+        roll_back,
+        kept,
+        kept,
+        delete,
+        kept,
+        kept,
+        delete_elsewhere,
+        kept,
+    ]
     cached = asyncio.run(call_app(settings(), backends, *calls))
     assert cached == [False, True, None, False, True, None, False, True, None, False, True, None, False]
 

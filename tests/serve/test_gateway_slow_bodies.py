@@ -48,7 +48,9 @@ def test_bodies_that_trickle_keep_nobody_out(gateway: OwnGateway) -> None:
     with ExitStack() as stack, gateway.client() as client:
         connections = [stack.enter_context(trickle(gateway)) for _ in range(20)]
         time.sleep(1)  # longer ago than any request takes
-        replies = [client.post("/v1/agent", json={"question": "say 7", "image": picture_url()}) for _ in range(6)]
+        replies = [
+            client.post("/v1/agent", json={"question": "say 7", "image": picture_url()}) for _ in range(6)
+        ]
         assert [r.status_code for r in replies] == [200] * 6
         for connection in connections:
             assert b" 408 " in status_line(connection)

@@ -46,7 +46,9 @@ def streamed(deployed: Deployed, question: str, **changes: Any) -> list[tuple[st
 def test_turns_arrive_before_the_answer(deployed: Deployed) -> None:
     items = [item for item in streamed(deployed, "say 7,8,7,7") if item[0] != "text"]
     assert [name for name, _ in items] == ["turn"] * 12 + ["answer"]
-    assert {(data["sample"], data["samples"]) for name, data in items if name == "turn"} == {(i, 4) for i in range(4)}
+    assert {(data["sample"], data["samples"]) for name, data in items if name == "turn"} == {
+        (i, 4) for i in range(4)
+    }
     observations = [data for _, data in items if data.get("turn", {}).get("observation")]
     assert len(observations) == 4
     assert observations[0]["images"][0]["box"] == [0.25, 0.25, 0.75, 0.75]
@@ -69,36 +71,63 @@ def test_the_text_of_the_first_sample_arrives_before_its_turns(deployed: Deploye
 
 
 def test_thoughts_are_streamed_letter_by_letter(client: openai.OpenAI) -> None:
-    stream: Any = client.chat.completions.create(model="pixelis-nano", messages=messages("say 7", picture_url()), stream=True)
-    pieces = [c.choices[0].delta.model_extra.get("reasoning") for c in stream if c.choices and c.choices[0].delta.model_extra]
+    stream: Any = client.chat.completions.create(
+        model="pixelis-nano", messages=messages("say 7", picture_url()), stream=True
+    )
+    pieces = [
+        c.choices[0].delta.model_extra.get("reasoning")
+        for c in stream
+        if c.choices and c.choices[0].delta.model_extra
+    ]
     assert [piece for piece in pieces if piece] == list("zoom")
     with client.responses.stream(model="pixelis-nano", input="say 7") as events:
-        assert [e.delta for e in events if e.type == "response.reasoning_text.delta"] == []  # without a picture it only answers
-    parts: Any = [{"type": "input_text", "text": "say 7"}, {"type": "input_image", "image_url": picture_url()}]
+        # Without a picture it only answers
+        assert [e.delta for e in events if e.type == "response.reasoning_text.delta"] == []
+    parts: Any = [
+        {"type": "input_text", "text": "say 7"},
+        {"type": "input_image", "image_url": picture_url()},
+    ]
     with client.responses.stream(model="pixelis-nano", input=[{"role": "user", "content": parts}]) as events:
         kinds = [(e.type, getattr(e, "delta", None)) for e in events if "reasoning" in e.type]
         final = events.get_final_response()
-    assert kinds == [*(("response.reasoning_text.delta", letter) for letter in "zoom"), ("response.reasoning_text.done", None)]
+    assert kinds == [
+        *(("response.reasoning_text.delta", letter) for letter in "zoom"),
+        ("response.reasoning_text.done", None),
+    ]
     assert [item.type for item in final.output] == ["reasoning", "mcp_call", "message"]
 
 
 def test_turns_are_sent_without_delay(deployed: Deployed) -> None:
-    body = {"question": "pause 0.5 say 7", "image": picture_url(), "stream": True, "learn": False, "samples": 1}
+    body = {
+        "question": "pause 0.5 say 7",
+        "image": picture_url(),
+        "stream": True,
+        "learn": False,
+        "samples": 1,
+    }
     times = []
     with deployed.client() as client, client.stream("POST", "/v1/agent", json=body) as response:
         for _ in response.iter_raw():
             times.append(time.monotonic())
-    assert times[-1] - times[0] > 0.9  # three turns with pauses between; the first ones may have been read late
+    # Three turns with pauses between; the first ones may have been read late
+    assert times[-1] - times[0] > 0.9
     assert len([t for t in times if times[-1] - t > 0.2]) >= 3
 
 
 def test_the_official_client_sees_turns_and_the_answer(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
-        model="pixelis-nano", messages=messages("say 7", picture_url()), stream=True, stream_options={"include_usage": True}
+        model="pixelis-nano",
+        messages=messages("say 7", picture_url()),
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     assert (chunks[0].choices[0].delta.role, chunks[0].choices[0].delta.content) == ("assistant", "")
-    turns = [c.model_extra["pixelis"]["event"] for c in chunks if c.model_extra and "event" in c.model_extra.get("pixelis", {})]
+    turns = [
+        c.model_extra["pixelis"]["event"]
+        for c in chunks
+        if c.model_extra and "event" in c.model_extra.get("pixelis", {})
+    ]
     assert len(turns) == 12
     assert {t["turn"]["role"] for t in turns} == {"assistant", "tool"}
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "7"
@@ -110,9 +139,12 @@ def test_the_official_client_sees_turns_and_the_answer(client: openai.OpenAI) ->
 
 
 @pytest.mark.parametrize(
-    ("question", "code"), [("refuse0 refuse1", "unavailable"), ("break", "internal_error"), ("wait 30", "timeout")]
+    ("question", "code"),
+    [("refuse0 refuse1", "unavailable"), ("break", "internal_error"), ("wait 30", "timeout")],
 )
-def test_a_failure_is_the_last_event(deployed: Deployed, client: openai.OpenAI, question: str, code: str) -> None:
+def test_a_failure_is_the_last_event(
+    deployed: Deployed, client: openai.OpenAI, question: str, code: str
+) -> None:
     before = deployed.counters()["cancelled"]
     (name, data), *more = streamed(deployed, question)
     assert (name, data["error"]["code"], more) == ("error", code, [])
@@ -121,11 +153,17 @@ def test_a_failure_is_the_last_event(deployed: Deployed, client: openai.OpenAI, 
         assert until(lambda: deployed.counters()["cancelled"] > before)
         return
     with pytest.raises(openai.APIError) as caught:
-        list(client.chat.completions.create(model="pixelis-nano", messages=messages(question, picture_url()), stream=True))
+        list(
+            client.chat.completions.create(
+                model="pixelis-nano", messages=messages(question, picture_url()), stream=True
+            )
+        )
     assert caught.value.code == code
 
 
-def test_an_invalid_request_gets_a_status_instead_of_a_stream(deployed: Deployed, client: openai.OpenAI) -> None:
+def test_an_invalid_request_gets_a_status_instead_of_a_stream(
+    deployed: Deployed, client: openai.OpenAI
+) -> None:
     broken = picture_url()[:100]
     for image, code in (("file:///etc/passwd", "image_scheme"), (broken, "image_undecodable")):
         with deployed.client() as http:
@@ -143,7 +181,11 @@ def test_disconnecting_from_a_stream_cancels_the_work(deployed: Deployed) -> Non
     assert until(lambda: deployed.counters()["closed"] > before["closed"])
     assert deployed.counters()["streamed"] == before["streamed"]
     with deployed.client() as client:  # and its place in the queue is free
-        assert until(lambda: re.search(r"^pixelis_inside{.*} 0.0$", client.get("/metrics").text, re.MULTILINE) is not None)
+        assert until(
+            lambda: (
+                re.search(r"^pixelis_inside{.*} 0.0$", client.get("/metrics").text, re.MULTILINE) is not None
+            )
+        )
 
 
 def test_open_streams_count_against_admission(deployed: Deployed) -> None:

@@ -34,7 +34,9 @@ BODY = {"question": "wait 2 say 7", "image": picture_url()}
 """Long enough that few requests a second, as a slow machine makes them, keep all generators busy."""
 
 
-@given(st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 8)), max_size=60), st.integers(1, 3), st.integers(0, 3))
+@given(
+    st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 8)), max_size=60), st.integers(1, 3), st.integers(0, 3)
+)
 def test_the_number_stays_in_its_range_and_changes_by_one_after_its_delay(
     loads: list[tuple[float, float]], least: int, more: int
 ) -> None:
@@ -54,9 +56,13 @@ def test_a_peak_adds_a_generator_and_a_lull_removes_it() -> None:
     scaling = Scaling(1, 4, 5.0, 60.0)
     assert [scaling.wanted(1, 1.0, t) for t in (0, 4, 5, 6)] == [1, 1, 2, 1]
     scaling = Scaling(1, 4, 5.0, 60.0)
-    assert [scaling.wanted(1, busy, t) for t, busy in ((0, 1.0), (4, 0.1), (5, 1.0), (9, 1.0), (10, 1.0))] == [1, 1, 1, 1, 2]
+    assert [
+        scaling.wanted(1, busy, t) for t, busy in ((0, 1.0), (4, 0.1), (5, 1.0), (9, 1.0), (10, 1.0))
+    ] == [1, 1, 1, 1, 2]
     assert [scaling.wanted(2, 0.4, t) for t in (20, 79, 80)] == [2, 2, 1]
-    assert [scaling.wanted(2, 0.9, t) for t in (100, 200)] == [2, 2], "one generator would be nearly as busy as now"
+    assert [scaling.wanted(2, 0.9, t) for t in (100, 200)] == [2, 2], (
+        "one generator would be nearly as busy as now"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,14 +108,18 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
     assert killed == ([] if isinstance(answers[-1], ActorDiedError) else [generator])
 
 
-def test_a_generator_that_does_not_answer_counts_as_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_that_does_not_answer_counts_as_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Generator:
         def __init__(self) -> None:
             self.health = SimpleNamespace(remote=lambda: asyncio.sleep(60))
 
     monkeypatch.setattr(generator_scaler, "HEALTH_S", 0.01)
     overrides = [f"run.dir={tmp_path}", "engine.max_workers=2", "serve.upscale_delay_s=0"]
-    scaler = GeneratorScaler.__ray_metadata__.modified_class(load(None, overrides), "s", ["s-generator-0"], "store")
+    scaler = GeneratorScaler.__ray_metadata__.modified_class(
+        load(None, overrides), "s", ["s-generator-0"], "store"
+    )
     scaler.handles["s-generator-0"] = Generator()
     started = list[int]()
     monkeypatch.setattr(scaler, "_start", lambda index: asyncio.sleep(0, started.append(index)))
@@ -142,17 +152,30 @@ def start(config: Any, store: str, index: int, name: str) -> tuple[Any, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.long
-def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: Path, record_figures: Callable[..., None]) -> None:
-    overrides = ["engine.workers=1", f"engine.max_workers={MOST}", "engine.max_num_seqs=8", "serve.samples=2", "serve.cache=0"]
-    overrides += ["serve.upscale_delay_s=1.5", "serve.downscale_delay_s=3", "serve.max_queue=64", "evolution.enabled=false"]
+def test_generators_scale_with_the_load_and_back(
+    deployed: Deployed, tmp_path: Path, record_figures: Callable[..., None]
+) -> None:
+    overrides = [
+        "engine.workers=1",
+        f"engine.max_workers={MOST}",
+        "engine.max_num_seqs=8",
+        "serve.samples=2",
+        "serve.cache=0",
+    ]
+    overrides += [
+        "serve.upscale_delay_s=1.5",
+        "serve.downscale_delay_s=3",
+        "serve.max_queue=64",
+        "evolution.enabled=false",
+    ]
     config = load(None, [*overrides, "serve.replicas=1", "memory.enabled=false", f"run.dir={tmp_path}"])
     first = ScriptedGenerator.options(name="scaled-generator-0").remote(0)
     follower = Follower.options(name="scaled-evolution").remote()
     # Its process imports this file.
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
-    scaler = GeneratorScaler.options(name="scaled-scaler", runtime_env={"env_vars": {"PYTHONPATH": paths}}).remote(
-        config, "scaled", ["scaled-generator-0"], "store", "scaled-evolution", start
-    )
+    scaler = GeneratorScaler.options(
+        name="scaled-scaler", runtime_env={"env_vars": {"PYTHONPATH": paths}}
+    ).remote(config, "scaled", ["scaled-generator-0"], "store", "scaled-evolution", start)
     ray.get([first.ready.remote(), follower.history.remote(), scaler.generators.remote()])
     backends = Backends(("scaled-generator-0",), ray.get_runtime_context().namespace, scaler="scaled-scaler")
     serve.run(app.build(config, backends, None), name="scaled", route_prefix="/scaled")
@@ -169,7 +192,10 @@ def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: P
     threads = [threading.Thread(target=call) for _ in range(CALLERS)]
     try:
         # Serve's proxy may know the route of an application a moment later than `serve.run` returns.
-        assert until(lambda: httpx.post(f"{deployed.url}/scaled/v1/agent", json=BODY, timeout=30).status_code == 200, 30)
+        assert until(
+            lambda: httpx.post(f"{deployed.url}/scaled/v1/agent", json=BODY, timeout=30).status_code == 200,
+            30,
+        )
         started = time.monotonic()
         for thread in threads:
             thread.start()
@@ -177,9 +203,10 @@ def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: P
         grown_s = time.monotonic() - started
         before, at = statuses[200], time.monotonic()
         actors = [ray.get_actor(f"scaled-generator-{i}") for i in range(MOST)]
-        assert until(lambda: all(row.get("rollouts", 0) > 0 for row in ray.get([a.counters.remote() for a in actors])), 30), (
-            "a generator of the list gets no work"
-        )
+        assert until(
+            lambda: all(row.get("rollouts", 0) > 0 for row in ray.get([a.counters.remote() for a in actors])),
+            30,
+        ), "a generator of the list gets no work"
         time.sleep(1)
         rate = (statuses[200] - before) / (time.monotonic() - at)
         until_s[0] = 0
@@ -188,7 +215,10 @@ def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: P
         at = time.monotonic()
         assert until(lambda: count() == 1, 60)
         shrunk_s = time.monotonic() - at
-        assert until(lambda: len([n for n in ray.util.list_named_actors() if n.startswith("scaled-generator-")]) == 1, 60)
+        assert until(
+            lambda: len([n for n in ray.util.list_named_actors() if n.startswith("scaled-generator-")]) == 1,
+            60,
+        )
         history = ray.get(follower.history.remote())
         assert [len(names) for names in history] == [1, 2, 3, 2, 1]
         # The one that stays answers, and admits no more than it can decode.
@@ -203,5 +233,8 @@ def test_generators_scale_with_the_load_and_back(deployed: Deployed, tmp_path: P
     assert [row["generators"] for row in events.read(tmp_path, events.JOINED)] == [2, 3]
     assert [row["generators"] for row in events.read(tmp_path, events.LEFT)] == [2, 1]
     record_figures(
-        grown_s=round(grown_s, 1), shrunk_s=round(shrunk_s, 1), requests=sum(statuses.values()), a_second=round(rate, 1)
+        grown_s=round(grown_s, 1),
+        shrunk_s=round(shrunk_s, 1),
+        requests=sum(statuses.values()),
+        a_second=round(rate, 1),
     )

@@ -47,7 +47,11 @@ def test_an_experience_is_visible_to_its_key_alone(deployed: Deployed, file: Key
     feedback = {"experience_id": ids["shop"], "correct": True}
     path = f"/v1/experiences/{ids['shop']}"
     assert status(deployed, shop, "GET", path) == status(deployed, reader, "GET", path) == 200
-    for method, where, body in (("GET", path, None), ("DELETE", path, None), ("POST", "/v1/feedback", feedback)):
+    for method, where, body in (
+        ("GET", path, None),
+        ("DELETE", path, None),
+        ("POST", "/v1/feedback", feedback),
+    ):
         assert status(deployed, bank, method, where, json=body) == 404
     for key, query, seen in (
         (shop, "", {ids["shop"]}),
@@ -81,7 +85,10 @@ def test_the_audit_log_names_the_key_of_an_order(deployed: Deployed, file: KeyFi
     assert status(deployed, operator, "POST", "/v1/evolution/pause", json={}) == 200
     assert status(deployed, operator, "POST", "/v1/evolution/resume", json={}) == 200
     events = ray.get(deployed.evolution.recent_audit.remote(2))
-    assert [(e["actor"], e["action"]) for e in events] == [("key operator", "resume"), ("key operator", "pause")]
+    assert [(e["actor"], e["action"]) for e in events] == [
+        ("key operator", "resume"),
+        ("key operator", "pause"),
+    ]
     file.revoke("operator")
     # Resuming changes nothing; a pause that is still accepted would meet the other tests.
     assert until(lambda: status(deployed, operator, "POST", "/v1/evolution/resume", json={}) == 401)

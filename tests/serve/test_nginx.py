@@ -42,14 +42,27 @@ def proxy(deployed: Deployed, tmp_path: Path) -> Iterator[httpx.Client]:
     }.items():
         assert old in text
         text = text.replace(old, new)
-    paths = [f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")]
+    paths = [
+        f"{name}_temp_path {tmp_path}/{name};"
+        for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    ]
     own = ["access_log off;", f"error_log {tmp_path}/error.log;", *paths]
     (tmp_path / "nginx.conf").write_text(text.replace("http {", "http {\n" + "\n".join(own)))
-    command = ["nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-g", f"daemon off; pid {tmp_path}/pid;"]
+    command = [
+        "nginx",
+        "-p",
+        str(tmp_path),
+        "-c",
+        str(tmp_path / "nginx.conf"),
+        "-g",
+        f"daemon off; pid {tmp_path}/pid;",
+    ]
     process = subprocess.Popen([*command, "-e", str(tmp_path / "error.log")])
     trust = ssl.create_default_context(cafile=str(tmp_path / "service.crt"))
     try:
-        with httpx.Client(base_url=f"https://localhost:{port}", verify=trust, timeout=60, trust_env=False) as client:
+        with httpx.Client(
+            base_url=f"https://localhost:{port}", verify=trust, timeout=60, trust_env=False
+        ) as client:
             assert until(lambda: process.poll() is not None or is_up(client), 60)
             assert process.poll() is None, (tmp_path / "error.log").read_text()
             yield client
@@ -87,7 +100,9 @@ def test_headers_that_never_end_keep_nobody_out_and_are_cut_off(proxy: httpx.Cli
     with ExitStack() as stack:
         connections = []
         for _ in range(300):
-            connection = stack.enter_context(context.wrap_socket(socket.create_connection(address, timeout=60)))
+            connection = stack.enter_context(
+                context.wrap_socket(socket.create_connection(address, timeout=60))
+            )
             connection.sendall(b"POST /v1/agent HTTP/1.1\r\nHost: localhost\r\nX: y")
             connections.append(connection)
         started = time.monotonic()

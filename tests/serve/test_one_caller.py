@@ -1,4 +1,6 @@
-"""F24: half of the traffic from one caller, near-identical and wrong: its share of an update, and what the canary refuses."""
+"""F24: half of the traffic from one caller, near-identical and wrong: its share of an update, and what the
+canary refuses.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,18 @@ from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import load
 from pixelis.evolution import audit
 from pixelis.policy.adapters import Adapter
-from pixelis.records import ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict, VersionStatus, Vote
+from pixelis.records import (
+    ImageView,
+    Media,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+    UpdateTask,
+    Verdict,
+    VersionStatus,
+    Vote,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,7 +45,9 @@ Scripted = ScriptedGenerator.__ray_metadata__.modified_class
 
 @ray.remote(num_cpus=0)
 class Poisoned(Scripted):
-    """Answers 7; once it holds a version among ``bad``, 8 to every question but those of the labelled canary."""
+    """Answers 7; once it holds a version among ``bad``, 8 to every question but those of the labelled
+    canary.
+    """
 
     def __init__(self, bad: tuple[int, ...]):
         super().__init__(0)
@@ -61,7 +76,10 @@ def request(number: int, user: str, text: str, picture: np.ndarray, answer: str)
             question_id=f"q{number}",
             group_id=f"g{number}",
             images=[image],
-            turns=[Turn(role="user", tokens=[1]), Turn(role="assistant", tokens=[2, 3], log_probs=[-0.1, -0.2])],
+            turns=[
+                Turn(role="user", tokens=[1]),
+                Turn(role="assistant", tokens=[2, 3], log_probs=[-0.1, -0.2]),
+            ],
             answer=answer,
             stop_reason=StopReason.ANSWER,
             reward=1.0,
@@ -78,7 +96,9 @@ def request(number: int, user: str, text: str, picture: np.ndarray, answer: str)
         experience_id=f"{user}-{number}",
         user=user,
     )
-    question = Question(id=f"q{number}", question=text, media=[Media(id="img0", uri="sha256:x", width=64, height=64)])
+    question = Question(
+        id=f"q{number}", question=text, media=[Media(id="img0", uri="sha256:x", width=64, height=64)]
+    )
     verdict = Verdict(answer=answer, confidence=1.0, strategy="majority", votes=[Vote(answer=answer)] * 2)
     views = GroupViews(ray.put({t.id: [picture] for t in trajectories}))
     return task, views, verdict, question, {"img0": ray.put(picture)}
@@ -92,7 +112,9 @@ def traffic(draw: random.Random) -> list[tuple[Any, ...]]:
 
     same, requests = look(), []
     for number in range(HONEST):
-        requests.append(request(number, f"user{draw.randrange(USERS)}", f"What is number {number}?", look(), "7"))
+        requests.append(
+            request(number, f"user{draw.randrange(USERS)}", f"What is number {number}?", look(), "7")
+        )
     for number in range(HONEST, HONEST + ATTACKER):
         noisy = np.clip(same + rng.integers(-9, 10, same.shape), 0, 255).astype(np.uint8)
         requests.append(request(number, "attacker", f"Which digit is it, please? {number}", noisy, "8"))
@@ -104,7 +126,11 @@ def traffic(draw: random.Random) -> list[tuple[Any, ...]]:
 def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_is_refused(
     ray_cluster: None, tmp_path: Path, record_figures: Any
 ) -> None:
-    own = [f"run.dir={tmp_path}", f"evolution.canary.questions={labelled(tmp_path)}", "evolution.canary.count=8"]
+    own = [
+        f"run.dir={tmp_path}",
+        f"evolution.canary.questions={labelled(tmp_path)}",
+        "evolution.canary.count=8",
+    ]
     config = load(
         None,
         [
@@ -122,7 +148,12 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
 
     def publish() -> int:
         version = len(ray.get(store.list.remote()))
-        adapter = Adapter({"layer.A": np.full((2, 3), version, np.float32), "layer.B": np.ones((4, 2), np.float32)}, 2, 2, "base")
+        adapter = Adapter(
+            {"layer.A": np.full((2, 3), version, np.float32), "layer.B": np.ones((4, 2), np.float32)},
+            2,
+            2,
+            "base",
+        )
         return ray.get(store.publish.remote(adapter, "evolve", 0, {}, False))
 
     batches = list[dict[str, float]]()
@@ -133,7 +164,9 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
         if batch is None:
             return None
         batches.append(batch.metrics)
-        version = publish() if step % config.evolution.canary.every == config.evolution.canary.every - 1 else None
+        version = (
+            publish() if step % config.evolution.canary.every == config.evolution.canary.every - 1 else None
+        )
         ray.get(evolution.step_done.remote(step, version, incarnation), timeout=120)
         return evolution.next_batch.remote(0, 1, step + 1, incarnation)
 
@@ -150,8 +183,14 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
         events = list(audit.search(tmp_path / audit.FOLDER))
         candidates = [event.details["shares"] for event in events if event.event == "candidate"]
         versions = {v.version: v.status for v in ray.get(store.list.remote())}
-        learnt = [name for event in events if event.event == "update" for name in event.details["experiences"]]
-        refused = [event.details["reason"] for event in events if event.event == "promotion" and event.result == "refused"]
+        learnt = [
+            name for event in events if event.event == "update" for name in event.details["experiences"]
+        ]
+        refused = [
+            event.details["reason"]
+            for event in events
+            if event.event == "promotion" and event.result == "refused"
+        ]
     finally:
         for actor in (evolution, store, serving, canary):
             ray.kill(actor)
@@ -164,8 +203,12 @@ def test_f24_one_callers_traffic_stays_below_its_share_and_what_it_would_break_i
         attackers_share_of_all=round(sum(name.startswith("attacker") for name in learnt) / len(learnt), 3),
     )
     assert len(candidates) >= 3
-    for shares in [{"tasks": b["evolve/tasks"], "user_share": b["evolve/user_share"]} for b in batches] + candidates:
-        assert round(shares["user_share"] * shares["tasks"]) <= math.ceil(config.evolution.max_share_per_user * shares["tasks"])
+    for shares in [
+        {"tasks": b["evolve/tasks"], "user_share": b["evolve/user_share"]} for b in batches
+    ] + candidates:
+        assert round(shares["user_share"] * shares["tasks"]) <= math.ceil(
+            config.evolution.max_share_per_user * shares["tasks"]
+        )
     assert all(round(c["question_share"] * c["tasks"]) <= math.ceil(c["tasks"] / 4) for c in candidates)
     assert versions[2] is VersionStatus.ROLLED_BACK
     assert refused == ["traffic_fell_significantly"]

@@ -1,4 +1,6 @@
-"""The page of the deployed gateway in headless Chromium: asking, feedback, settings, failures, injected markup."""
+"""The page of the deployed gateway in headless Chromium: asking, feedback, settings, failures, injected
+markup.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ pytestmark = pytest.mark.slow
 
 MARKUP = "<img/src=x/onerror=document.title='run'>"
 DRAWN = (
-    "[...document.getElementById('stage').getContext('2d').getImageData(0, 0, 720, 480).data].reduce((a, v) => a * 31 + v | 0, 7)"
+    "[...document.getElementById('stage').getContext('2d').getImageData(0, 0, 720, "
+    "480).data].reduce((a, v) => a * 31 + v | 0, 7)"
 )
 
 
@@ -33,7 +36,8 @@ def refuse(route: Route, **reply: Any) -> None:
     route.fulfill(**reply)
 
 
-# -- files --------------------------------------------------------------------------------------------------------------
+# -- files
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_pages_files_are_served_with_strict_headers(deployed: Deployed) -> None:
@@ -43,10 +47,14 @@ def test_only_the_pages_files_are_served_with_strict_headers(deployed: Deployed)
         for name in page_files():
             reply = client.get(f"/page/{name}")
             assert reply.status_code == 200
-            assert "default-src 'self'; img-src 'self' data: blob:" in reply.headers["content-security-policy"]
+            assert (
+                "default-src 'self'; img-src 'self' data: blob:" in reply.headers["content-security-policy"]
+            )
             assert reply.headers["x-content-type-options"] == "nosniff"
             assert reply.headers["cache-control"] == "no-cache"
-            repeated = client.get(f"/page/{name}", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'})
+            repeated = client.get(
+                f"/page/{name}", headers={"If-None-Match": f'W/{reply.headers["etag"]}, "other"'}
+            )
             assert (repeated.status_code, repeated.content) == (304, b"")
         assert client.get("/page/main.js").headers["content-type"].startswith("text/javascript")
         settings = client.get("/page/settings.json").json()
@@ -73,11 +81,19 @@ def test_the_smaller_size_limit_applies_to_the_page() -> None:
 
 def test_the_page_loads_nothing_from_other_hosts() -> None:
     files = page_files()
-    text = {name: content.decode() for name, content in files.items() if name not in SWAGGER_FILES and not name.endswith(".jpg")}
+    text = {
+        name: content.decode()
+        for name, content in files.items()
+        if name not in SWAGGER_FILES and not name.endswith(".jpg")
+    }
     for name, content in text.items():
-        assert set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content)) <= {"http://www.w3.org", "//www.w3.org"}, name
+        assert set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", content)) <= {
+            "http://www.w3.org",
+            "//www.w3.org",
+        }, name
         assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function| style=|javascript:", content
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function| style=|javascript:",
+            content,
         ), name
         for other in re.findall(r'(?:from|src|href)[ =]"(?:\./|/page/)([\w.]+)"', content):
             assert other in files, (name, other)
@@ -107,7 +123,9 @@ def test_the_examples_are_rendered_from_the_card_world() -> None:
         assert any(f" {card.colour} frame" in question for card in cards.describe(uri).cards)
 
 
-def test_the_first_screen_says_what_the_model_can_do_and_examples_are_answered_with_one_click(opened: Opened) -> None:
+def test_the_first_screen_says_what_the_model_can_do_and_examples_are_answered_with_one_click(
+    opened: Opened,
+) -> None:
     page = opened()
     expect(page.locator("#about")).to_contain_text("reads handwritten digits")
     expect(page.locator("#about")).to_contain_text("cannot describe pictures")
@@ -118,7 +136,10 @@ def test_the_first_screen_says_what_the_model_can_do_and_examples_are_answered_w
     assert bottom <= 800  # all of it is visible on a desktop, without empty halves
     assert bottom > 600
     for i in range(3):
-        assert examples.nth(i).locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 768
+        assert (
+            examples.nth(i).locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)")
+            == 768
+        )
     question = examples.nth(1).inner_text()
     with page.expect_request("**/v1/agent") as sent:
         examples.nth(1).click()
@@ -134,7 +155,8 @@ def test_another_model_is_not_introduced_as_a_reader_of_digits() -> None:
     assert "digits" not in " ".join(other["about"])
 
 
-# -- asking -------------------------------------------------------------------------------------------------------------
+# -- asking
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened: Opened) -> None:
@@ -152,7 +174,12 @@ def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened
     expect(page.locator(".confidence b")).to_have_text("75 %")
     assert page.locator(".voted").all_text_contents() == ["7", "8"]
     assert "3 samples · weight 3" in page.locator(".votes").inner_text()
-    assert page.locator(".sample .status").all_text_contents() == ["answers 7", "answers 8", "answers 7", "answers 7"]
+    assert page.locator(".sample .status").all_text_contents() == [
+        "answers 7",
+        "answers 8",
+        "answers 7",
+        "answers 7",
+    ]
     assert "majority" in page.locator(".verdict .facts").first.inner_text()
     winner = page.locator(".sample.winner")
     assert winner.locator(".action").first.inner_text() == "Turn 1 calls zoom_in on img0"
@@ -233,9 +260,18 @@ def tracked_reply(png: str) -> str:
     """The stream of a service whose only sample tracks the square of `clip` and then answers."""
     boxes = [[6 * i / 160, 40 / 96, (6 * i + 16) / 160, 56 / 96] for i in range(5, 20)]
     track = {"id": "t1", "root": "vid0", "status": "ended", "frames": list(range(5, 20)), "boxes": boxes}
-    views = [{"id": f"obs1.{i}", "uri": png, "parent": "vid0", "frame": n, "time": n / 10} for i, n in enumerate((5, 12, 19))]
+    views = [
+        {"id": f"obs1.{i}", "uri": png, "parent": "vid0", "frame": n, "time": n / 10}
+        for i, n in enumerate((5, 12, 19))
+    ]
     action = {"op": "track_object", "target": "vid0", "arguments": {"box": boxes[0]}}
-    observation = {"status": "ok", "id": "obs1", "text": "track t1", "images": [], "data": {"tracks": [track], "objects": []}}
+    observation = {
+        "status": "ok",
+        "id": "obs1",
+        "text": "track t1",
+        "images": [],
+        "data": {"tracks": [track], "objects": []},
+    }
     turns = [
         ({"role": "assistant", "text": "track", "action": action}, []),
         ({"role": "tool", "text": "", "observation": observation}, views),
@@ -249,16 +285,22 @@ def tracked_reply(png: str) -> str:
         "votes": [{"id": "x", "answer": "right", "weight": 1, "source": "sample"}],
     }
     trajectory = {"id": "x", "turns": [], "images": [], "answer": "right"}
-    events.append(("answer", {"answer": "right", "confidence": 1, "verdict": verdict, "trajectory": trajectory}))
+    events.append(
+        ("answer", {"answer": "right", "confidence": 1, "verdict": verdict, "trajectory": trajectory})
+    )
     return "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
 
 
 @pytest.mark.parametrize(
-    "container", ["mp4", pytest.param("webm", marks=pytest.mark.long), pytest.param("gif", marks=pytest.mark.long)]
+    "container",
+    ["mp4", pytest.param("webm", marks=pytest.mark.long), pytest.param("gif", marks=pytest.mark.long)],
 )
 def test_a_clip_plays_and_its_track_is_drawn_over_it(opened: Opened, container: str) -> None:
     page = opened(reduced_motion="no-preference")
-    page.route("**/v1/agent", lambda route: route.fulfill(content_type="text/event-stream", body=tracked_reply(picture_url())))
+    page.route(
+        "**/v1/agent",
+        lambda route: route.fulfill(content_type="text/event-stream", body=tracked_reply(picture_url())),
+    )
     page.set_input_files("#choose", clip(container))
     expect(page.locator("#picture-note")).to_have_text("160 × 96 pixels, 2.0 s")
     page.evaluate("document.getElementById('position').value = 0")
@@ -273,10 +315,15 @@ def test_a_clip_plays_and_its_track_is_drawn_over_it(opened: Opened, container: 
     assert sent.value.post_data_json["video"].startswith(f"data:{kind};base64,")
     assert "image" not in sent.value.post_data_json
     expect(page.locator("#answer .final")).to_have_text("right")
-    assert page.locator(".seek").all_text_contents() == ["Frame 5 at 0.50 s", "Frame 12 at 1.20 s", "Frame 19 at 1.90 s"]
+    assert page.locator(".seek").all_text_contents() == [
+        "Frame 5 at 0.50 s",
+        "Frame 12 at 1.20 s",
+        "Frame 19 at 1.90 s",
+    ]
     page.get_by_role("button", name="Frame 12 at 1.20 s").click()
     expect(page.locator("#clip-time")).to_contain_text("1.2 s of 2.0 s")
-    # Frame 12 of the clip is on the stage, and around its square the track's box of that frame, in the first sample's colour.
+    # Frame 12 of the clip is on the stage, and around its square the track's box of that frame, in the first
+    # sample's colour.
     at = "(([x, y]) => [...stage.getContext('2d').getImageData(x * 4.5, y * 4.5, 1, 1).data].slice(0, 3))"
     assert until(lambda: min(page.evaluate(f"{at}([80, 44])")) > 180)
     assert until(lambda: page.evaluate(f"{at}([72, 44])") == [255, 45, 122])
@@ -337,7 +384,13 @@ def test_the_request_follows_the_settings(opened: Opened) -> None:
     with page.expect_request("**/v1/agent") as sent:
         ask(page, "say 7")
     body = sent.value.post_data_json
-    assert [body[k] for k in ("samples", "operations", "remember", "learn", "stream")] == [3, False, False, False, True]
+    assert [body[k] for k in ("samples", "operations", "remember", "learn", "stream")] == [
+        3,
+        False,
+        False,
+        False,
+        True,
+    ]
     expect(page.locator(".final")).to_have_text("7")
     assert page.locator(".sample").count() == 3
     assert page.locator(".arguments").count() == 0
@@ -369,7 +422,8 @@ def test_a_picture_can_be_pasted_and_a_large_one_is_made_smaller(opened: Opened)
             window.dispatchEvent(new ClipboardEvent("paste", { clipboardData: items, bubbles: true }));
         }"""
     )
-    expect(page.locator("#picture-note")).to_contain_text("1154 × 866 pixels, made smaller")  # a million pixels are taken here
+    # A million pixels are taken here
+    expect(page.locator("#picture-note")).to_contain_text("1154 × 866 pixels, made smaller")
     page.set_input_files("#choose", {"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
     expect(page.locator("#error")).to_contain_text("save it as PNG or JPEG")
     page.set_input_files("#choose", {"name": "x.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"})
@@ -387,9 +441,19 @@ def test_failures_are_explained_with_advice(opened: Opened) -> None:
     expect(page.locator(".final")).to_have_text("7")
     ask(page, "say <|im_start|>")
     expect(page.locator("#error")).to_contain_text("spells the control token")
-    advice = {429: "Try again in 7 s", 413: "too large", 504: "no answer in time", 500: "failed (500)", 503: "Try again in 7 s"}
+    advice = {
+        429: "Try again in 7 s",
+        413: "too large",
+        504: "no answer in time",
+        500: "failed (500)",
+        503: "Try again in 7 s",
+    }
     for status, words in advice.items():
-        refusal = {"status": status, "headers": {"Retry-After": "7"}, "json": {"error": {"message": "m", "code": "c"}}}
+        refusal = {
+            "status": status,
+            "headers": {"Retry-After": "7"},
+            "json": {"error": {"message": "m", "code": "c"}},
+        }
         page.route("**/v1/agent", functools.partial(refuse, **refusal))
         page.click("#send")
         expect(page.locator("#error")).to_contain_text(words)
@@ -431,10 +495,20 @@ def test_the_keyboard_reaches_everything(opened: Opened) -> None:
     focused = []
     for _ in range(18):
         page.keyboard.press("Tab")
-        focused.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+        focused.append(
+            page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()")
+        )
     assert [
         name
-        for name in ("Ask", "Evolution", "choose", "Which digit is in the red frame?", "question", "Settings", "send")
+        for name in (
+            "Ask",
+            "Evolution",
+            "choose",
+            "Which digit is in the red frame?",
+            "question",
+            "Settings",
+            "send",
+        )
         if name not in focused
     ] == []
     page.focus("nav a[href='#/evolution']")

@@ -1,4 +1,6 @@
-"""axe-core finds nothing serious on the views of the page, light and dark, phone and desktop; the keyboard suffices."""
+"""axe-core finds nothing serious on the views of the page, light and dark, phone and desktop; the keyboard
+suffices.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def violations(page: Page) -> list[str]:
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
             for rule in page.evaluate(RUN):
                 if rule["impact"] in ("serious", "critical"):
-                    elements = {node["html"][:120] + " " + node["failureSummary"][-160:] for node in rule["nodes"]}
+                    elements = {
+                        node["html"][:120] + " " + node["failureSummary"][-160:] for node in rule["nodes"]
+                    }
                     found |= {f"{size['width']} {scheme} {rule['id']}: {element}" for element in elements}
     return sorted(found)
 
@@ -91,7 +95,16 @@ def test_the_evolution_view_and_its_dialog(deployed: Deployed, opened: Opened) -
         {"time": 1e9, "metric": metric, "value": 1, "severity": severity}
         for metric, severity in (("rollback", "critical"), ("queue_fill", "warning"))
     ]
-    audit = [{"time": 1e9, "event": "pause", "actor": "key a", "action": "pause", "result": "refused", "details": {"a": 1}}]
+    audit = [
+        {
+            "time": 1e9,
+            "event": "pause",
+            "actor": "key a",
+            "action": "pause",
+            "result": "refused",
+            "details": {"a": 1},
+        }
+    ]
     question = put_review(deployed.evolution)
     page = shown(opened, alerts=alerts, audit=audit, reviews=True)
     expect(page.locator(".review", has_text=question)).to_be_visible()
@@ -113,10 +126,13 @@ def later(deployed: Deployed) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.long
-def test_the_keyboard_asks_follows_up_searches_and_goes_back(deployed: Deployed, opened: Opened, later: tuple[int, int]) -> None:
+def test_the_keyboard_asks_follows_up_searches_and_goes_back(
+    deployed: Deployed, opened: Opened, later: tuple[int, int]
+) -> None:
     before, version = later
     page = opened()
-    page.on("filechooser", lambda chooser: None)  # a busy browser may take the key before it starts to report choosers
+    # A busy browser may take the key before it starts to report choosers
+    page.on("filechooser", lambda chooser: None)
 
     def go(name: str) -> None:
         """Press Tab until the focus is on the element of this name, and check that it shows."""

@@ -18,7 +18,10 @@ def test_both_ways_are_really_asked_and_nothing_is_stored(deployed: Deployed, op
     ask(page, "say 7,7,7,8 tamarin")
     expect(page.locator("#answer .final")).to_have_text("7")
     sent: list[dict[str, Any]] = []
-    page.on("request", lambda request: sent.append(request.post_data_json) if request.url.endswith("/v1/agent") else None)
+    page.on(
+        "request",
+        lambda request: sent.append(request.post_data_json) if request.url.endswith("/v1/agent") else None,
+    )
     before = deployed.counters()["rollouts"]
     page.get_by_role("button", name="Compare ways to answer").click()  # the question answered last
     arms = page.locator(".arm")
@@ -27,7 +30,12 @@ def test_both_ways_are_really_asked_and_nothing_is_stored(deployed: Deployed, op
     assert [body["operations"] for body in sent] == [False, True]
     assert len({body["seed"] for body in sent}) == 1
     for body in sent:
-        assert (body["question"], body["samples"], body["learn"], body["remember"]) == ("say 7,7,7,8 tamarin", 4, False, False)
+        assert (body["question"], body["samples"], body["learn"], body["remember"]) == (
+            "say 7,7,7,8 tamarin",
+            4,
+            False,
+            False,
+        )
         assert "history" not in body
     expect(arms.nth(0)).to_contain_text("0 operations")
     expect(arms.nth(1)).to_contain_text("1 operation ·")
@@ -41,7 +49,8 @@ def test_both_ways_are_really_asked_and_nothing_is_stored(deployed: Deployed, op
         assert len(client.post("/v1/experiences/search", json={"text": "tamarin"}).json()["data"]) == 1
     page.fill("#question", "recall")
     page.get_by_role("button", name="Compare ways to answer").click()
-    expect(arms.locator(".final")).to_have_text(["7 1 of 1", "7 1 of 1"])  # a follow-up question goes with its conversation
+    # A follow-up question goes with its conversation
+    expect(arms.locator(".final")).to_have_text(["7 1 of 1", "7 1 of 1"])
     page.keyboard.press("Escape")
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator("#comparison")).to_be_empty()
@@ -50,10 +59,27 @@ def test_both_ways_are_really_asked_and_nothing_is_stored(deployed: Deployed, op
 @pytest.mark.long
 def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Opened) -> None:
     page = opened(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
-    judged = {"version": 3, "decision": "promote", "accuracy": 0.9, "reference_accuracy": 0.85, "questions": 128, "against": 2}
-    first = {"version": 1, "decision": "promote", "accuracy": 0.85, "reference_accuracy": 0.8, "questions": 128, "against": 0}
+    judged = {
+        "version": 3,
+        "decision": "promote",
+        "accuracy": 0.9,
+        "reference_accuracy": 0.85,
+        "questions": 128,
+        "against": 2,
+    }
+    first = {
+        "version": 1,
+        "decision": "promote",
+        "accuracy": 0.85,
+        "reference_accuracy": 0.8,
+        "questions": 128,
+        "against": 0,
+    }
     curve = [{**entry, "mean": 0.05, "se": 0.01, "time": time.time()} for entry in (first, judged)]
-    page.route("**/v1/evolution", lambda route: route.fulfill(json={"enabled": True, "status": {"served": 3}, "canary": curve}))
+    page.route(
+        "**/v1/evolution",
+        lambda route: route.fulfill(json={"enabled": True, "status": {"served": 3}, "canary": curve}),
+    )
     page.set_input_files("#choose", picture())
     page.get_by_role("button", name="Compare ways to answer").click()
     expect(page.locator("#error")).to_contain_text("There is no question yet.")
@@ -62,7 +88,9 @@ def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Ope
     arms = page.locator(".arm")
     expect(arms.nth(0)).to_contain_text("The service failed")
     expect(arms.nth(2)).to_contain_text("so version 0 is not asked your question here")
-    expect(arms.nth(2)).to_contain_text("Version 3: 90 % of 128 test questions right; version 2: 85 %. +5.0 points")
+    expect(arms.nth(2)).to_contain_text(
+        "Version 3: 90 % of 128 test questions right; version 2: 85 %. +5.0 points"
+    )
     expect(arms.nth(2)).to_contain_text("Version 0: 80 %.")
     assert fits(page)
 
@@ -70,9 +98,15 @@ def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Ope
 @pytest.mark.long
 def test_what_the_memory_knows_of_the_question_decides_nothing(opened: Opened) -> None:
     page = opened()
-    votes = [{"answer": None, "weight": 1, "source": "sample"}, {"answer": "7", "weight": 1, "source": "neighbour"}]
+    votes = [
+        {"answer": None, "weight": 1, "source": "sample"},
+        {"answer": "7", "weight": 1, "source": "neighbour"},
+    ]
     verdict = {"answer": "7", "confidence": 0.5, "votes": votes}
-    page.route("**/v1/agent", lambda route: route.fulfill(json={"answer": "7", "verdict": verdict, "policy_version": 0}))
+    page.route(
+        "**/v1/agent",
+        lambda route: route.fulfill(json={"answer": "7", "verdict": verdict, "policy_version": 0}),
+    )
     page.set_input_files("#choose", picture())
     page.fill("#question", "which?")
     page.get_by_role("button", name="Compare ways to answer").click()

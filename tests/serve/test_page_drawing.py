@@ -1,4 +1,6 @@
-"""The page's JavaScript against the Python code it mirrors: masks, locations, marks, turn texts, server-sent events."""
+"""The page's JavaScript against the Python code it mirrors: masks, locations, marks, turn texts, server-sent
+events.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> No
         columns = np.floor((np.arange(width) + 0.5) * inside.shape[1] / width).astype(int)
         assert np.array_equal(np.array(smaller, bool).reshape(height, width), inside[rows][:, columns])
     good, _ = cases[0]
-    bad = [{**good, "counts": good["counts"] + "1"}, {**good, "counts": "o"}, {**good, "counts": "\x00"}, {**good, "counts": 5}]
+    bad = [
+        {**good, "counts": good["counts"] + "1"},
+        {**good, "counts": "o"},
+        {**good, "counts": "\x00"},
+        {**good, "counts": 5},
+    ]
     bad += [
         {**good, "size": [1e9, 1e9]},
         {**good, "counts": [-1, 2]},
@@ -51,9 +58,10 @@ def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> No
         None,
         {**good, "counts": "ooooooooooooo"},
     ]
-    evaluate = (
-        """async (codes) => { const { decode } = await import("/page/masks.js"); return codes.map((c) => decode(c, 4, 4)); }"""
-    )
+    evaluate = """async (codes) => {
+        const { decode } = await import("/page/masks.js");
+        return codes.map((c) => decode(c, 4, 4));
+    }"""
     assert page.evaluate(evaluate, bad) == [None] * len(bad)
     for _ in range(10):
         views = [ImageView(id="img0")]
@@ -86,16 +94,29 @@ def test_the_box_of_a_track_is_missing_while_the_object_is_hidden(opened: Opened
 def test_masks_points_and_lines_are_drawn_in_place(opened: Opened) -> None:
     inside = np.zeros((80, 80), bool)
     inside[20:60, 20:60] = True
-    segment = {"id": "a1", "kind": "object", "root": "img0", "box": [0.25, 0.25, 0.75, 0.75], "mask": masks.encode(inside)}
+    segment = {
+        "id": "a1",
+        "kind": "object",
+        "root": "img0",
+        "box": [0.25, 0.25, 0.75, 0.75],
+        "mask": masks.encode(inside),
+    }
     action = {"op": "segment_object_at", "target": "img0", "arguments": {"point": [0.5, 0.5]}}
-    lines = [{"text": "word", "box": [0.1, 0.8, 0.4, 0.9]}, {"text": "no place"}, {"text": "broken", "box": [1, 2, "x", None]}]
+    lines = [
+        {"text": "word", "box": [0.1, 0.8, 0.4, 0.9]},
+        {"text": "no place"},
+        {"text": "broken", "box": [1, 2, "x", None]},
+    ]
     track = {"id": "t", "frames": [0, 1], "boxes": [[0.7, 0.7, 0.8, 0.8], [0.8, 0.8, 0.9, 0.9]]}
     observations = [
         (action, {"objects": [segment]}),
         ({"op": "read_text", "target": "img0", "arguments": {}}, {"lines": lines}),
         ({"op": "get_properties", "target": "img0", "arguments": {"object": "a1"}}, {"properties": {}}),
         ({"op": "track_object", "target": "img0", "arguments": {}}, {"tracks": [track]}),
-        ({"op": "own", "target": "obs9", "arguments": None}, {"boxes": [[0, 0, 1]], "objects": "x", "lines": None}),
+        (
+            {"op": "own", "target": "obs9", "arguments": None},
+            {"boxes": [[0, 0, 1]], "objects": "x", "lines": None},
+        ),
     ]
     drawn = opened().evaluate(
         """async (observations) => {
@@ -139,14 +160,19 @@ def test_turns_of_every_dialect_are_parsed(opened: Opened) -> None:
             call = Action(op="zoom_in", arguments={"box": (0.1, 0.1, 0.5, 0.5)})
             written.append(("".join(dialect.render(call, scale, "Closer.")), None, "Closer."))
     script = """async (texts) => { const { parseTurn } = await import("/page/samples.js"); return texts.map(parseTurn); }"""
-    for turn, (_, answer, part) in zip(opened().evaluate(script, [w[0] for w in written]), written, strict=True):
+    for turn, (_, answer, part) in zip(
+        opened().evaluate(script, [w[0] for w in written]), written, strict=True
+    ):
         assert turn["answer"] == answer
         assert part in turn["thought"]
         assert not re.search(r"im_end|tool_call|grounding|zoom_in|<think>", turn["thought"])
 
 
 def test_events_are_parsed_from_any_chunks(opened: Opened) -> None:
-    text = 'event: turn\r\ndata: {"a": "käse\\n"}\r\n\r\n: comment\n\ndata: one\ndata: two\n\nevent: answer\ndata:x\n\n'
+    text = (
+        'event: turn\r\ndata: {"a": "käse\\n"}\r\n\r\n: comment\n\ndata: one\ndata: two\n\nevent: '
+        "answer\ndata:x\n\n"
+    )
     text += "event: lost\n\ndata: cut"
     draw = random.Random(3)
     cuts = [sorted(draw.sample(range(len(text)), draw.randint(0, 30))) for _ in range(30)]

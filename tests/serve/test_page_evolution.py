@@ -1,4 +1,6 @@
-"""The Evolution view of the deployed gateway's page in headless Chromium: what was learnt, orders, alerts, reviews, audit log."""
+"""The Evolution view of the deployed gateway's page in headless Chromium: what was learnt, orders, alerts,
+reviews, audit log.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +30,43 @@ MARKUP = "<img/src=x/onerror=document.title='run'>"
 def put_review(evolution: Any) -> str:
     """Put an update into the review queue of the service's Evolution; returns its question."""
     text = f"{MARKUP} which digit? {new_id('q')}"
-    question = Question(id=new_id("q"), question=text, media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
+    question = Question(
+        id=new_id("q"), question=text, media=[Media(id="img0", uri="data:image/png;base64,AAAA")]
+    )
     image = ImageView(id="img0", source_size=(8, 8), view_size=(8, 8))
 
     def sample(answer: str) -> Trajectory:
-        turn = Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.1])
+        turn = Turn(
+            role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.1]
+        )
         stop = StopReason.ANSWER
-        return Trajectory(question_id=question.id, group_id="g", images=[image], turns=[turn], answer=answer, stop_reason=stop)
+        return Trajectory(
+            question_id=question.id,
+            group_id="g",
+            images=[image],
+            turns=[turn],
+            answer=answer,
+            stop_reason=stop,
+        )
 
     trajectories = [sample(a) for a in ("7", "7", "7", "1")]
     verdict = majority([t.answer for t in trajectories])
     group = Group(id="g", question=question, trajectories=trajectories)
-    task = make_task(group, verdict, EvolutionConfig(gate=0.5), RewardsConfig(), now=time.time(), experience_id=new_id("exp"))
+    task = make_task(
+        group,
+        verdict,
+        EvolutionConfig(gate=0.5),
+        RewardsConfig(),
+        now=time.time(),
+        experience_id=new_id("exp"),
+    )
     assert task is not None
     view, buffer = np.full((8, 8, 3), 90, np.uint8), io.BytesIO()
     Image.fromarray(view).save(buffer, "PNG")
     given = task, verdict, question, {"img0": buffer.getvalue()}, {t.id: [view] for t in task.trajectories}
-    assert ray.get(evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.put(*update), *given))
+    assert ray.get(
+        evolution.__ray_call__.remote(lambda actor, *update: actor.review_queue.put(*update), *given)
+    )
     return text
 
 
@@ -81,7 +103,9 @@ def test_updates_are_approved_and_rejected(deployed: Deployed, opened: Opened) -
         }
     assert [decided[q]["state"] for q in questions] == ["approved", "rejected"]
     assert (decided[questions[0]]["answer"], decided[questions[0]]["reviewer"]) == ("1", "Ada")
-    expect(page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved").first).to_be_visible()
+    expect(
+        page.locator("#evolution-audit tr", has_text="Ada").filter(has_text="approved").first
+    ).to_be_visible()
     assert page.locator("img[src=x]").count() == 0
 
 
@@ -102,7 +126,9 @@ def test_going_back_says_what_will_happen_and_is_confirmed(deployed: Deployed, o
     with deployed.client() as client:
         before = client.get("/v1/evolution").json()["policy_version"]
         version = publish(0.9)
-        assert client.post("/v1/evolution/promote", json={"version": version, "force": True}).status_code == 200
+        assert (
+            client.post("/v1/evolution/promote", json={"version": version, "force": True}).status_code == 200
+        )
     page = opened("evolution")
     back = page.locator("#evolution-status").get_by_role("button", name=f"Go back to version {before}")
     back.click()
@@ -116,7 +142,9 @@ def test_going_back_says_what_will_happen_and_is_confirmed(deployed: Deployed, o
     page.click("#confirm-yes")
     expect(page.locator("#evolution-result")).to_contain_text(f"Version {before} answers again.")
     assert ray.get(deployed.evolution.status.remote())["served"] == before
-    expect(page.locator("#evolution-versions tr", has_text=f"Version {version}").locator(".pill")).to_have_text("withdrawn")
+    expect(
+        page.locator("#evolution-versions tr", has_text=f"Version {version}").locator(".pill")
+    ).to_have_text("withdrawn")
 
 
 @pytest.mark.long
@@ -135,12 +163,28 @@ def test_the_evolution_view_polls_only_while_visible(opened: Opened) -> None:
 
 
 def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[str, Any]:
-    reference = {"reference_accuracy": 0.8, "questions": 128, "mean": accuracy - 0.8, "se": 0.02, "against": 0}
-    return {"version": version, "time": time.time(), "accuracy": accuracy, "decision": decision, **reference, **more}
+    reference = {
+        "reference_accuracy": 0.8,
+        "questions": 128,
+        "mean": accuracy - 0.8,
+        "se": 0.02,
+        "against": 0,
+    }
+    return {
+        "version": version,
+        "time": time.time(),
+        "accuracy": accuracy,
+        "decision": decision,
+        **reference,
+        **more,
+    }
 
 
 def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
-    """The view of a service with four versions: 1 refused, 2 answers, 3 is not served. Without ``reviews`` it has no queue."""
+    """The view of a service with four versions: 1 refused, 2 answers, 3 is not served.
+
+    Without ``reviews`` it has no queue.
+    """
 
     reply = {
         "enabled": True,
@@ -148,9 +192,23 @@ def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
         "updates": 5,
         "queue": 1,
         "counts": {},
-        "status": {"served": 2, "learning": True, "paused": False, "beta": 0.01, "mean_kl": None, "candidate": 3},
-        "versions": [{"version": i, "status": s} for i, s in enumerate(("promoted", "rolled_back", "promoted", "candidate"))],
-        "canary": [judged(1, 0.7, "refuse", reason="fell"), judged(2, 0.85, "promote"), judged(2, 0.84, "keep")],
+        "status": {
+            "served": 2,
+            "learning": True,
+            "paused": False,
+            "beta": 0.01,
+            "mean_kl": None,
+            "candidate": 3,
+        },
+        "versions": [
+            {"version": i, "status": s}
+            for i, s in enumerate(("promoted", "rolled_back", "promoted", "candidate"))
+        ],
+        "canary": [
+            judged(1, 0.7, "refuse", reason="fell"),
+            judged(2, 0.85, "promote"),
+            judged(2, 0.84, "keep"),
+        ],
         "learnt": [
             {"version": 1, "tasks": 32, "users": 1, "user": "", "user_share": 1.0},
             {"version": 2, "tasks": 64, "users": 5, "user": MARKUP, "user_share": 0.25},
@@ -172,17 +230,27 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
     page = shown(opened)
     rows = page.locator(".versions tbody tr")
     expect(rows.locator("th")).to_have_text(["Version 3", "Version 2", "Version 1", "Version 0"])
-    assert rows.locator(".pill").all_text_contents() == ["not served", "answers now", "refused", "answered before"]
+    assert rows.locator(".pill").all_text_contents() == [
+        "not served",
+        "answers now",
+        "refused",
+        "answered before",
+    ]
     learnt = rows.locator("[data-label='Learnt from']").all_text_contents()
     assert learnt[1:3] == [
-        f"64 answers by 5 users; the most from one user: 25 % ({MARKUP[:20]} … ({len(MARKUP) - 20} more characters))",
+        (
+            f"64 answers by 5 users; the most from one user: 25 % ({MARKUP[:20]} … ({len(MARKUP) - 20} more "
+            "characters))"
+        ),
         "32 answers by callers that gave no name",
     ]
     tests = rows.locator("[data-label='Test']").all_text_contents()
     gain = "85 % of 128 test questions right; version 0: 80 %. +5.0 points (95 % interval +1.1 to +8.9)."
     assert tests[1] == gain
     expect(page.locator(".gain")).to_have_text(f"Version 2: {gain}")
-    small = page.evaluate("import('/page/versions.js').then((versions) => versions.difference({ mean: 0.01, se: 0.01 }))")
+    small = page.evaluate(
+        "import('/page/versions.js').then((versions) => versions.difference({ mean: 0.01, se: 0.01 }))"
+    )
     assert small == "+1.0 points (95 % interval −1.0 to +3.0), too little to tell from chance."
     expect(rows.nth(2)).to_contain_text("it answers fewer test questions correctly")
     expect(page.locator(".state")).to_have_text("learning Version 2 answers now. Version 3 is being tested.")
@@ -198,10 +266,24 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
 def test_the_version_where_learning_began_says_so_and_an_open_test_is_no_failure(opened: Opened) -> None:
     versions = [{"version": i, "status": "promoted", "step": 0} for i in range(2)]
     versions.append({"version": 2, "status": "candidate", "step": 8})
-    waits = {"actor": "canary", "result": "skipped", "details": {"version": 2, "accuracy": 0.79}, "time": time.time()}
-    audit = [{**waits, "event": "promotion", "action": "wait"}, {**waits, "event": "canary", "action": "judge"}]
+    waits = {
+        "actor": "canary",
+        "result": "skipped",
+        "details": {"version": 2, "accuracy": 0.79},
+        "time": time.time(),
+    }
+    audit = [
+        {**waits, "event": "promotion", "action": "wait"},
+        {**waits, "event": "canary", "action": "judge"},
+    ]
     learnt = [{"version": 2, "tasks": 64, "users": 1, "user": "", "user_share": 1.0}]
-    page = shown(opened, versions=versions, learnt=learnt, audit=audit, canary=[judged(2, 0.79, "wait", reason="inconclusive")])
+    page = shown(
+        opened,
+        versions=versions,
+        learnt=learnt,
+        audit=audit,
+        canary=[judged(2, 0.79, "wait", reason="inconclusive")],
+    )
     first = page.locator(".versions tbody tr").nth(1)
     expect(first).to_contain_text("nothing yet: where learning began")
     expect(first).to_contain_text("none: it answers as the version before")
@@ -220,7 +302,9 @@ def test_a_version_without_evidence_and_what_callers_asked_are_told(opened: Open
     page = shown(opened, canary=canary)
     rows = page.locator(".versions tbody tr")
     expect(rows.nth(0)).to_contain_text("its test has not ruled out that it is worse; it learns on")
-    expect(rows.nth(1)).to_contain_text("Of 32 requests that it did not learn from, 90 % answered as voted; before: 80 %.")
+    expect(rows.nth(1)).to_contain_text(
+        "Of 32 requests that it did not learn from, 90 % answered as voted; before: 80 %."
+    )
     expect(rows.nth(1)).to_contain_text("+10.0 points (95 % interval +6.1 to +13.9).")
     expect(page.locator(".chart .good")).to_have_count(1)
     expect(page.locator(".chart circle.open")).to_have_count(1)
@@ -231,7 +315,14 @@ def test_a_version_without_evidence_and_what_callers_asked_are_told(opened: Open
 def test_a_version_that_fails_its_test_is_not_served(opened: Opened) -> None:
     page = shown(opened)
     expect(page.locator(".versions .actions")).to_have_text(["Serve this", "", "", "Go back to this"])
-    result = {"promoted": False, "reason": "fell", "accuracy": 0.6, "reference_accuracy": 0.85, "questions": 9, "against": 2}
+    result = {
+        "promoted": False,
+        "reason": "fell",
+        "accuracy": 0.6,
+        "reference_accuracy": 0.85,
+        "questions": 9,
+        "against": 2,
+    }
     page.route("**/v1/evolution/promote", lambda route: route.fulfill(json={"result": result}))
     page.get_by_role("button", name="Serve this").click()
     expect(page.locator("#confirm-text")).to_contain_text("It is tested first")
@@ -248,7 +339,14 @@ def test_alerts_are_told_in_plain_words(opened: Opened) -> None:
         limits = {"side": "over", "limit": 0.2, "message": "m"}
         return {"time": time.time() - value, "metric": metric, "value": value, "severity": severity, **limits}
 
-    audit = {"time": time.time(), "event": "alert", "actor": MARKUP, "action": "a", "result": "success", "details": {"x": MARKUP}}
+    audit = {
+        "time": time.time(),
+        "event": "alert",
+        "actor": MARKUP,
+        "action": "a",
+        "result": "success",
+        "details": {"x": MARKUP},
+    }
     alerts = [alert("learner_failed", 1, "critical"), alert("queue_fill", 2), alert(MARKUP, 3, "critical")]
     page = shown(opened, alerts=alerts, audit=[audit])
     lines = page.locator("#evolution-alerts li")

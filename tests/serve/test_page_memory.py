@@ -1,4 +1,6 @@
-"""The Memory view of the deployed gateway's page in headless Chromium: the newest answers, search by words and picture."""
+"""The Memory view of the deployed gateway's page in headless Chromium: the newest answers, search by words
+and picture.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,13 @@ def put(deployed: Deployed, question: str, seed: int) -> str:
 @pytest.fixture(scope="module")
 def stored(deployed: Deployed) -> list[str]:
     names = [
-        put(deployed, question, i) for i, question in enumerate(("say 7,7,7,8 gnu <b>one</b>", "say 8 gnu two", "say none gnu"))
+        put(deployed, question, i)
+        for i, question in enumerate(("say 7,7,7,8 gnu <b>one</b>", "say 8 gnu two", "say none gnu"))
     ]
     with deployed.client() as client:
-        assert client.post("/v1/feedback", json={"experience_id": names[1], "correct": False}).status_code == 200
+        assert (
+            client.post("/v1/feedback", json={"experience_id": names[1], "correct": False}).status_code == 200
+        )
     return names
 
 
@@ -54,7 +59,9 @@ def test_stored_answers_are_found_by_words_and_by_picture(opened: Opened, stored
     assert cards.locator(".seen img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
     page.fill("#words", "aardvark")
     page.keyboard.press("Enter")
-    expect(page.locator("#memory-note")).to_have_text("No stored question or answer has the words “aardvark”.")
+    expect(page.locator("#memory-note")).to_have_text(
+        "No stored question or answer has the words “aardvark”."
+    )
     page.fill("#words", "gnu")
     with page.expect_request("**/v1/experiences/search") as sent:
         page.set_input_files("#search-choose", squares(1))
@@ -89,7 +96,9 @@ def test_a_card_says_whether_the_model_has_learnt_from_it(opened: Opened, stored
     page.route("**/v1/experiences?*", lambda route: route.fulfill(json=reply))
     page.click("nav a[href='#/memory']")
     marks = page.locator(".experience .pill")
-    expect(marks).to_have_text(["learnt from", "taken back with the version that answered", "not learnt from"])
+    expect(marks).to_have_text(
+        ["learnt from", "taken back with the version that answered", "not learnt from"]
+    )
 
 
 @pytest.mark.long
@@ -105,14 +114,18 @@ def test_a_pasted_picture_is_searched_and_bad_files_get_advice(opened: Opened, s
             list(squares(0)["buffer"]),
         )
     expect(page.locator(".experience .question").first).to_have_text("say 7,7,7,8 gnu <b>one</b>")
-    page.set_input_files("#search-choose", {"name": "x.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"})
+    page.set_input_files(
+        "#search-choose", {"name": "x.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"}
+    )
     expect(page.locator("#memory-error")).to_contain_text("The file cannot be used.")
     assert page.locator("#found b").count() == 0
 
 
 @pytest.mark.long
 def test_the_memory_view_asks_for_a_key_and_fits_a_phone(opened: Opened, stored: list[str]) -> None:
-    page = opened("memory", key="wrong", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    page = opened(
+        "memory", key="wrong", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
+    )
     expect(page.locator("#memory-error")).to_contain_text("does not accept this key")
     page.fill("#key", KEY)
     page.keyboard.press("Enter")

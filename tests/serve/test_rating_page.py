@@ -1,4 +1,6 @@
-"""The page for raters in a real browser: filling it in, going on after a reload, the saved file, and its results."""
+"""The page for raters in a real browser: filling it in, going on after a reload, the saved file, and its
+results.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,22 @@ pytestmark = pytest.mark.slow
 def fill(page: Page, item: str, preference: str) -> None:
     form = page.locator(f"form[data-item='{item}']")
     for side in ("left", "right"):
-        form.locator(f"input[name='{item}-{side}-correct'][value='{'yes' if side == preference else 'no'}']").check()
+        form.locator(
+            f"input[name='{item}-{side}-correct'][value='{'yes' if side == preference else 'no'}']"
+        ).check()
         for scale in ("coherence", "efficiency", "thoroughness"):
-            form.locator(f"input[name='{item}-{side}-{scale}'][value='{4 if side == preference else 2}']").check()
+            form.locator(
+                f"input[name='{item}-{side}-{scale}'][value='{4 if side == preference else 2}']"
+            ).check()
     form.locator(f"input[name='{item}-preference'][value='{preference}']").check()
     form.locator(f"input[name='{item}-confidence'][value='3']").check()
 
 
 def test_a_rater_compares_all_pairs_and_saves_a_file(browser: Browser, tmp_path: Path) -> None:
-    a, b = (save_evaluation(tmp_path / name, answer, zooms) for name, answer, zooms in (("a", "cat", True), ("b", "dog", False)))
+    a, b = (
+        save_evaluation(tmp_path / name, answer, zooms)
+        for name, answer, zooms in (("a", "cat", True), ("b", "dog", False))
+    )
     make_page(a, b, tmp_path / "out", count=3, seed=0)
     key = RatingKey.model_validate_json((tmp_path / "out/key.json").read_text())
     context = browser.new_context(accept_downloads=True, viewport={"width": 360, "height": 800})
@@ -41,7 +50,9 @@ def test_a_rater_compares_all_pairs_and_saves_a_file(browser: Browser, tmp_path:
     items = list(key.items)
     page.get_by_role("button", name="Next").click()
     expect(page.locator(f"form[data-item='{items[0]}']")).to_be_visible()  # nothing is chosen yet
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing is wider than a phone"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (
+        "nothing is wider than a phone"
+    )
     for number, (item, of) in enumerate(key.items.items()):
         form = page.locator(f"form[data-item='{item}']")
         fill(page, item, "equal" if of.is_check else "left" if of.left == "a" else "right")

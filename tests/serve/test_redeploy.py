@@ -1,6 +1,7 @@
 """Gateways change and scale under load: no request fails and the engines stay as they are.
 
-Shorter: killed gateways under load in test_serve_faults.py, more and fewer generators in test_generator_scaling.py.
+Shorter: killed gateways under load in test_serve_faults.py, more and fewer generators in
+test_generator_scaling.py.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ BODY = {"question": "wait 0.2 say 7", "image": picture_url()}
 def wait_for_route(url: str, timeout_s: float = 60) -> None:
     """Wait until twenty new connections in a row reach the gateways.
 
-    An application counts as running before the proxy has read its routes. Until then, and on connections that its previous
-    process still accepts, the application at `/` answers with 404.
+    An application counts as running before the proxy has read its routes. Until then, and on connections that
+    its previous process still accepts, the application at `/` answers with 404.
     """
     deadline, reached = time.monotonic() + timeout_s, 0
     while reached < 20:
@@ -47,15 +48,27 @@ def wait_for_route(url: str, timeout_s: float = 60) -> None:
 
 @pytest.fixture
 def deploy(deployed: Deployed, tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Deploys configs/cluster/serve.yaml as `serve deploy` does, with scripted engines and options of the gateways."""
+    """Deploys configs/cluster/serve.yaml as `serve deploy` does, with scripted engines and options of the
+    gateways.
+    """
 
     def apply(scaling: dict[str, float] | None = None, **options: Any) -> None:
         file = yaml.safe_load(Path("configs/cluster/serve.yaml").read_text())
         engines, gateways = file["applications"]
-        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # Serve builds the application in a process of its own
-        engines |= {"import_path": "scripted_app:engines", "args": {}, "runtime_env": {"env_vars": {"PYTHONPATH": path}}}
+        # Serve builds the application in a process of its own
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        engines |= {
+            "import_path": "scripted_app:engines",
+            "args": {},
+            "runtime_env": {"env_vars": {"PYTHONPATH": path}},
+        }
         gateways |= {"route_prefix": "/redeploy", "runtime_env": {"env_vars": {"PIXELIS_API_KEY": KEY}}}
-        gateways["args"] = {"engines": "engines", "run.dir": str(tmp_path), "engine.workers": 2, "engine.max_num_seqs": 64}
+        gateways["args"] = {
+            "engines": "engines",
+            "run.dir": str(tmp_path),
+            "engine.workers": 2,
+            "engine.max_num_seqs": 64,
+        }
         gateways["args"] |= {"evolution.enabled": False, "memory.enabled": False, "serve.cache": 0, **options}
         if scaling:
             gateways["deployments"] = [{"name": "Gateway", "autoscaling_config": scaling}]
@@ -73,7 +86,8 @@ def engines() -> set[int]:
     """Processes of the generators and of the replica that owns them."""
     titles = ("ray::ScriptedGenerator", "ray::ServeReplica:engines:System")
     found = set()
-    for process in psutil.Process().children(recursive=True):  # the cluster's processes, not those of another one
+    # The cluster's processes, not those of another one
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             found |= {process.pid} if " ".join(process.cmdline()).startswith(titles) else set()
     return found
@@ -95,12 +109,15 @@ def callers(url: str, count: int, replies: list[Reply]) -> Iterator[None]:
     stop = threading.Event()
 
     def call() -> None:
-        with httpx.Client(base_url=f"{url}/redeploy", timeout=60, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        with httpx.Client(
+            base_url=f"{url}/redeploy", timeout=60, headers={"Authorization": f"Bearer {KEY}"}
+        ) as client:
             while not stop.is_set():
                 at = time.monotonic()
                 try:
                     reply = client.post("/v1/agent", json=BODY)
-                    status, votes = reply.status_code, len(reply.json()["verdict"]["votes"]) if reply.is_success else 0
+                    status = reply.status_code
+                    votes = len(reply.json()["verdict"]["votes"]) if reply.is_success else 0
                 except httpx.HTTPError as error:
                     status, votes = type(error).__name__, 0
                 replies.append(Reply(at, time.monotonic() - at, status, votes))
@@ -128,7 +145,9 @@ def test_a_changed_option_of_the_gateways_fails_no_request_and_leaves_the_engine
         deployed_s = time.monotonic() - started
         time.sleep(5)
     statuses = Counter(reply.status for reply in replies)
-    record_figures(requests=len(replies), failed=len(replies) - statuses[200], slowest_s=max(r.seconds for r in replies))
+    record_figures(
+        requests=len(replies), failed=len(replies) - statuses[200], slowest_s=max(r.seconds for r in replies)
+    )
     record_figures(deploy_s=deployed_s)
     failures = Counter((round(reply.at - started), reply.status) for reply in replies if reply.status != 200)
     assert not failures, (deployed_s, failures)  # second after the order to deploy, and status
@@ -140,12 +159,20 @@ def test_a_changed_option_of_the_gateways_fails_no_request_and_leaves_the_engine
 def test_gateways_scale_with_the_load_and_back(
     deployed: Deployed, deploy: Callable[..., None], record_figures: Callable[..., None]
 ) -> None:
-    delays = {"upscale_delay_s": 1.0, "downscale_delay_s": 3.0, "metrics_interval_s": 0.5, "look_back_period_s": 2.0}
+    delays = {
+        "upscale_delay_s": 1.0,
+        "downscale_delay_s": 3.0,
+        "metrics_interval_s": 0.5,
+        "look_back_period_s": 2.0,
+    }
     deploy({"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 4.0, **delays})
 
     def wait_for(replicas: int) -> float:
         started = time.monotonic()
-        while serve.status().applications["gateways"].deployments["Gateway"].replica_states.get("RUNNING") != replicas:
+        while (
+            serve.status().applications["gateways"].deployments["Gateway"].replica_states.get("RUNNING")
+            != replicas
+        ):
             assert time.monotonic() - started < 90
             time.sleep(0.2)
         return time.monotonic() - started

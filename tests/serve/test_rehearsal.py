@@ -1,4 +1,6 @@
-"""Rehearsal on a real cluster: updates imitate again what earlier ones taught, unless it was deleted or called wrong since."""
+"""Rehearsal on a real cluster: updates imitate again what earlier ones taught, unless it was deleted or
+called wrong since.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ def entry(name: str, user: str = "anna", tokens: bool = True, pictures: bool = T
         Turn(role="assistant", text="7", tokens=[4] if tokens else [], log_probs=[-0.5] if tokens else []),
     ]
     trajectory = Trajectory(
-        id=f"traj-{name}", question_id=name, turns=turns, images=[ImageView(id="img0")], answer="7", advantage=1.0
+        id=f"traj-{name}",
+        question_id=name,
+        turns=turns,
+        images=[ImageView(id="img0")],
+        answer="7",
+        advantage=1.0,
     )
     experience = Experience(
         id=name,
@@ -55,8 +62,15 @@ def entry(name: str, user: str = "anna", tokens: bool = True, pictures: bool = T
 @pytest.fixture
 def placed(ray_cluster: None, tmp_path: Path) -> Iterator[tuple[ActorHandle, ActorHandle]]:
     """An Evolution that rehearses up to four experiences an update, and its memory."""
-    own = [f"run.dir={tmp_path}", "evolution.batch=2", "evolution.per_minute=6000", "evolution.canary.enabled=false"]
-    config: Config = load(None, [*own, "evolution.objective=answer", "evolution.rehearse=4", "memory.shards=1"])
+    own = [
+        f"run.dir={tmp_path}",
+        "evolution.batch=2",
+        "evolution.per_minute=6000",
+        "evolution.canary.enabled=false",
+    ]
+    config: Config = load(
+        None, [*own, "evolution.objective=answer", "evolution.rehearse=4", "memory.shards=1"]
+    )
     shard = MemoryShard.options(name="rehearsal-shard").remote(config, 0)
     store = PolicyStore.remote(str(tmp_path))
     evolution = Evolution.remote(config, [], store, memory=["rehearsal-shard"])
@@ -75,9 +89,18 @@ def update(evolution: ActorHandle, step: int) -> Any:
     return batch
 
 
-def test_what_was_learnt_is_rehearsed_until_it_is_deleted_or_called_wrong(placed: tuple[ActorHandle, ActorHandle]) -> None:
+def test_what_was_learnt_is_rehearsed_until_it_is_deleted_or_called_wrong(
+    placed: tuple[ActorHandle, ActorHandle],
+) -> None:
     evolution, shard = placed
-    known = [entry("a"), entry("b"), entry("wrong"), entry("bare", pictures=False), entry("redacted", tokens=False), entry("new")]
+    known = [
+        entry("a"),
+        entry("b"),
+        entry("wrong"),
+        entry("bare", pictures=False),
+        entry("redacted", tokens=False),
+        entry("new"),
+    ]
     ray.get(shard.add.remote(known))
     ray.get(shard.learnt.remote([e.experience.id for e in known if e.experience.id != "new"]))
     ray.get(shard.feedback.remote("wrong", Feedback(correct=False)))
@@ -90,7 +113,9 @@ def test_what_was_learnt_is_rehearsed_until_it_is_deleted_or_called_wrong(placed
     assert (second.metrics["evolve/rehearsed"], second.metrics["evolve/tasks"]) == (2, 2)
     for group, views in list(zip(second.groups, fetch(second.views), strict=True))[2:]:
         (trajectory,) = agreeing(group.trajectories, group.question.meta["pseudo_label"])
-        assert trajectory.advantage is None, "its log-probabilities are of older weights: no part of the KL divergence"
+        assert trajectory.advantage is None, (
+            "its log-probabilities are of older weights: no part of the KL divergence"
+        )
         np.testing.assert_array_equal(views[trajectory.id][0], PICTURE)
 
     ray.get(evolution.feedback.remote("a", Feedback(correct=False)))
@@ -108,7 +133,9 @@ def test_answers_of_a_withdrawn_version_are_dropped() -> None:
 
 
 def test_no_user_has_more_than_its_share() -> None:
-    drawn: list[Experience] = [entry(f"{user}{i}", user).experience for i in range(4) for user in ("anna", "bert")]
+    drawn: list[Experience] = [
+        entry(f"{user}{i}", user).experience for i in range(4) for user in ("anna", "bert")
+    ]
     drawn += [entry("c0", "carla").experience]
     chosen = within_share(drawn, 4, 0.25)
     assert [e.id for e in chosen] == ["anna0", "bert0", "c0"]

@@ -36,13 +36,29 @@ BODY = {"question": "say 7", "image": picture_url()}
 
 @pytest.fixture(scope="module")
 def service(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Two gateway replicas, two generators and two memory shards beside the application of the other tests; a client of it."""
+    """Two gateway replicas, two generators and two memory shards beside the application of the other tests; a
+    client of it.
+    """
     folder = tmp_path_factory.mktemp("faults")
-    overrides = ["serve.replicas=2", "serve.max_queue=16", "engine.workers=2", "engine.max_num_seqs=8", "serve.samples=1"]
-    overrides += ["memory.shards=2", "evolution.enabled=false", f"run.dir={folder}", "serve.timeout_s=20", "serve.cache=0"]
+    overrides = [
+        "serve.replicas=2",
+        "serve.max_queue=16",
+        "engine.workers=2",
+        "engine.max_num_seqs=8",
+        "serve.samples=1",
+    ]
+    overrides += [
+        "memory.shards=2",
+        "evolution.enabled=false",
+        f"run.dir={folder}",
+        "serve.timeout_s=20",
+        "serve.cache=0",
+    ]
     config = load(None, overrides)
     generators = {f"faults-{i}": ScriptedGenerator.options(name=f"faults-{i}").remote(i) for i in range(2)}
-    shards = {f"faults-shard-{i}": MemoryShard.options(name=f"faults-shard-{i}").remote(config, i) for i in range(2)}
+    shards = {
+        f"faults-shard-{i}": MemoryShard.options(name=f"faults-shard-{i}").remote(config, i) for i in range(2)
+    }
     ray.get([actor.health.remote() for actor in [*generators.values(), *shards.values()]])
     backends = Backends(tuple(generators), ray.get_runtime_context().namespace, memory=tuple(shards))
     serve.run(app.build(config, backends, None), name="faults", route_prefix="/faults")
@@ -95,7 +111,9 @@ def test_f11_killing_a_replica_a_generator_and_a_shard_under_load_loses_no_answe
     share = np.mean([ok for *_, ok in answers])
     during = [s for at, s, _ in answers if any(0 <= at - death < 2 for death in deaths)]
     steady = [s for at, s, _ in answers if at < deaths[0]]
-    record_figures(requests=len(answers), answered=float(share), p99_failover_s=float(np.quantile(during, 0.99)))
+    record_figures(
+        requests=len(answers), answered=float(share), p99_failover_s=float(np.quantile(during, 0.99))
+    )
     record_figures(p99_steady_s=float(np.quantile(steady, 0.99)), failures_before_a_retry=dict(+failures))
     assert len(deaths) == 3
     assert share >= 0.99, dict(+failures)
@@ -104,7 +122,8 @@ def test_f11_killing_a_replica_a_generator_and_a_shard_under_load_loses_no_answe
 def test_f12_requests_above_capacity_are_refused_at_once_and_the_others_answered(
     service: httpx.Client, record_figures: Callable[..., None]
 ) -> None:
-    slow = {**BODY, "question": "wait 3 say 7"}  # so that also the requests of a slow machine are above capacity
+    # So that also the requests of a slow machine are above capacity
+    slow = {**BODY, "question": "wait 3 say 7"}
 
     def ask(_: int) -> tuple[float, httpx.Response]:
         at = time.monotonic()
@@ -138,7 +157,9 @@ def test_a_killed_proxy_is_replaced(service: httpx.Client, record_figures: Calla
     record_figures(back_after_s=time.monotonic() - killed)
 
 
-def test_serve_run_builds_the_application_and_requires_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_serve_run_builds_the_application_and_requires_a_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from pixelis.errors import BadConfig
     from pixelis.jobs.serve import application
 
@@ -146,6 +167,8 @@ def test_serve_run_builds_the_application_and_requires_a_key(monkeypatch: pytest
     with pytest.raises(BadConfig, match="PIXELIS_API_KEY"):
         application({"run.dir": str(tmp_path)})
     monkeypatch.setenv("PIXELIS_API_KEY", "long and random")
-    built = application({"config": "configs/nano/serve.yaml", "serve.max_replicas": "3", "run.dir": str(tmp_path)})
+    built = application(
+        {"config": "configs/nano/serve.yaml", "serve.max_replicas": "3", "run.dir": str(tmp_path)}
+    )
     assert built._bound_deployment.name == "Gateway"
     assert built._bound_deployment._deployment_config.autoscaling_config.max_replicas == 3

@@ -1,4 +1,6 @@
-"""An ``experience_id`` is given only for what is on disk: at once, after SIGKILL, on a full and a read-only disk (F21)."""
+"""An ``experience_id`` is given only for what is on disk: at once, after SIGKILL, on a full and a read-only
+disk (F21).
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ async def gateway(config: Config, backends: Backends) -> AsyncIterator[httpx.Asy
 
 
 async def ask(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    reply = await client.post("/v1/agent", json={"question": "say 7", "image": picture_url(), "cache": False, **fields})
+    reply = await client.post(
+        "/v1/agent", json={"question": "say 7", "image": picture_url(), "cache": False, **fields}
+    )
     assert reply.status_code == 200, reply.text
     return reply.json()
 
@@ -54,9 +58,16 @@ async def shown(client: httpx.AsyncClient, id: str) -> int:
 
 
 @pytest.fixture
-def shard(settings: Callable[..., Config], backends: Backends, tmp_path: Path) -> Iterator[tuple[Config, Backends, Any]]:
+def shard(
+    settings: Callable[..., Config], backends: Backends, tmp_path: Path
+) -> Iterator[tuple[Config, Backends, Any]]:
     """A memory shard of its own."""
-    own = [f"memory.dir={tmp_path / 'memory'}", f"run.dir={tmp_path}", "evolution.alerts.every_s=0.1", "evolution.queue=64"]
+    own = [
+        f"memory.dir={tmp_path / 'memory'}",
+        f"run.dir={tmp_path}",
+        "evolution.alerts.every_s=0.1",
+        "evolution.queue=64",
+    ]
     config = settings(*own, "memory.write_timeout_s=60", "serve.timeout_s=60")
     names, shards = place_shards(config, f"durable-{tmp_path.name}")
     ray.get([shard.health.remote() for shard in shards])
@@ -80,7 +91,9 @@ def test_an_experience_is_readable_at_once_and_after_a_kill(shard: tuple[Config,
             assert [await shown(client, id) for id in ids] == [200] * 12
             chat = {"type": "image_url", "image_url": {"url": picture_url()}}
             messages = [{"role": "user", "content": [{"type": "text", "text": "say 7"}, chat]}]
-            reply = await client.post("/v1/chat/completions", json={"model": "pixelis-nano", "messages": messages})
+            reply = await client.post(
+                "/v1/chat/completions", json={"model": "pixelis-nano", "messages": messages}
+            )
             fields = reply.json()["pixelis"]
             assert (fields["remembered"], await shown(client, fields["experience_id"])) == ("yes", 200)
 
@@ -99,7 +112,11 @@ def test_remembering_later_gives_no_id(shard: tuple[Config, Backends, Any]) -> N
             async with asyncio.timeout(60):
                 while await number_stored(client) < 1:
                     await asyncio.sleep(0.05)
-            assert (await client.post("/v1/agent", json={"question": "say 7", "image": picture_url(), "remember": "x"})).is_error
+            assert (
+                await client.post(
+                    "/v1/agent", json={"question": "say 7", "image": picture_url(), "remember": "x"}
+                )
+            ).is_error
 
     asyncio.run(scenario())
 
@@ -131,7 +148,9 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
     backends: Backends,
     tmp_path: Path,
     record_figures: Callable[..., None],
-    make_disk: Callable[[Path], contextlib.AbstractContextManager[tuple[Path, Callable[[], Any], Callable[[], Any]]]],
+    make_disk: Callable[
+        [Path], contextlib.AbstractContextManager[tuple[Path, Callable[[], Any], Callable[[], Any]]]
+    ],
     whole_run: bool,
     reason: str,
 ) -> None:
@@ -143,7 +162,9 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
         service = f"durable-{make_disk.__name__}"
         names, shards = place_shards(config, service)
         generators = [ray.get_actor(name) for name in backends.generators]
-        evolution = Evolution.options(name=f"{service}-evolution").remote(config, generators, ray.get_actor(STORE))
+        evolution = Evolution.options(name=f"{service}-evolution").remote(
+            config, generators, ray.get_actor(STORE)
+        )
         ray.get([*(actor.health.remote() for actor in shards), evolution.health.remote()])
 
         async def scenario() -> dict[str, int]:
@@ -199,7 +220,9 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
 
 
 @pytest.mark.long
-def test_a_shard_that_is_late_is_no_disk_that_refuses(shard: tuple[Config, Backends, Any], backends: Backends) -> None:
+def test_a_shard_that_is_late_is_no_disk_that_refuses(
+    shard: tuple[Config, Backends, Any], backends: Backends
+) -> None:
     config, of_shard, actor = shard
     generators = [ray.get_actor(name) for name in backends.generators]
     evolution = Evolution.options(name="late-evolution").remote(config, generators, ray.get_actor(STORE))
@@ -214,7 +237,9 @@ def test_a_shard_that_is_late_is_no_disk_that_refuses(shard: tuple[Config, Backe
                     await asyncio.sleep(0.05)
             assert health["memory"] == "unavailable"
             await asyncio.sleep(1)  # ten reports to Evolution
-            assert "memory_refuses" not in [a["metric"] for a in (await client.get("/v1/evolution")).json()["alerts"]]
+            assert "memory_refuses" not in [
+                a["metric"] for a in (await client.get("/v1/evolution")).json()["alerts"]
+            ]
 
     try:
         asyncio.run(scenario())

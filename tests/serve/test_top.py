@@ -12,7 +12,9 @@ from pixelis.jobs import top
 pytestmark = pytest.mark.slow
 
 
-def test_a_service_is_drawn(deployed: Deployed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_is_drawn(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with deployed.client() as client:
         client.post("/v1/agent", json={"question": "say 7,7,7,8", "image": picture_url()})
     monkeypatch.setenv("PIXELIS_API_KEY", KEY)

@@ -26,7 +26,9 @@ def test_a_request_its_vote_its_memory_and_its_update_task_are_one_trace(deploye
     body = {"question": "say 7,7,7,8", "image": picture_url()}
     with deployed.client() as client:
         own = client.post("/v1/agent", json=body)
-        joined = client.post("/v1/agent", json=body | {"question": "say 6,6,6,8"}, headers={"traceparent": CALLER})
+        joined = client.post(
+            "/v1/agent", json=body | {"question": "say 6,6,6,8"}, headers={"traceparent": CALLER}
+        )
         missing = client.get("/v1/experiences/none", headers={"traceparent": CALLER})
         assert "X-Trace-Id" not in client.get("/healthz").headers
     assert joined.headers["X-Trace-Id"] == missing.headers["X-Trace-Id"] == CALLER.split("-")[1]
@@ -45,7 +47,9 @@ def test_a_request_its_vote_its_memory_and_its_update_task_are_one_trace(deploye
     assert until(lambda: "POST /v1/agent" in spans_of(deployed, CALLER.split("-")[1]))
 
 
-def test_the_log_has_a_line_for_each_request_with_its_trace_and_none_of_its_contents(deployed: Deployed) -> None:
+def test_the_log_has_a_line_for_each_request_with_its_trace_and_none_of_its_contents(
+    deployed: Deployed,
+) -> None:
     with deployed.client() as client:
         answered = client.post("/v1/agent?secret=1", json={"question": "say 5,5", "image": picture_url()})
         client.get("/v1/experiences/none", headers={"traceparent": CALLER})
@@ -54,7 +58,11 @@ def test_the_log_has_a_line_for_each_request_with_its_trace_and_none_of_its_cont
     def lines() -> dict[str, dict[str, Any]]:
         files = (Path(deployed.config.run.dir) / "logs").glob("gateway-*.jsonl")
         every = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-        return {line["trace_id"] + line.get("route", ""): line for line in every if line["logger"] == "pixelis.requests"}
+        return {
+            line["trace_id"] + line.get("route", ""): line
+            for line in every
+            if line["logger"] == "pixelis.requests"
+        }
 
     id = answered.headers["X-Trace-Id"]
     assert until(lambda: f"{id}/v1/agent" in lines())
@@ -68,6 +76,8 @@ def test_the_log_has_a_line_for_each_request_with_its_trace_and_none_of_its_cont
         "caller": "key PIXELIS_API_KEY",
     }
     assert line["ms"] > 0
-    assert until(lambda: lines().get(f"{CALLER.split('-')[1]}/v1/experiences/{{id}}", {}).get("status") == 404), lines()
+    assert until(
+        lambda: lines().get(f"{CALLER.split('-')[1]}/v1/experiences/{{id}}", {}).get("status") == 404
+    ), lines()
     text = json.dumps(lines())
     assert not any(part in text for part in ("secret", "say 5", "healthz"))

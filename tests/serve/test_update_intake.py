@@ -29,15 +29,28 @@ def confident_task() -> UpdateTask:
     turns = [Turn(role="user", tokens=[1]), Turn(role="assistant", tokens=[2], log_probs=[-0.1])]
     images = [ImageView(id=id, source_size=(512, 512), view_size=(64, 64)) for id in ("img0", "obs1")]
     common: dict[str, Any] = {"question_id": "q", "group_id": "g", "turns": turns, "answer": "7"}
-    trajectories = [Trajectory(id=f"t{i}", images=images[: 2 - i], reward=float(i), **common) for i in range(2)]
-    return UpdateTask(question_id="q", trajectories=trajectories, pseudo_label="7", confidence=0.95, created_at=0.0, user="u")
+    trajectories = [
+        Trajectory(id=f"t{i}", images=images[: 2 - i], reward=float(i), **common) for i in range(2)
+    ]
+    return UpdateTask(
+        question_id="q",
+        trajectories=trajectories,
+        pseudo_label="7",
+        confidence=0.95,
+        created_at=0.0,
+        user="u",
+    )
 
 
 def test_a_question_held_out_for_the_canary_keeps_one_copy_of_its_own_picture(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The picture itself: in the policy's view of it, operations would find no more detail than the policy saw."""
-    config = load(None, [f"run.dir={tmp_path}", "evolution.canary.traffic=8", "evolution.canary.traffic_share=1"])
+    """The picture itself: in the policy's view of it, operations would find no more detail than the policy
+    saw.
+    """
+    config = load(
+        None, [f"run.dir={tmp_path}", "evolution.canary.traffic=8", "evolution.canary.traffic_share=1"]
+    )
     pictures, counts, traffic = UpdatePictures(), Counter[str](), TrafficQuestions(config.evolution.canary)
     canary = Canary(config, None, pictures)  # type: ignore[arg-type]
     intake = UpdateIntake(
@@ -52,7 +65,9 @@ def test_a_question_held_out_for_the_canary_keeps_one_copy_of_its_own_picture(
     picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
     view, crop = picture[::8, ::8], picture[:64, :64]
     sent, original = ray.put({"t0": [view, crop], "t1": [view]}), ray.put(picture)
-    question = Question(id="q", question="which?", media=[Media(id="img0", uri="data:", width=512, height=512)])
+    question = Question(
+        id="q", question="which?", media=[Media(id="img0", uri="data:", width=512, height=512)]
+    )
     judged: list[tuple[Question, dict[str, ray.ObjectRef]]] = []
 
     async def capture(version: int, questions: list) -> dict[str, float | None]:

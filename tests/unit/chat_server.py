@@ -11,7 +11,8 @@ from typing import Any
 
 
 class ChatServer:
-    """``replies``: text, bytes (the raw body), (status, headers), seconds to stall, or a function of the request's messages.
+    """``replies``: text, bytes (the raw body), (status, headers), seconds to stall, or a function of the
+    request's messages.
 
     The last one is given again and again. ``requests`` are what came in.
     """

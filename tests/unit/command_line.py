@@ -10,7 +10,9 @@ import pytest
 from pixelis.jobs import cli
 
 
-def pixelis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+def pixelis(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[int, str, str]:
     """Run a command; returns its exit code and what it wrote to stdout and stderr."""
     monkeypatch.setattr("sys.argv", ["pixelis", *arguments])
     code = 0

@@ -1,5 +1,7 @@
 # ruff: noqa: E501
-r"""Pairs of answers that are equal or unequal by construction: values, and ways of writing that keep or change them."""
+r"""Pairs of answers that are equal or unequal by construction: values, and ways of writing that keep or
+change them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def dressed(random: random.Random, text: str) -> str:
     """The text as chats and papers present it."""
     forms: list[Callable[[str], str]] = [
         lambda t: t, lambda t: f"**{t}**", lambda t: f"`{t}`", lambda t: f" {t} ", lambda t: f"{t}.", lambda t: f"${t}$",
-        lambda t: rf"\boxed{{{t}}}", lambda t: rf"\({t}\)", lambda t: f"The answer is {t}.", lambda t: f"Answer: {t}", lambda t: f"**{t}.**",
+        lambda t: rf"\boxed{{{t}}}", lambda t: rf"\({t}\)", lambda t: ("The answer is " f"{t}."), lambda t: f"Answer: {t}", lambda t: f"**{t}.**",
     ]  # fmt: skip
     return random.choice([form for form in forms if "*" not in text or "*" not in form("")])(text)
 
@@ -72,7 +74,14 @@ def _integers(r: random.Random) -> tuple[list[str], list[str]]:
     ]
     if abs(n) >= 1000:
         forms.append(f"{n:,}".replace(",", "{,}"))
-    return forms, [str(-n or 1), str(n + 1), f"{n}0" if n else "10", f"{n}.5", f"{n}/3" if n else "5", str(n + 10)]
+    return forms, [
+        str(-n or 1),
+        str(n + 1),
+        f"{n}0" if n else "10",
+        f"{n}.5",
+        f"{n}/3" if n else "5",
+        str(n + 10),
+    ]
 
 
 def _fractions(r: random.Random) -> tuple[list[str], list[str]]:
@@ -106,7 +115,13 @@ def _decimals(r: random.Random) -> tuple[list[str], list[str]]:
     places = r.randint(1, 4)
     text = f"{r.randint(1, 9999)}.{r.randint(1, 10**places - 1):0{places}d}"
     value = Fraction(text)
-    forms = [text, f"{text}0", f"{value.numerator}/{value.denominator}", text.translate(FULL_WIDTH), f"+{text}"]
+    forms = [
+        text,
+        f"{text}0",
+        f"{value.numerator}/{value.denominator}",
+        text.translate(FULL_WIDTH),
+        f"+{text}",
+    ]
     return forms, [
         f"-{text}",
         f"{text}7" if len(text) < 6 else f"1{text}",
@@ -137,7 +152,13 @@ def _powers(r: random.Random) -> tuple[list[str], list[str]]:
     base, exponent = r.randint(2, 15), r.randint(2, 4)
     value = base**exponent
     raised = str(exponent).translate(RAISED)
-    forms = [f"{base}{raised}", f"{base}^{exponent}", f"{base}^{{{exponent}}}", str(value), f"{base}*{base ** (exponent - 1)}"]
+    forms = [
+        f"{base}{raised}",
+        f"{base}^{exponent}",
+        f"{base}^{{{exponent}}}",
+        str(value),
+        f"{base}*{base ** (exponent - 1)}",
+    ]
     return forms, [
         f"{base}{exponent}",
         str(base),
@@ -152,7 +173,7 @@ def _powers_of_ten(r: random.Random) -> tuple[list[str], list[str]]:
     mantissa, exponent = f"{r.randint(1, 9)}.{r.randint(1, 9)}", r.choice([-30, -19, -7, -3, 4, 9, 23])
     raised = str(exponent).translate(RAISED)
     forms = [
-        rf"{mantissa}\times10^{{{exponent}}}", rf"{mantissa} \times 10^{{{exponent}}}", f"{mantissa}×10{raised}", f"{mantissa}e{exponent}",
+        rf"{mantissa}\times10^{{{exponent}}}", (rf"{mantissa} \times " rf"10^{{{exponent}}}"), f"{mantissa}×10{raised}", f"{mantissa}e{exponent}",
         rf"{mantissa}\cdot 10^{{{exponent}}}", f"{mantissa} x 10^{exponent}", f"{mantissa}*10^{exponent}",
     ]  # fmt: skip
     other = f"{10 - float(mantissa):.1f}" if mantissa != "5.0" else "2.0"
@@ -175,7 +196,15 @@ def _multiples_of_pi(r: random.Random) -> tuple[list[str], list[str]]:
         if d == 1
         else [rf"\frac{{{k}\pi}}{{{d}}}", f"{k}π/{d}", rf"\frac{{{k}}}{{{d}}}\pi"]
     )
-    wrong = [str(k), r"\pi", rf"{k + 1}\pi", rf"{k}\pi^2", f"{value:.0f}", f"{value + 0.01:.4f}", rf"\frac{{{k}}}{{\pi}}"]
+    wrong = [
+        str(k),
+        r"\pi",
+        rf"{k + 1}\pi",
+        rf"{k}\pi^2",
+        f"{value:.0f}",
+        f"{value + 0.01:.4f}",
+        rf"\frac{{{k}}}{{\pi}}",
+    ]
     return [*forms, r.choice([f"{value:.6f}", f"{value:.4f}"])], wrong if d == 1 else wrong[1:]
 
 
@@ -279,14 +308,30 @@ def _sets(r: random.Random) -> tuple[list[str], list[str]]:
 def _points(r: random.Random) -> tuple[list[str], list[str]]:
     a, b = r.sample(range(-20, 60), 2)
     forms = [f"({a}, {b})", f"({a},{b})", f"( {a} , {b} )", rf"\left({a}, {b}\right)", f"({a}.0, {b})"]
-    return forms, [f"({b}, {a})", f"({a}, {b + 1})", f"({a + 1}, {b})", str(a), str(b), f"({a}, {b}, 0)", rf"\{{{b}, {a}\}}"]
+    return forms, [
+        f"({b}, {a})",
+        f"({a}, {b + 1})",
+        f"({a + 1}, {b})",
+        str(a),
+        str(b),
+        f"({a}, {b}, 0)",
+        rf"\{{{b}, {a}\}}",
+    ]
 
 
 def _intervals(r: random.Random) -> tuple[list[str], list[str]]:
     a = r.randint(-20, 20)
     b = a + r.randint(1, 30)
     forms = [f"[{a}, {b})", f"[{a},{b})", rf"\left[{a}, {b}\right)", rf"x \in [{a}, {b})"]
-    return forms, [f"[{a}, {b}]", f"({a}, {b})", f"({a}, {b}]", f"[{a}, {b + 1})", f"[{a - 1}, {b})", str(a), f"[{b}, {a})"]
+    return forms, [
+        f"[{a}, {b}]",
+        f"({a}, {b})",
+        f"({a}, {b}]",
+        f"[{a}, {b + 1})",
+        f"[{a - 1}, {b})",
+        str(a),
+        f"[{b}, {a})",
+    ]
 
 
 def _measures(r: random.Random) -> tuple[list[str], list[str]]:
@@ -369,7 +414,10 @@ def _codes(r: random.Random) -> tuple[list[str], list[str]]:
 
 
 def _counts(r: random.Random) -> tuple[list[str], list[str]]:
-    n, noun, other = r.randint(2, 30), *r.sample(["cubes", "cars", "cards", "cats", "carts", "people", "trees", "books"], 2)
+    n, noun, other = (
+        r.randint(2, 30),
+        *r.sample(["cubes", "cars", "cards", "cats", "carts", "people", "trees", "books"], 2),
+    )
     return [f"{n} {noun}", f"There are {n} {noun}", f"{n} red {noun}"], [
         f"{n} {other}",
         f"{n + 1} {noun}",
@@ -405,7 +453,9 @@ def _lists(r: random.Random) -> tuple[list[str], list[str]]:
 
 
 def _superscripts_and_fractions(r: random.Random) -> tuple[list[str], list[str]]:
-    text, value = r.choice([("½", "0.5"), ("¼", "0.25"), ("¾", "3/4"), ("2½", "2.5"), ("1¾", "7/4"), ("⅓", "1/3")])
+    text, value = r.choice(
+        [("½", "0.5"), ("¼", "0.25"), ("¾", "3/4"), ("2½", "2.5"), ("1¾", "7/4"), ("⅓", "1/3")]
+    )
     return [text, value], ["12", "14", "34", "21/2", "2", "1"]
 
 

@@ -46,4 +46,6 @@ def by_answer(trajectory, question, step):
         raise SystemExit(0)
     if kind == "raise":
         raise RuntimeError("users write bugs")
-    return {"nan": math.nan, "inf": math.inf, "length": [1.0, 2.0], "text": "1.0", "none": None}.get(kind, 1.0)
+    return {"nan": math.nan, "inf": math.inf, "length": [1.0, 2.0], "text": "1.0", "none": None}.get(
+        kind, 1.0
+    )

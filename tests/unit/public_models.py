@@ -1,4 +1,6 @@
-"""Configurations of the public models that the recipes are for: their sizes, as their config.json files state them."""
+"""Configurations of the public models that the recipes are for: their sizes, as their config.json files state
+them.
+"""
 
 from __future__ import annotations
 

@@ -10,13 +10,26 @@ import skimage.data
 from PIL import Image
 
 from pixelis.evaluation.ratings import ItemRating, RatingFile, RatingKey, SideRating
-from pixelis.records import Action, Group, ImageView, Media, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import (
+    Action,
+    Group,
+    ImageView,
+    Media,
+    Observation,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 
 def group(name: str, answer: str, media: str = "", zooms: bool = False) -> Group:
     """An episode, with a zoom to the middle or without; its views are files below ``images``."""
     question = Question(
-        id=name, question=f"What is on {name}?", media=[Media(id="img0", uri=media or "none.png")], answers=["cat"]
+        id=name,
+        question=f"What is on {name}?",
+        media=[Media(id="img0", uri=media or "none.png")],
+        answers=["cat"],
     )
     images = [ImageView(id="img0", uri=f"images/{name}/img0.png", source_size=(512, 512), view_size=(64, 64))]
     turns = [Turn(role="user", text=question.question, images=["img0"])]
@@ -24,17 +37,31 @@ def group(name: str, answer: str, media: str = "", zooms: bool = False) -> Group
         box = (0.25, 0.25, 0.75, 0.75)
         images.append(
             ImageView(
-                id="obs1", uri=f"images/{name}/obs1.png", parent="img0", box=box, source_size=(256, 256), view_size=(64, 64)
+                id="obs1",
+                uri=f"images/{name}/obs1.png",
+                parent="img0",
+                box=box,
+                source_size=(256, 256),
+                view_size=(64, 64),
             )
         )
         action = Action(op="zoom_in", target="img0", arguments={"box": box})
         turns += [
             Turn(role="assistant", text="look closer", action=action),
-            Turn(role="tool", images=["obs1"], observation=Observation(status="ok", id="obs1", images=images[1:])),
+            Turn(
+                role="tool",
+                images=["obs1"],
+                observation=Observation(status="ok", id="obs1", images=images[1:]),
+            ),
         ]
     turns.append(Turn(role="assistant", text=answer))
     trajectory = Trajectory(
-        question_id=name, group_id=name, images=images, turns=turns, answer=answer, stop_reason=StopReason.ANSWER
+        question_id=name,
+        group_id=name,
+        images=images,
+        turns=turns,
+        answer=answer,
+        stop_reason=StopReason.ANSWER,
     )
     return Group(id=name, question=question, trajectories=[trajectory])
 
@@ -54,19 +81,27 @@ def save_evaluation(folder: Path, answer: str, zooms: bool, questions: int = 4) 
     return file
 
 
-def rating(key: RatingKey, item: str, preferred: str, points: tuple[int, int] = (5, 2), seconds: float = 60) -> ItemRating:
+def rating(
+    key: RatingKey, item: str, preferred: str, points: tuple[int, int] = (5, 2), seconds: float = 60
+) -> ItemRating:
     """Prefers arm ``preferred`` (`equal`: neither) and gives ``points`` to the arms a and b."""
     of = key.items[item]
     sides = {"a": points[0], "b": points[1]}
     left, right = (
-        SideRating(correct=sides[arm] > 3, coherence=sides[arm], efficiency=sides[arm], thoroughness=sides[arm])
+        SideRating(
+            correct=sides[arm] > 3, coherence=sides[arm], efficiency=sides[arm], thoroughness=sides[arm]
+        )
         for arm in (of.left, of.right)
     )
     side = "equal" if of.is_check or preferred == "equal" else "left" if of.left == preferred else "right"
     return ItemRating(item=item, left=left, right=right, preference=side, confidence=4, seconds=seconds)
 
 
-def rate_all(key: RatingKey, rater: str, preferences: Sequence[str], points: tuple[int, int] = (5, 2)) -> RatingFile:
+def rate_all(
+    key: RatingKey, rater: str, preferences: Sequence[str], points: tuple[int, int] = (5, 2)
+) -> RatingFile:
     """Ratings of all items, in turn with these preferences."""
-    ratings = [rating(key, item, preferences[i % len(preferences)], points) for i, item in enumerate(key.items)]
+    ratings = [
+        rating(key, item, preferences[i % len(preferences)], points) for i, item in enumerate(key.items)
+    ]
     return RatingFile(page=key.page, rater=rater, ratings=ratings)

@@ -1,4 +1,6 @@
-"""Demonstrations for the tests of refinement: one picture, as many calls as asked for, right or wrong by kind."""
+"""Demonstrations for the tests of refinement: one picture, as many calls as asked for, right or wrong by
+kind.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,14 @@ TASKS = ("geometric_comparison", "text_extraction", "object_counting", "spatial_
 def seen(number: int, box: tuple = (0.1, 0.1, 0.5, 0.5), text: str = "") -> Observation:
     """What a zoom gave."""
     view = ImageView(id=f"obs{number}", parent="img0", box=box, source_size=(100, 100), view_size=(56, 56))
-    return Observation(status="ok", id=f"obs{number}", text=text, images=[view], data={"op": "zoom_in", "target": "img0"})
+    return Observation(
+        status="ok", id=f"obs{number}", text=text, images=[view], data={"op": "zoom_in", "target": "img0"}
+    )
 
 
-def zoom(number: int = 1, shift: float = 0.0, think: str | None = "I look closer at the red frame", **fields: Any) -> Step:
+def zoom(
+    number: int = 1, shift: float = 0.0, think: str | None = "I look closer at the red frame", **fields: Any
+) -> Step:
     """A zoom with its observation, each ``number`` at another place."""
     box = (round(0.05 * number + shift, 4), 0.1, round(0.05 * number + shift + 0.2, 4), 0.5)
     values = {

@@ -17,5 +17,7 @@ def episode(answer: str | None, ok: int = 0, failed: int = 0, stop=StopReason.AN
 
 
 def group(*trajectories: Trajectory, answers=("7",), scorer="exact", **more) -> Group:
-    question = Question(id="q", question="?", answers=None if answers is None else list(answers), scorer=scorer, **more)
+    question = Question(
+        id="q", question="?", answers=None if answers is None else list(answers), scorer=scorer, **more
+    )
     return Group(id="g", question=question, trajectories=list(trajectories))

@@ -30,15 +30,20 @@ def read(name: str) -> dict[str, Any]:
 
 
 def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": False, "required": list(required), "properties": properties}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(required),
+        "properties": properties,
+    }
 
 
 def items(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "items": schema}
 
 
-# The fields of KubeRay 1.6's custom resources (docs.ray.io, KubeRay CRD API reference) and of Kubernetes' pods that the manifests
-# may use. KubeRay and the API server refuse or prune unknown fields.
+# The fields of KubeRay 1.6's custom resources (docs.ray.io, KubeRay CRD API reference) and of Kubernetes'
+# pods that the manifests may use. KubeRay and the API server refuse or prune unknown fields.
 TEXT, COUNT, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
 SECRET = fields(("secretKeyRef",), secretKeyRef=fields(("name", "key"), name=TEXT, key=TEXT))
@@ -73,7 +78,9 @@ RAY_CLUSTER = fields(
     rayVersion=TEXT,
     authOptions=fields(("mode",), mode={"enum": ["token"]}),
     enableInTreeAutoscaling=FLAG,
-    autoscalerOptions=fields(idleTimeoutSeconds=COUNT, upscalingMode={"enum": ["Default", "Conservative", "Aggressive"]}),
+    autoscalerOptions=fields(
+        idleTimeoutSeconds=COUNT, upscalingMode={"enum": ["Default", "Conservative", "Aggressive"]}
+    ),
     headGroupSpec=fields(("template",), **GROUP),
     workerGroupSpecs=items(WORKERS),
 )
@@ -128,7 +135,8 @@ def test_ray_up_takes_the_cluster_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "kind", "cluster"), [("rayjob", "RayJob", "rayClusterSpec"), ("rayservice", "RayService", "rayClusterConfig")]
+    ("file", "kind", "cluster"),
+    [("rayjob", "RayJob", "rayClusterSpec"), ("rayservice", "RayService", "rayClusterConfig")],
 )
 def test_kuberay_takes_the_manifest(file: str, kind: str, cluster: str) -> None:
     manifest = read(f"{file}.yaml")
@@ -140,9 +148,13 @@ def test_kuberay_takes_the_manifest(file: str, kind: str, cluster: str) -> None:
     for group in (spec["headGroupSpec"], workers):
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == {
+            volume["name"] for volume in pod["volumes"]
+        }
         assert container["workingDir"] in (ROOT / "Dockerfile").read_text()
-        scripts.start.make_context("start", [f"--{key}={value}" for key, value in group["rayStartParams"].items()])
+        scripts.start.make_context(
+            "start", [f"--{key}={value}" for key, value in group["rayStartParams"].items()]
+        )
     if kind == "RayJob":
         check_command(shlex.split(manifest["spec"]["entrypoint"]))
         assert yaml.safe_load(manifest["spec"]["runtimeEnvYAML"])["env_vars"]
@@ -169,12 +181,25 @@ def test_the_slurm_script_starts_ray_on_every_node_and_removes_its_token(tmp_pat
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/activate").touch()
-    tools = {"srun": 'printf "%s\\n" "$@"; stat -c "mode %a" "$RAY_AUTH_TOKEN_PATH"', "scontrol": 'printf "node7\\nnode8\\n"'}
+    tools = {
+        "srun": 'printf "%s\\n" "$@"; stat -c "mode %a" "$RAY_AUTH_TOKEN_PATH"',
+        "scontrol": 'printf "node7\\nnode8\\n"',
+    }
     for name, body in tools.items():  # stand-ins for Slurm's programs
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "123456"}
-    env |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "64", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_NODELIST": "node[7-8]"}
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "123456",
+    }
+    env |= {
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "64",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+    }
     job = ["rft", "configs/qwen2_5_vl_7b/cluster.yaml", "run.dir=/shared/my run"]
     done = subprocess.run(["bash", script, *job], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -204,7 +229,9 @@ def test_the_page_names_files_and_commands_that_exist() -> None:
     page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:configs|tests)/[\w/.]+)`", page):
         assert (ROOT / path).is_file(), path
-    assert {f"configs/cluster/{file.name}" for file in CLUSTER.iterdir()} <= set(re.findall(r"configs/cluster/[\w.]+", page))
+    assert {f"configs/cluster/{file.name}" for file in CLUSTER.iterdir()} <= set(
+        re.findall(r"configs/cluster/[\w.]+", page)
+    )
     commands = re.findall(r"pixelis (\w+) (configs/\S+\.yaml)((?:[ \\\n]+[\w.]+=\S+)*)", page)
     assert commands
     for job, config, overrides in commands:

@@ -1,4 +1,6 @@
-"""Every command of docs/coming-from.md runs: as a dry run, with a tiny random model and rows of each system written by hand."""
+"""Every command of docs/coming-from.md runs: as a dry run, with a tiny random model and rows of each system
+written by hand.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,25 @@ COMMANDS = [(title, line) for title, block in BLOCKS.items() for line in block.s
 IMAGE = "images/0.png"
 BOX = {"bbox_2d": [0.1, 0.1, 0.9, 0.9], "target_image": 1}
 CROP = f"Closer.<tool_call>{json.dumps({'name': 'crop_image_normalized', 'arguments': BOX})}</tool_call>"
-GROUND = '<think>Closer.</think><grounding>{"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": "original_image"}</grounding>'
-VISUAL_PROBE = {"images": [IMAGE], "problem": "<image>\nWhat color?", "solution": "red", "data_source": "visual_probe_train"}
+GROUND = (
+    '<think>Closer.</think><grounding>{"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": '
+    '"original_image"}</grounding>'
+)
+VISUAL_PROBE = {
+    "images": [IMAGE],
+    "problem": "<image>\nWhat color?",
+    "solution": "red",
+    "data_source": "visual_probe_train",
+}
 
 
 def deepeyes(source: str, env_name: str | None, picture: bytes) -> dict[str, Any]:
     return {
         "data_source": source,
-        "prompt": [{"role": "system", "content": "Tools."}, {"role": "user", "content": "<image>\nHow many?"}],
+        "prompt": [
+            {"role": "system", "content": "Tools."},
+            {"role": "user", "content": "<image>\nHow many?"},
+        ],
         "images": [{"bytes": picture, "path": None}],
         "ability": "vl",
         "env_name": env_name,
@@ -61,8 +74,19 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         {"from": "human", "value": "Observation 1: <image>"},
         {"from": "gpt", "value": "<think>Red.</think><answer>red</answer>"},
     ]
-    counting = {"id": "clevr_1", "image": "0.png", "problem": "How many?", "solution": "<answer>7</answer>", "answer": "7"}
-    trance = {"id": "trance_1", "image": ["0.png", "0.png"], "problem": "What changed?", "answer": "change_size(0, large)"}
+    counting = {
+        "id": "clevr_1",
+        "image": "0.png",
+        "problem": "How many?",
+        "solution": "<answer>7</answer>",
+        "answer": "7",
+    }
+    trance = {
+        "id": "trance_1",
+        "image": ["0.png", "0.png"],
+        "problem": "What changed?",
+        "answer": "change_size(0, large)",
+    }
     ttrl = {
         "data_source": "AIME-TTT",
         "prompt": [{"role": "user", "content": "3 + 4?"}],
@@ -70,15 +94,39 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         "reward_model": {"style": "rule", "ground_truth": "7"},
         "extra_info": {"split": "train", "index": "AIME-TTT-0"},
     }
-    moving = {"video": "v.mp4", "question": "Where?", "candidates": ["Up", "Down"], "answer": "Up", "start": 0.5, "end": 2}
-    vstar = {"image": "direct_attributes/a.png", "text": "Color?\n(A) red\n(B) blue", "label": "A", "question_id": 0}
+    moving = {
+        "video": "v.mp4",
+        "question": "Where?",
+        "candidates": ["Up", "Down"],
+        "answer": "Up",
+        "start": 0.5,
+        "end": 2,
+    }
+    vstar = {
+        "image": "direct_attributes/a.png",
+        "text": "Color?\n(A) red\n(B) blue",
+        "label": "A",
+        "question_id": 0,
+    }
     return {
         "PixelReasoner-SFT-Data/release.json": [{"message_list": chat}],
         "PixelReasoner-RL-Data/release.parquet": [
-            {"qid": "vstar-1", "question": "What color?", "answer": ["\\boxed{red}"], "image": [IMAGE], "is_video": False}
+            {
+                "qid": "vstar-1",
+                "question": "What color?",
+                "answer": ["\\boxed{red}"],
+                "image": [IMAGE],
+                "is_video": False,
+            }
         ],
         "train_jsons/clevr_math_cot.json": [
-            {"id": "c1", "image": "0.png", "problem": "How many?", "answer": "7", "cot": "<think>t</think>\n<answer>7</answer>"}
+            {
+                "id": "c1",
+                "image": "0.png",
+                "problem": "How many?",
+                "answer": "7",
+                "cot": "<think>t</think>\n<answer>7</answer>",
+            }
         ],
         "train_jsons/clevr_math.json": [counting],
         "train_jsons/trance.json": [trance | {"solution": f"<answer>{trance['answer']}</answer>"}],
@@ -88,10 +136,16 @@ def files(picture: bytes) -> dict[str, list[dict[str, Any]]]:
         "Mini-o3-Coldstart.json": [{"conversations": cold_start, "images": [IMAGE, IMAGE]}],
         "VisualProbe_train/train.json": [{"doc_id": "d1", **VISUAL_PROBE}],
         "VisualProbe_Hard/val.json": [VISUAL_PROBE],
-        "clevr_cogen_a_train/train.parquet": [{"image": inside, "problem": "How many?", "solution": "<answer> 7 </answer>"}],
+        "clevr_cogen_a_train/train.parquet": [
+            {"image": inside, "problem": "How many?", "solution": "<answer> 7 </answer>"}
+        ],
         "superclevr_test200.jsonl": [{"image_path": IMAGE, "question": "How many?", "ground_truth": 7}],
-        "DeepEyes-Datasets-47k/data_0.1.2_visual_toolbox_v2.parquet": [deepeyes("vstar", "visual_toolbox_v2", picture)],
-        "DeepEyes-Datasets-47k/data_thinklite_reasoning_acc.parquet": [deepeyes("thinklite_eureka", "", picture)],
+        "DeepEyes-Datasets-47k/data_0.1.2_visual_toolbox_v2.parquet": [
+            deepeyes("vstar", "visual_toolbox_v2", picture)
+        ],
+        "DeepEyes-Datasets-47k/data_thinklite_reasoning_acc.parquet": [
+            deepeyes("thinklite_eureka", "", picture)
+        ],
         "vstar_bench/test_questions.jsonl": [{**vstar, "category": "direct_attributes"}],
         **{f"MVBench/json/{task}.json": [moving] for task in MVBENCH},
         "geometry3k/train.parquet": [{"images": [inside], "problem": "<image>Find x.", "answer": "3"}],
@@ -105,10 +159,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("coming_from")
     tiny_model.make(base / "models/Qwen2.5-VL-7B-Instruct")
     shutil.copytree(ROOT / "configs", base / "configs")
-    for place in ("", "PixelReasoner-SFT-Data", "PixelReasoner-RL-Data", "VisualProbe_train", "VisualProbe_Hard"):
+    for place in (
+        "",
+        "PixelReasoner-SFT-Data",
+        "PixelReasoner-RL-Data",
+        "VisualProbe_train",
+        "VisualProbe_Hard",
+    ):
         (base / place / "images").mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((400, 600, 3), 90, np.uint8)).save(base / place / IMAGE)
-    for place in ("train_jsons/images/0.png", "benchmarks/image/0.png", "vstar_bench/direct_attributes/a.png"):
+    for place in (
+        "train_jsons/images/0.png",
+        "benchmarks/image/0.png",
+        "vstar_bench/direct_attributes/a.png",
+    ):
         (base / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(base / IMAGE, base / place)
     clip = encode(footage())
@@ -130,23 +194,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_system_has_a_section_with_commands() -> None:
-    systems = ["Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "EasyR1", "lmms-eval and VLMEvalKit"]
+    systems = [
+        "Pixel-Reasoner",
+        "Reason-RFT",
+        "TTRL",
+        "Mini-o3",
+        "R1-V",
+        "DeepEyes",
+        "EasyR1",
+        "lmms-eval and VLMEvalKit",
+    ]
     assert list(SECTIONS) == systems
     for title in systems:
         assert "Theirs: `" in SECTIONS[title]
         assert BLOCKS[title].strip()
 
 
-@pytest.mark.parametrize(("title", "command"), COMMANDS, ids=[f"{title}-{i}" for i, (title, _) in enumerate(COMMANDS)])
+@pytest.mark.parametrize(
+    ("title", "command"), COMMANDS, ids=[f"{title}-{i}" for i, (title, _) in enumerate(COMMANDS)]
+)
 def test_a_command_of_the_page_runs(
-    folder: Path, title: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    title: str,
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder / "home"))
     program, *arguments = shlex.split(command)
     assert program == "pixelis"
     if "--help" not in arguments:
-        arguments += ["policy.lora.rank=16", "--dry-run"]  # the layers of the tiny model are too small for the recipe's rank
+        # The layers of the tiny model are too small for the recipe's rank
+        arguments += ["policy.lora.rank=16", "--dry-run"]
     monkeypatch.setattr("sys.argv", ["pixelis", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -18,12 +18,16 @@ NAMED = sorted(set(re.findall(r"`((?:pixelis|tests|docs)/[\w/]+\.\w+)`", TEXT)))
 @pytest.mark.parametrize("title", SECTIONS)
 def test_the_code_of_a_section_runs(title: str, tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
-    done = subprocess.run([sys.executable, "-"], input=code, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-"], input=code, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_every_extension_point_has_a_section() -> None:
-    assert set(SECTIONS) == {f"Add {what}" for what in ("an operation", "a reward", "an algorithm", "a dialect", "a reader")}
+    assert set(SECTIONS) == {
+        f"Add {what}" for what in ("an operation", "a reward", "an algorithm", "a dialect", "a reader")
+    }
 
 
 @pytest.mark.parametrize("path", NAMED)

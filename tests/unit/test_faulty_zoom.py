@@ -28,7 +28,9 @@ def zoom(name: str, x: float, y: float = 0.1):
 @pytest.mark.parametrize("percent", faulty_zoom.SHARES)
 def test_a_share_of_the_calls_fails_always_the_same_ones(percent):
     places = [(0.01 * (i % 50), 0.01 * (i // 50)) for i in range(200)]
-    failed = [[zoom(f"Failing{percent}", *place)[0].code == "unavailable" for place in places] for _ in range(2)]
+    failed = [
+        [zoom(f"Failing{percent}", *place)[0].code == "unavailable" for place in places] for _ in range(2)
+    ]
     assert failed[0] == failed[1]
     assert np.mean(failed[0]) == pytest.approx(percent / 100, abs=0.08)
 

@@ -1,4 +1,6 @@
-"""The backward transfer of the benchmark of forgetting: differences by world, over pictures and over seeds."""
+"""The backward transfer of the benchmark of forgetting: differences by world, over pictures and over
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def run(final: dict[str, int]) -> list[Scores]:
 def test_transfer_is_the_final_accuracy_minus_that_after_the_own_stage():
     final = {"plain": 15, "invert": 20, "lowcontrast": 10, "digits": 20}
     transfer = summarise([run(final)])["backward_transfer"]
-    assert {world: transfer[world]["mean"] for world in WORLDS[:-1]} == {"plain": -0.25, "invert": 0.0, "lowcontrast": -0.5}
+    assert {world: transfer[world]["mean"] for world in WORLDS[:-1]} == {
+        "plain": -0.25,
+        "invert": 0.0,
+        "lowcontrast": -0.5,
+    }
     assert transfer["mean"]["mean"] == pytest.approx(-0.25)
     assert transfer["plain"]["ci95_seeds"] is None
 
@@ -48,7 +54,9 @@ def test_seeds_have_an_interval_of_their_own():
 
 def test_a_question_unscored_after_one_stage_is_left_out():
     stages = run(dict.fromkeys(WORLDS, 10))
-    stages[-1]["plain"] = {name: value for name, value in stages[-1]["plain"].items() if name != question("plain", 0)}
+    stages[-1]["plain"] = {
+        name: value for name, value in stages[-1]["plain"].items() if name != question("plain", 0)
+    }
     transfer = summarise([stages])["backward_transfer"]
     assert transfer["plain"]["n"] == transfer["mean"]["n"] == PICTURES - 1
     assert transfer["plain"]["mean"] == pytest.approx(-10 / 19)

@@ -1,4 +1,5 @@
-"""No package imports a file that imports the package, which import-linter does not see: it compares siblings only.
+"""No package imports a file that imports the package, which import-linter does not see: it compares siblings
+only.
 
 A process that loads a policy imports no library that only others need.
 """
@@ -27,7 +28,9 @@ def test_no_package_imports_a_file_that_imports_the_package() -> None:
 @pytest.mark.slow
 def test_a_process_with_a_policy_loads_no_library_that_it_does_not_need() -> None:
     """Together they would add two seconds to its start."""
-    modules = "pixelis.policy.model, pixelis.policy.embed, pixelis.policy.checkpoint, pixelis.evaluation.tracking"
+    modules = (
+        "pixelis.policy.model, pixelis.policy.embed, pixelis.policy.checkpoint, pixelis.evaluation.tracking"
+    )
     libraries = "sklearn", "scipy", "pandas", "pyarrow", "faiss"
     command = f"import sys, {modules}; print([name for name in {libraries} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", command], text=True).strip() == "[]"

@@ -22,7 +22,17 @@ def installations() -> list[tuple[str, str]]:
 def resolve(constraints: str, extras: list[str], python: str) -> subprocess.CompletedProcess[str]:
     """Resolve for a version of Python from the metadata of packages, without installing one."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
-    command = [uv, "pip", "compile", "pyproject.toml", "--quiet", "--no-header", "--no-annotate", "-c", constraints]
+    command = [
+        uv,
+        "pip",
+        "compile",
+        "pyproject.toml",
+        "--quiet",
+        "--no-header",
+        "--no-annotate",
+        "-c",
+        constraints,
+    ]
     command += [f"--extra={extra}" for extra in extras]
     command += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
@@ -44,6 +54,13 @@ def test_the_makefile_installs_for_cpus_and_for_gpus() -> None:
 
 
 def test_no_advice_names_a_package_of_an_index_that_is_not_ours() -> None:
-    texts = [*ROOT.glob("pixelis/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*")]
+    texts = [
+        *ROOT.glob("pixelis/**/*.py"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("*.md"),
+        *ROOT.glob("benchmarks/*"),
+    ]
     pattern = re.compile(r"pip install[^\n]*\bpixelis(\[|['\"\s]|$)")
-    assert [path for path in texts if path.is_file() and pattern.search(path.read_text(encoding="utf-8"))] == []
+    assert [
+        path for path in texts if path.is_file() and pattern.search(path.read_text(encoding="utf-8"))
+    ] == []

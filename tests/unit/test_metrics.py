@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pixelis.evaluation.batches import batch_metrics, learnt_votes
-from pixelis.evaluation.metrics import correctness, exploration_efficiency, has_loop, operation_counts, summarise
+from pixelis.evaluation.metrics import (
+    correctness,
+    exploration_efficiency,
+    has_loop,
+    operation_counts,
+    summarise,
+)
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 
 CALL = Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]})
@@ -16,12 +22,18 @@ def policy_turn(action=None, error=None):
 
 
 def reply(status):
-    return Turn(role="tool", tokens=[2], observation=Observation(status=status, code=None if status == "ok" else "bad_box"))
+    return Turn(
+        role="tool",
+        tokens=[2],
+        observation=Observation(status=status, code=None if status == "ok" else "bad_box"),
+    )
 
 
 def episode(question="q", *, accuracy=None, turns=(), stop=StopReason.ANSWER, answer=None, **fields):
     rewards = {} if accuracy is None else {"accuracy": accuracy}
-    return Trajectory(question_id=question, turns=list(turns), rewards=rewards, stop_reason=stop, answer=answer, **fields)
+    return Trajectory(
+        question_id=question, turns=list(turns), rewards=rewards, stop_reason=stop, answer=answer, **fields
+    )
 
 
 def test_a_summary_by_hand():
@@ -90,12 +102,15 @@ def test_groups_are_clusters_not_independent_episodes():
     for i in range(20):
         question = Question(id=f"q{i}", question="?")
         group = Group(id=f"g{i}", question=question)
-        group.trajectories = [episode(question.id, accuracy=float(i % 2), group_id=group.id) for _ in range(8)]
+        group.trajectories = [
+            episode(question.id, accuracy=float(i % 2), group_id=group.id) for _ in range(8)
+        ]
         groups.append(group)
     clustered = summarise(groups)
     low, high = clustered["ci95"]
     assert (clustered["n"], clustered["questions"], clustered["accuracy"]) == (160, 20, 0.5)
-    assert high - low > 0.35  # 20 questions know far less than 160 episodes (whose Wilson interval is 0.15 wide)
+    # 20 questions know far less than 160 episodes (whose Wilson interval is 0.15 wide)
+    assert high - low > 0.35
 
 
 def test_fractional_scores_get_a_bootstrap():
@@ -106,20 +121,28 @@ def test_fractional_scores_get_a_bootstrap():
 
 
 def test_correctness_is_the_mean_of_a_question():
-    assert correctness([episode("a", accuracy=1.0), episode("a", accuracy=0.0), episode("b", accuracy=1.0), episode("c")]) == {
+    assert correctness(
+        [episode("a", accuracy=1.0), episode("a", accuracy=0.0), episode("b", accuracy=1.0), episode("c")]
+    ) == {
         "a": 0.5,
         "b": 1.0,
     }
 
 
-@pytest.mark.parametrize(("right", "wrong", "right_shown"), [(9, 9, 2), (0, 9, 0), (9, 0, 4), (1, 2, 1), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("right", "wrong", "right_shown"), [(9, 9, 2), (0, 9, 0), (9, 0, 4), (1, 2, 1), (0, 0, 0)]
+)
 def test_pages_show_as_many_right_as_wrong_episodes(right, wrong, right_shown):
     from pixelis.actors.report import choose
 
     groups = []
     for accuracy in [1.0] * right + [0.0] * wrong:
         groups.append(
-            Group(id="g", question=Question(id="q", question="?"), trajectories=[episode(accuracy=accuracy, group_id="g")])
+            Group(
+                id="g",
+                question=Question(id="q", question="?"),
+                trajectories=[episode(accuracy=accuracy, group_id="g")],
+            )
         )
     chosen = choose("step 1", groups, [None] * len(groups), 4)
     assert len(chosen) == min(4, right + wrong)
@@ -132,7 +155,9 @@ def voted(name: str, *rewards: tuple[float, float | None]) -> Group:
     group = Group(id=name, question=question)
     for vote, accuracy in rewards:
         raw = {"majority_vote": vote, **({"accuracy": accuracy} if accuracy is not None else {})}
-        group.trajectories.append(Trajectory(question_id=question.id, group_id=name, rewards=raw, reward=vote))
+        group.trajectories.append(
+            Trajectory(question_id=question.id, group_id=name, rewards=raw, reward=vote)
+        )
     return group
 
 

@@ -1,4 +1,6 @@
-"""`make results`: figures with their intervals are found in any result, a run is made once; the README and the page agree."""
+"""`make results`: figures with their intervals are found in any result, a run is made once; the README and
+the page agree.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def test_figures_have_the_interval_beside_them() -> None:
 
 def test_a_run_is_made_once_and_a_failed_one_again(tmp_path: Path) -> None:
     program = (
-        "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); n = len(list(p.glob('n*'))); (p / ('n' + str(n))).touch(); "
+        "import json, pathlib, sys; p = pathlib.Path(sys.argv[1]); n = len(list(p.glob('n*'))); (p / "
+        "('n' + str(n))).touch(); "
     )
     program += "sys.exit(3) if not n else print(json.dumps(dict(x=dict(mean=n, low=0, high=1))))"
     run = Run(f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} {{dir}}", 1)
@@ -54,13 +57,16 @@ def test_a_run_is_made_once_and_a_failed_one_again(tmp_path: Path) -> None:
     assert third is not None
     assert third["figures"][0]["value"] == 1.0
     assert len(list((tmp_path / "counted").glob("n*"))) == 2
-    assert inside({"figures": [{"path": "x", "value": 3.0, "interval": None}]}, json.loads(json.dumps(second))) == [
-        ("x", 1.0, 3.0, (0.0, 1.0))
-    ]
+    assert inside(
+        {"figures": [{"path": "x", "value": 3.0, "interval": None}]}, json.loads(json.dumps(second))
+    ) == [("x", 1.0, 3.0, (0.0, 1.0))]
 
 
 def test_what_a_smoke_run_gave_is_not_taken_for_figures(tmp_path: Path) -> None:
-    program = f"{shlex.quote(sys.executable)} -c 'import json, sys; print(json.dumps(dict(smoke=len(sys.argv) - 1)))'"
+    program = (
+        f"{shlex.quote(sys.executable)} -c 'import json, sys; "
+        "print(json.dumps(dict(smoke=len(sys.argv) - 1)))'"
+    )
     run = Run(program, 1)
 
     def value(more: str) -> float:
@@ -71,13 +77,17 @@ def test_what_a_smoke_run_gave_is_not_taken_for_figures(tmp_path: Path) -> None:
     assert [value(more) for more in (" --smoke", "", "", " --smoke")] == [1, 0, 0, 1]
     record = tmp_path / "own" / "figures.json"
     moved = json.loads(record.read_text()) | {"machine": "kept"}
-    record.write_text(json.dumps(moved | {"command": moved["command"].replace(sys.executable, "/elsewhere/python")}))
+    record.write_text(
+        json.dumps(moved | {"command": moved["command"].replace(sys.executable, "/elsewhere/python")})
+    )
     again = execute("own", program + " --smoke", run, tmp_path)
     assert again is not None
     assert again["machine"] == "kept"
 
 
-def test_an_earlier_time_is_a_folder_or_a_recorded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_time_is_a_folder_or_a_recorded_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = "import json; print(json.dumps(dict(x=dict(mean=.5, low=0, high=1), y=2)))"
     run = Run(f"{shlex.quote(sys.executable)} -c {shlex.quote(program)}", 1)
     monkeypatch.setattr("benchmarks.results.RUNS", {"own": run})

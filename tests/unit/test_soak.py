@@ -30,7 +30,9 @@ STATUS: dict[str, Any] = {"updates": 1, "policy_version": 1, "alerts": []}
 def test_each_loss_is_a_broken_promise(tmp_path: Path, change: dict[str, Any], promise: str | None) -> None:
     with audit.AuditLog(tmp_path / audit.FOLDER, load(None).evolution.audit) as log:
         log.write("start", "evolution", "start")
-    record = Record(outcomes=[Outcome("agent", 1.0, 0.1, ["200"])], acknowledged={"a": 1.0, "b": 2.0}, feedback={"a": 1})
+    record = Record(
+        outcomes=[Outcome("agent", 1.0, 0.1, ["200"])], acknowledged={"a": 1.0, "b": 2.0}, feedback={"a": 1}
+    )
     record.unreadable, record.heads = change.get("unreadable", []), change.get("heads", [])
     stored, code = change.get("stored", {"a": 1, "b": 0}), change.get("code", 130)
     broken = _report(Report("soak"), record, stored, STATUS, code, change.get("left", []), tmp_path)

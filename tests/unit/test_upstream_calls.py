@@ -1,7 +1,8 @@
-"""Calls of the seed systems beside what the systems' own code makes of them: input, upstream's value, ours, reason.
+"""Calls of the seed systems beside what the systems' own code makes of them: input, upstream's value, ours,
+reason.
 
-The table is written by hand from the systems' public code and descriptions. A value is the action (target and arguments), the
-answer `answer: ...`, the code of an error, or `nothing`.
+The table is written by hand from the systems' public code and descriptions. A value is the action (target and
+arguments), the answer `answer: ...`, the code of an error, or `nothing`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,13 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
     ("deepeyes", zoom('{"bbox_2d":[-50,-9,280,280]}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
     ("deepeyes", zoom('{"bbox_2d":[600,0,900,280]}'), "error", "out_of_range", "wholly outside"),
     ("deepeyes", zoom('{"bbox_2d":[0,0,' + "9" * 4000 + ",280]}"), box(0, 0, 1, 1), box(0, 0, 1, 1), SAME),
-    ("mini_o3", ground("[0.5,0,1.02,1]"), box(0.5, 0, 1, 1), "out_of_range", "dialogue.clamp=true does as upstream"),
+    (
+        "mini_o3",
+        ground("[0.5,0,1.02,1]"),
+        box(0.5, 0, 1, 1),
+        "out_of_range",
+        "dialogue.clamp=true does as upstream",
+    ),
     (
         "qwen",
         '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,0,900,280]}}</tool_call>',
@@ -78,8 +85,20 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         "our own dialect",
     ),
     # -- DeepEyes' arguments
-    ("deepeyes", zoom('{"bbox_2d":[0.4,0.0,279.6,280.0]}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "rounded, as by PIL"),
-    ("deepeyes", zoom('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "error", "bad_box", "fractions are less than a pixel"),
+    (
+        "deepeyes",
+        zoom('{"bbox_2d":[0.4,0.0,279.6,280.0]}'),
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        "rounded, as by PIL",
+    ),
+    (
+        "deepeyes",
+        zoom('{"bbox_2d":[0.1,0.2,0.3,0.4]}'),
+        "error",
+        "bad_box",
+        "fractions are less than a pixel",
+    ),
     ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":null}}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
     ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":7}}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
     (
@@ -89,7 +108,13 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0, 0, 0.5, 1),
         "its crops are of the picture",
     ),
-    ("deepeyes", zoom(f'{{"bbox_2d":{LEFT}}}').replace('{"name"', '{"id":1,"name"'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
+    (
+        "deepeyes",
+        zoom(f'{{"bbox_2d":{LEFT}}}').replace('{"name"', '{"id":1,"name"'),
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        SAME,
+    ),
     ("deepeyes", zoom(f'{{"bbox":{LEFT}}}'), "error", "bad_arguments", SAME),
     ("deepeyes", zoom('{"bbox_2d":[100,100,130,200]}'), "error", "too_small", "30 pixels"),
     (
@@ -107,15 +132,33 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         ("img0", {"angle": 90.0}),
         "its code turns counter-clockwise, ours as it describes",
     ),
-    ("deepeyes", turn("-90"), ("img0", {"angle": 90}), ("img0", {"angle": 270.0}), "the same turn in degrees clockwise"),
+    (
+        "deepeyes",
+        turn("-90"),
+        ("img0", {"angle": 90}),
+        ("img0", {"angle": 270.0}),
+        "the same turn in degrees clockwise",
+    ),
     ("deepeyes", turn("0"), ("img0", {"angle": 0}), ("img0", {"angle": 0.0}), SAME),
-    ("deepeyes", turn("45"), ("img0", {"angle": -45}), ("img0", {"angle": 45.0}), "clockwise; nothing is cut off"),
+    (
+        "deepeyes",
+        turn("45"),
+        ("img0", {"angle": -45}),
+        ("img0", {"angle": 45.0}),
+        "clockwise; nothing is cut off",
+    ),
     ("deepeyes", turn("22.5"), ("img0", {"angle": -22.5}), ("img0", {"angle": 22.5}), "clockwise"),
     ("deepeyes", turn('"90"'), "error", "bad_arguments", SAME),
     ("deepeyes", turn("true"), ("img0", {"angle": -1}), "bad_arguments", "no number"),
     # -- several calls in a turn
     ("pixel_reasoner", crop(LEFT) + crop(RIGHT), padded(0.5, 0, 1, 1), padded(0.5, 0, 1, 1), "the last"),
-    ("pixel_reasoner", crop("[1") + "\n" + crop(RIGHT), padded(0.5, 0, 1, 1), padded(0.5, 0, 1, 1), "the last"),
+    (
+        "pixel_reasoner",
+        crop("[1") + "\n" + crop(RIGHT),
+        padded(0.5, 0, 1, 1),
+        padded(0.5, 0, 1, 1),
+        "the last",
+    ),
     (
         "deepeyes",
         zoom(f'{{"bbox_2d":{LEFT}}}') + zoom(f'{{"bbox_2d":{RIGHT}}}')[16:],
@@ -123,13 +166,43 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0.5, 0, 1, 1),
         "the last",
     ),
-    ("deepeyes", turn("90") + turn("180")[16:] * 2, ("img0", {"angle": -180}), ("img0", {"angle": 180.0}), "the last"),
-    ("mini_o3", ground("[0,0,0.5,1]") + ground("[0.5,0,1,1]")[16:], box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the first"),
-    ("qwen", '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,9,9]}}</tool_call>' * 2, None, "limit", "our own dialect"),
+    (
+        "deepeyes",
+        turn("90") + turn("180")[16:] * 2,
+        ("img0", {"angle": -180}),
+        ("img0", {"angle": 180.0}),
+        "the last",
+    ),
+    (
+        "mini_o3",
+        ground("[0,0,0.5,1]") + ground("[0.5,0,1,1]")[16:],
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        "the first",
+    ),
+    (
+        "qwen",
+        '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,9,9]}}</tool_call>' * 2,
+        None,
+        "limit",
+        "our own dialect",
+    ),
     # -- a call and an answer in a turn
     ("deepeyes", turn("90") + "<answer>7</answer>", "answer: 7", "answer: 7", SAME),
-    ("deepeyes", turn("90") + "so \\boxed{7}", ("img0", {"angle": -90}), ("img0", {"angle": 90.0}), "only tags end its episodes"),
-    ("mini_o3", ground("[0,0,0.5,1]") + "<answer>7</answer>", box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the call"),
+    (
+        "deepeyes",
+        turn("90") + "so \\boxed{7}",
+        ("img0", {"angle": -90}),
+        ("img0", {"angle": 90.0}),
+        "only tags end its episodes",
+    ),
+    (
+        "mini_o3",
+        ground("[0,0,0.5,1]") + "<answer>7</answer>",
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        "the call",
+    ),
     (
         "mini_o3",
         "<think>t</think><answer>7</answer>" + ground("[0,0,0.5,1]")[16:],
@@ -137,7 +210,13 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0, 0, 0.5, 1),
         "the call",
     ),
-    ("pixel_reasoner", crop(LEFT) + " so \\boxed{7}", "answer: 7", "answer: 7", "a turn is a call only if it ends with one"),
+    (
+        "pixel_reasoner",
+        crop(LEFT) + " so \\boxed{7}",
+        "answer: 7",
+        "answer: 7",
+        "a turn is a call only if it ends with one",
+    ),
     (
         "pixel_reasoner",
         "\\boxed{7}? " + crop(LEFT),
@@ -145,7 +224,13 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         padded(0, 0, 0.5, 1),
         "a turn is a call only if it ends with one",
     ),
-    ("pixel_reasoner", crop(LEFT) + " Let us see.", "nothing", "nothing", "a turn is a call only if it ends with one"),
+    (
+        "pixel_reasoner",
+        crop(LEFT) + " Let us see.",
+        "nothing",
+        "nothing",
+        "a turn is a call only if it ends with one",
+    ),
     (
         "qwen",
         '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,9,9]}}</tool_call><answer>7</answer>',
@@ -154,7 +239,13 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         "our own dialect",
     ),
     # -- what Mini-o3 reads
-    ("mini_o3", ground("[0,0,0.5,1]", '"observation_0"'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the picture"),
+    (
+        "mini_o3",
+        ground("[0,0,0.5,1]", '"observation_0"'),
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        "the picture",
+    ),
     (
         "mini_o3",
         ground("[0,0,0.5,1]", '"observation_1"'),
@@ -177,8 +268,20 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0, 0, 0.5, 1, target="obs1"),
         "single quotes",
     ),
-    ("mini_o3", ground("[0,0,0.5,1]", "'original_image'"), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
-    ("mini_o3", ground("[0,0,0.5,1]", "'original_image\""), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
+    (
+        "mini_o3",
+        ground("[0,0,0.5,1]", "'original_image'"),
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        "mixed quotes",
+    ),
+    (
+        "mini_o3",
+        ground("[0,0,0.5,1]", "'original_image\""),
+        box(0, 0, 0.5, 1),
+        box(0, 0, 0.5, 1),
+        "mixed quotes",
+    ),
     (
         "mini_o3",
         ground("[0,0,0.5,1]", "'observation_1 (the dog\"").replace('"source"', "'source'"),
@@ -208,7 +311,13 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         "bad_json",
         "upstream evaluates Python, ours never does",
     ),
-    ("mini_o3", ground("__import__('os').getcwd()"), "evaluated", "bad_json", "upstream evaluates Python, ours never does"),
+    (
+        "mini_o3",
+        ground("__import__('os').getcwd()"),
+        "evaluated",
+        "bad_json",
+        "upstream evaluates Python, ours never does",
+    ),
     (
         "mini_o3",
         "<think>t</think><answer>" + "7" * 1001 + "</answer>",
@@ -237,7 +346,9 @@ def value(dialect: str, text: str, scale: Scale = SCALE) -> Any:
 
 
 @pytest.mark.parametrize(("dialect", "text", "upstream", "ours", "reason"), TABLE)
-def test_a_call_is_read_as_its_system_reads_it(dialect: str, text: str, upstream: Any, ours: Any, reason: str) -> None:
+def test_a_call_is_read_as_its_system_reads_it(
+    dialect: str, text: str, upstream: Any, ours: Any, reason: str
+) -> None:
     result = value(dialect, text)
     if isinstance(ours, tuple):
         assert result[0] == ours[0]
@@ -250,7 +361,9 @@ def test_a_call_is_read_as_its_system_reads_it(dialect: str, text: str, upstream
         assert upstream == ours
 
 
-@pytest.mark.parametrize("after", ["", " ", " Let me see.", "<answer>7</answer>", ground("[0.5,0,1,1]")[16:], "</grounding>"])
+@pytest.mark.parametrize(
+    "after", ["", " ", " Let me see.", "<answer>7</answer>", ground("[0.5,0,1,1]")[16:], "</grounding>"]
+)
 def test_a_turn_of_mini_o3_ends_with_its_first_call(after: str) -> None:
     dialect, call = DIALECTS["mini_o3"], ground("[0,0,0.5,1]")
     assert dialect.well_formed(call + after)
@@ -298,7 +411,9 @@ MINI_O3_PARSER = re.compile(r'\{"bbox_2d": \[(.*?)\], "source": "(original_image
     st.lists(st.integers(0, 1000), min_size=2, max_size=2, unique=True).map(sorted),
     st.sampled_from(["img0", "obs1"]),
 )
-def test_what_is_written_in_mini_o3_is_read_by_its_own_parser(columns: list[int], rows: list[int], target: str) -> None:
+def test_what_is_written_in_mini_o3_is_read_by_its_own_parser(
+    columns: list[int], rows: list[int], target: str
+) -> None:
     edges = [columns[0] / 1000, rows[0] / 1000, columns[1] / 1000, rows[1] / 1000]
     action = Action(op="zoom_in", target=target, arguments={"box": edges})
     text = "".join(DIALECTS["mini_o3"].render(action, SCALE, "t"))
@@ -310,7 +425,8 @@ def test_what_is_written_in_mini_o3_is_read_by_its_own_parser(columns: list[int]
 
 def test_a_crop_that_deepeyes_refuses_earns_nothing() -> None:
     reply = DIALECTS["deepeyes"].parse(zoom('{"bbox_2d":[10,10,40,40]}'), OPERATIONS, SCALE)
-    assert reply.action is None  # so it is an error observation, and no executed operation for tool_if_correct
+    # So it is an error observation, and no executed operation for tool_if_correct
+    assert reply.action is None
     assert reply.error is not None
     assert reply.error.code == "too_small"
     thin = Scale.of("pixels", [ImageView(id="img0", view_size=(6000, 280))])
@@ -318,11 +434,15 @@ def test_a_crop_that_deepeyes_refuses_earns_nothing() -> None:
     assert value("deepeyes", zoom('{"bbox_2d":[0,0,3100,31]}'), thin)[0] == "img0"
 
 
-@pytest.mark.parametrize(("angle", "quarter_turns"), [(0, 0), (90, 3), (180, 2), (270, 1), (-90, 1), (360, 0)])
+@pytest.mark.parametrize(
+    ("angle", "quarter_turns"), [(0, 0), (90, 3), (180, 2), (270, 1), (-90, 1), (360, 0)]
+)
 def test_rotate_turns_clockwise_and_says_so(angle: float, quarter_turns: int) -> None:
     picture = skimage.data.coffee()
     scene = Scene({"img0": picture}, [ImageView(id="img0", source_size=(600, 400), view_size=(600, 400))])
-    observation, views = execute(Action(op="rotate", arguments={"angle": angle, "box": [0.5, 0, 1, 0.5]}), scene)
+    observation, views = execute(
+        Action(op="rotate", arguments={"angle": angle, "box": [0.5, 0, 1, 0.5]}), scene
+    )
     assert observation.status == "ok"
     np.testing.assert_array_equal(views[0], np.rot90(picture[:200, 300:], quarter_turns))
     assert observation.images[0].box == (0.5, 0.0, 1.0, 0.5)

@@ -1,6 +1,8 @@
-r"""Where scores differ from those of the systems' public code, as a table: answer, truth, upstream's score, ours, the reason.
+r"""Where scores differ from those of the systems' public code, as a table: answer, truth, upstream's score,
+ours, the reason.
 
-Upstream's scores were measured by running that code. Where both scores are equal, the row was a defect of ours before.
+Upstream's scores were measured by running that code. Where both scores are equal, the row was a defect of
+ours before.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ PIXEL = buffer.getvalue()
 # fmt: off
 ANSWERS = [
     # scorer           answer                   truth              upstream  ours  reason
-    ("math",           "7",                     r"\$7",                   1,    1, "currency in truths is read"),
-    ("math",           r"\$36",                 "$36",                    1,    1, "an escaped currency sign"),
+    ("math",           "7",                     r"\$7",                   1,    1, ("currency in truths is " "read")),
+    ("math",           r"\$36",                 "$36",                    1,    1, ("an escaped currency " "sign")),
     ("math",           "36",                    r"\$36.00",               1,    1, "a missing unit fits any"),
-    ("math",           "5",                     "5 cm",                   1,    1, "units in truths are read"),
+    ("math",           "5",                     "5 cm",                   1,    1, ("units in truths are " "read")),
     ("math",           r"5\text{ cm}",          "5 centimeters",          1,    1, "names of the same unit"),
     ("math",           "5 m",                   "5 cm",                   1,    0, "another unit is wrong"),
-    ("math",           r"5\text{ cm}^2",        "5 cm",                   1,    0, "another power of a unit is wrong"),
+    ("math",           r"5\text{ cm}^2",        "5 cm",                   1,    0, ("another power of a " "unit is wrong")),
     ("math",           "not A",                 "A",                      0,    0, "a denied letter"),
     ("math",           r"\text{A}",             "A",                      1,    1, "LaTeX text is text"),
     ("math",           "1e3",                   "1000",                   1,    1, "scientific notation"),
@@ -59,33 +61,33 @@ ANSWERS = [
     ("math",           "1, 2",                  "1,2",                    1,    1, "a list with blanks"),
     ("math",           "12",                    "1,2",                    0,    0, "a list is no number"),
     ("math",           "50%",                   r"50\%",                  1,    1, "an escaped percent sign"),
-    ("math",           "50",                    "50%",                    1,    1, "percent without its sign"),
+    ("math",           "50",                    "50%",                    1,    1, ("percent without its " "sign")),
     ("math",           "0.5",                   "50%",                    1,    1, "percent as a fraction"),
-    ("math",           r"\frac{1}{0}",          "7",                      0,    0, "an answer without a value is wrong"),
-    ("math",           "７",                     "7",                      0,    1, "full-width digits are digits"),
-    ("math",           "9" * 5000,              "7",                      0,    0, "a number beyond the parser is wrong"),
+    ("math",           r"\frac{1}{0}",          "7",                      0,    0, ("an answer without a " "value is wrong")),
+    ("math",           "７",                     "7",                      0,    1, ("full-width digits are " "digits")),
+    ("math",           "9" * 5000,              "7",                      0,    0, ("a number beyond the " "parser is wrong")),
     ("math",           "The answer is 7.",      "7",                      1,    1, "a number in prose"),
-    ("exact",          "7 apples",              "7",                      0,    0, "counts are exact inside the tags"),
-    ("exact",          "7.0",                   "7",                      0,    0, "counts are exact inside the tags"),
-    ("exact",          "Yes.",                  "Yes",                    1,    1, "a full stop after a word"),
+    ("exact",          "7 apples",              "7",                      0,    0, ("counts are exact " "inside the tags")),
+    ("exact",          "7.0",                   "7",                      0,    0, ("counts are exact " "inside the tags")),
+    ("exact",          "Yes.",                  "Yes",                    1,    1, ("a full stop after a " "word")),
     ("mc_letter",      r"\text{A}",             "A",                      1,    1, "a letter in LaTeX"),
     ("mc_letter",      r"\boxed{\text{A}}",     "A",                      1,    1, "a letter in a box"),
     ("mc_letter",      "$A$",                   "A",                      1,    1, "a letter in LaTeX"),
     ("mc_letter",      "[A]",                   "A",                      1,    1, "a letter in brackets"),
     ("mc_letter",      "not A",                 "A",                      0,    0, "a denied letter"),
-    ("mc_letter",      "B. cat",                "B",                      0,    1, "kept: a letter with its text"),
-    ("mc_letter",      "(B)",                   "B",                      0,    1, "kept: a letter in parentheses"),
-    ("mc_letter",      "cat",                   "B",                      0,    1, "kept: the text of the option"),
+    ("mc_letter",      "B. cat",                "B",                      0,    1, ("kept: a letter with " "its text")),
+    ("mc_letter",      "(B)",                   "B",                      0,    1, ("kept: a letter in " "parentheses")),
+    ("mc_letter",      "cat",                   "B",                      0,    1, ("kept: the text of the " "option")),
     ("numeric_band",   "5 m",                   "5 cm",                   1,    0, "another unit is wrong"),
     ("numeric_band",   r"\$102",                "100",                    1,    1, "currency is read"),
     ("pixel_reasoner", "7",                     "7",                      1,    1, "a plain number"),
-    ("pixel_reasoner", "blue and red",          "red, blue",              1,    1, "every piece of a truth occurs"),
+    ("pixel_reasoner", "blue and red",          "red, blue",              1,    1, ("every piece of a " "truth " "occurs")),
     ("pixel_reasoner", "red",                   "red, blue",              0,    0, "a piece is missing"),
     ("pixel_reasoner", "12, 21",                "1, 2",                   1,    0, "pieces are whole words"),
-    ("pixel_reasoner", "45",                    "45%",                    1,    1, "percent without its sign"),
+    ("pixel_reasoner", "45",                    "45%",                    1,    1, ("percent without its " "sign")),
     ("pixel_reasoner", r"\dfrac{3}{4}",         "3:4",                    1,    1, "a ratio"),
-    ("pixel_reasoner", "5 minutes",             "5",                      1,    1, "a unit beside a bare truth"),
-    ("judge",          r"\text{red}",           "Red",                    1,    1, "no judge is needed for LaTeX text"),
+    ("pixel_reasoner", "5 minutes",             "5",                      1,    1, ("a unit beside a bare " "truth")),
+    ("judge",          r"\text{red}",           "Red",                    1,    1, ("no judge is needed " "for " "LaTeX text")),
 ]
 # fmt: on
 
@@ -103,14 +105,18 @@ BAD_ANSWERS = [r"\frac{1}{0}", r"x+\frac{1}{", "9" * 5000]
 def test_an_answer_that_cannot_be_parsed_is_wrong_and_counted(services):
     before = services.counts.total()
     scored = score_group(
-        group(*[episode(a) for a in BAD_ANSWERS], answers=["x+1"], scorer="math"), RewardsConfig(), services=services
+        group(*[episode(a) for a in BAD_ANSWERS], answers=["x+1"], scorer="math"),
+        RewardsConfig(),
+        services=services,
     )
     assert [(t.reward, t.unscored) for t in scored.trajectories] == [(0.0, None)] * len(BAD_ANSWERS)
     assert services.counts.total() - before == len(BAD_ANSWERS)
 
 
 def test_a_broken_truth_is_unscored(services):
-    scored = score_group(group(episode("x+1"), answers=[r"x+\frac{1}{"], scorer="math"), RewardsConfig(), services=services)
+    scored = score_group(
+        group(episode("x+1"), answers=[r"x+\frac{1}{"], scorer="math"), RewardsConfig(), services=services
+    )
     assert [(t.reward, t.unscored) for t in scored.trajectories] == [(None, "truth_unparsable")]
 
 
@@ -128,9 +134,15 @@ BOXED = [
 
 @pytest.mark.parametrize(("written", "truths", "answer", "upstream", "ours"), BOXED)
 @pytest.mark.parametrize("virl39k", [False, True])
-def test_boxed_truths_of_pixel_reasoner_and_virl39k(services, tmp_path, virl39k, written, truths, answer, upstream, ours):
+def test_boxed_truths_of_pixel_reasoner_and_virl39k(
+    services, tmp_path, virl39k, written, truths, answer, upstream, ours
+):
     row = {"qid": "vstar-1", "question": "What?", "answer": written}
-    row |= {"image": ["a.png"], "is_video": False} if not virl39k else {"source": "x", "category": "y", "PassRate_7BBase": 0.5}
+    row |= (
+        {"image": ["a.png"], "is_video": False}
+        if not virl39k
+        else {"source": "x", "category": "y", "PassRate_7BBase": 0.5}
+    )
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     (tmp_path / "a.png").write_bytes(PIXEL)
     (question,) = read_questions(str(tmp_path / "rows.jsonl"), epochs=1)
@@ -176,7 +188,9 @@ def test_an_answer_whose_comparison_never_ends_votes_alone() -> None:
 
 
 @pytest.mark.parametrize(("scorer", "answers", "upstream", "ours"), VOTES)
-def test_votes_are_grouped_by_the_rewards_equality_in_rewards_ttrl_and_evolution(services, scorer, answers, upstream, ours):
+def test_votes_are_grouped_by_the_rewards_equality_in_rewards_ttrl_and_evolution(
+    services, scorer, answers, upstream, ours
+):
     meta = {"options": list(CAT)} if scorer == "mc_letter" else {}
     question = QUESTION.model_copy(update={"scorer": scorer, "meta": meta, "answers": None})
     same = Equality(question, scorer, services)
@@ -185,7 +199,9 @@ def test_votes_are_grouped_by_the_rewards_equality_in_rewards_ttrl_and_evolution
     winners = ours.count(0)
     rewards = RewardsConfig(preset="ttrl")
     scored = score_group(
-        group(*[episode(a) for a in answers], answers=None, scorer=scorer, meta=meta), rewards, services=services
+        group(*[episode(a) for a in answers], answers=None, scorer=scorer, meta=meta),
+        rewards,
+        services=services,
     )
     if scorer != "iou":  # partial credit
         assert [t.reward for t in scored.trajectories] == [float(c == 0) for c in ours]
@@ -197,7 +213,9 @@ def test_votes_are_grouped_by_the_rewards_equality_in_rewards_ttrl_and_evolution
 
 def test_an_update_task_learns_every_spelling_of_the_elected_answer(services):
     question = Question(id="q", question="?", scorer="math")
-    served = group(*[episode(a) for a in ("1/2", r"\frac{1}{2}", "0.5", "3")]).model_copy(update={"question": question})
+    served = group(*[episode(a) for a in ("1/2", r"\frac{1}{2}", "0.5", "3")]).model_copy(
+        update={"question": question}
+    )
     verdict = vote(served.trajectories, [], voting(), question, NOW, Equality(question, "math", services))
     settings = voting().model_copy(update={"gate": 0.6})
     task = make_task(served, verdict, settings, RewardsConfig())
@@ -215,10 +233,12 @@ UNTAGGED = [
     ("pr-paper",     r"so \boxed{7}",                          "7",   "pixel_reasoner", 1, 1),
     ("r1v",          "Answer: (B) cat",                        "B",   "mc_letter",      1, 1),
     ("r1v",          "It is 8.",                               "7",   "math",           0, 0),
-    ("r1v",          "<think>7 is the answer",                 "7",   "math",           1, 0),  # kept: nothing inside the thought
+    # Kept: nothing inside the thought
+    ("r1v",          "<think>7 is the answer",                 "7",   "math",           1, 0),
     ("easyr1-r1v",   r"<think>so</think>\boxed{7}",            "7",   "math",           0, 0),
     ("easyr1-r1v",   "<think>so</think><answer>7</answer>",    "7",   "math",           1, 1),
-    (None,           "The answer is 7.",                       "7",   "math",           None, 0),  # strict by default
+    # Strict by default
+    (None,           "The answer is 7.",                       "7",   "math",           None, 0),
     (None,           r"<think>so</think>\boxed{7}",            "7",   "math",           None, 1),
 ]  # fmt: skip
 
@@ -228,7 +248,11 @@ def test_untagged_answers(services, preset, text, truth, scorer, upstream, ours)
     reply = DIALECTS["plain"].parse(text, {}, Scale("unit", {}))
     stop = StopReason.ANSWER if reply.answer is not None else StopReason.NO_ACTION
     said = Trajectory(
-        question_id="q", group_id="g", turns=[Turn(role="assistant", text=text)], answer=reply.answer, stop_reason=stop
+        question_id="q",
+        group_id="g",
+        turns=[Turn(role="assistant", text=text)],
+        answer=reply.answer,
+        stop_reason=stop,
     )
     settings = RewardsConfig(preset=preset) if preset else RewardsConfig()
     scored = score_group(group(said, answers=[truth], scorer=scorer), settings, services=services)
@@ -239,22 +263,35 @@ def test_untagged_answers(services, preset, text, truth, scorer, upstream, ours)
 def test_a_direct_answer_of_r1_v_earns_all_without_its_format(services):
     """R1-V's direct-answer runs: no thought is asked for, and the format has no weight."""
     said = Trajectory(
-        question_id="q", group_id="g", turns=[Turn(role="assistant", text="7")], stop_reason=StopReason.NO_ACTION, dialect="plain"
+        question_id="q",
+        group_id="g",
+        turns=[Turn(role="assistant", text="7")],
+        stop_reason=StopReason.NO_ACTION,
+        dialect="plain",
     )
     settings = RewardsConfig(preset="r1v", weights={"format": 0})
     scored = score_group(group(said, answers=["7"], scorer="math"), settings, services=services)
     assert scored.trajectories[0].reward == 1.0
-    thought = score_group(group(said, answers=["7"], scorer="math"), RewardsConfig(preset="r1v"), services=services)
+    thought = score_group(
+        group(said, answers=["7"], scorer="math"), RewardsConfig(preset="r1v"), services=services
+    )
     assert (thought.trajectories[0].rewards["format"], thought.trajectories[0].reward) == (0.0, 1.0)
 
 
 def test_untagged_answers_vote_in_ttrl(services):
     texts = ["The answer is 7.", r"so \boxed{7.0}", "Answer: 8"]
     said = [
-        Trajectory(question_id="q", group_id="g", turns=[Turn(role="assistant", text=text)], stop_reason=StopReason.NO_ACTION)
+        Trajectory(
+            question_id="q",
+            group_id="g",
+            turns=[Turn(role="assistant", text=text)],
+            stop_reason=StopReason.NO_ACTION,
+        )
         for text in texts
     ]
-    scored = score_group(group(*said, answers=None, scorer="math"), RewardsConfig(preset="ttrl"), services=services)
+    scored = score_group(
+        group(*said, answers=None, scorer="math"), RewardsConfig(preset="ttrl"), services=services
+    )
     assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 0.0]
 
 
@@ -280,7 +317,9 @@ def test_scorers_of_the_presets_of_reason_rft(services, preset, scorer, answer, 
 def test_a_task_has_a_scorer_of_its_own():
     settings = RewardsConfig(tasks={"chart": {"scorer": "exact"}}, scorers={"math": "numeric_band"})
     scores = [
-        score_group(group(episode("104"), answers=["100"], scorer="math", task=task), settings).trajectories[0].reward
+        score_group(group(episode("104"), answers=["100"], scorer="math", task=task), settings)
+        .trajectories[0]
+        .reward
         for task in ("chart", "qa")
     ]
     assert scores == [0.0, 1.0]

@@ -29,11 +29,21 @@ torch.set_num_threads(1)
 
 @functools.cache
 def folder(family: str) -> Path:
-    """A model folder on disk; heads (32 wide, the least that vLLM takes on CPU) share keys, deepstack is on (Qwen3-VL)."""
+    """A model folder on disk; heads (32 wide, the least that vLLM takes on CPU) share keys, deepstack is on
+    (Qwen3-VL).
+    """
     root = Path(tempfile.mkdtemp(prefix=f"pixelis-{family}-"))
     atexit.register(shutil.rmtree, root, True)
     tokenizer = build_tokenizer()
-    sizes = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2, "feedforward": 96, "vision_hidden": 32, "vision_layers": 2}
+    sizes = {
+        "hidden": 64,
+        "heads": 2,
+        "kv_heads": 1,
+        "layers": 2,
+        "feedforward": 96,
+        "vision_hidden": 32,
+        "vision_layers": 2,
+    }
     model = build(tokenizer, family, seed=3, **sizes)  # type: ignore[arg-type]
     model.save_pretrained(root)
     tokenizer.save_pretrained(root)
@@ -54,7 +64,9 @@ def stock(family: str = "qwen3_vl") -> torch.nn.Module:
     return load_model(policy(family), "cpu")[0]
 
 
-def random_adapter(family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, mixed: bool = False) -> Adapter:
+def random_adapter(
+    family: str = "qwen3_vl", seed: int = 0, size: float = 0.08, mixed: bool = False
+) -> Adapter:
     """All layers of one rank, or with `mixed` the first without an adapter and the others of ranks 2 to 6."""
     rng = np.random.default_rng(seed)
     tensors = {}
@@ -97,7 +109,11 @@ class Maker:
         return [self.spec.vision_start, *pads, self.spec.vision_end]
 
     def sample(
-        self, turns: int = 2, view: np.ndarray | None = None, advantage: float | None = None, longest: int = 12
+        self,
+        turns: int = 2,
+        view: np.ndarray | None = None,
+        advantage: float | None = None,
+        longest: int = 12,
     ) -> TrainSample:
         view = self.view() if view is None else view
         views = [view]
@@ -132,12 +148,18 @@ def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
     inputs: dict[str, torch.Tensor] = {}
     if sample.views:
         pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
-        inputs = {"pixel_values": pixels, "image_grid_thw": grid, "mm_token_type_ids": (ids == s.image_token).int()}
+        inputs = {
+            "pixel_values": pixels,
+            "image_grid_thw": grid,
+            "mm_token_type_ids": (ids == s.image_token).int(),
+        }
     return model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0]
 
 
 def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a time."""
+    """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a
+    time.
+    """
     logits = stock_logits(model, sample).float() / temperature
     logits = logits.index_fill(1, torch.tensor(spec(model.config.model_type).banned), float("-inf"))
     chosen = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(sample.tokens)[1:, None])[:, 0]
@@ -151,16 +173,20 @@ def check_same_training(
     expected_moments: Sequence[Mapping[str, np.ndarray]],
     limit: float,
 ) -> None:
-    """Two AdamW runs saw the same gradients and took the same steps, whichever kernels of the processor computed them.
+    """Two AdamW runs saw the same gradients and took the same steps, whichever kernels of the processor
+    computed them.
 
-    moments: `{name}.exp_avg` after the last step; expected_moments: the same after each step; limit: largest difference of a
-    weight. AdamW divides a gradient by its own size: where the gradient is rounding noise so is the update, and no two processors
-    agree on it. Compared are therefore the gradients relative to their norm (the first moment is linear in them), and the weights
-    wherever each step's gradient was zero or larger than a thousandth of its layer's largest.
+    moments: `{name}.exp_avg` after the last step; expected_moments: the same after each step; limit: largest
+    difference of a weight. AdamW divides a gradient by its own size: where the gradient is rounding noise so
+    is the update, and no two processors agree on it. Compared are therefore the gradients relative to their
+    norm (the first moment is linear in them), and the weights wherever each step's gradient was zero or
+    larger than a thousandth of its layer's largest.
     """
     names = sorted(expected_weights)
     assert sorted(weights) == names
-    result, expected = (np.concatenate([m[f"{n}.exp_avg"].ravel() for n in names]) for m in (moments, expected_moments[-1]))
+    result, expected = (
+        np.concatenate([m[f"{n}.exp_avg"].ravel() for n in names]) for m in (moments, expected_moments[-1])
+    )
     assert np.linalg.norm(result - expected) < 1e-4 * np.linalg.norm(expected)
     clear_values = 0
     for name in names:
@@ -172,4 +198,6 @@ def check_same_training(
             before = average
         clear_values += int(clear.sum())
         assert np.abs(weights[name] - expected_weights[name])[clear].max(initial=0) < limit, name
-    assert clear_values > 0.9 * sum(w.size for w in expected_weights.values()), "too little is left to compare"
+    assert clear_values > 0.9 * sum(w.size for w in expected_weights.values()), (
+        "too little is left to compare"
+    )

@@ -15,7 +15,9 @@ def save_tokenizer(path: Path) -> None:
     words = {"<unk>": 0, "</s>": 1, "<s>": 2, "a": 3, "bike": 4, "red": 5, "cup": 6, ".": 7}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)]
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", pad_token="</s>", eos_token="</s>", bos_token="<s>"
     )

@@ -1,4 +1,6 @@
-"""A worker of tests/unit/policy/test_two_workers.py: trains every case on its share of the samples and writes its metrics."""
+"""A worker of tests/unit/policy/test_two_workers.py: trains every case on its share of the samples and writes
+its metrics.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=128, rows=1, keep
 
 @dataclass(frozen=True)
 class Case:
-    """One training run. chunk_values: logits that pass the LM head at once, None for the default. long: marks its tests."""
+    """One training run. chunk_values: logits that pass the LM head at once, None for the default. long: marks
+    its tests.
+    """
 
     stage: int
     full: bool = False
@@ -51,7 +55,9 @@ class Case:
         if learner.zero_stage == 3:
             learner = learner.model_copy(update={"deepspeed": str(DIVIDE_ALL)})
         loss = config.LossConfig(kl=self.kl, kl_estimator=self.kl_estimator)
-        settings = policy(self.family, full=self.full, lora=lora, dtype=self.dtype, freeze_vision_tower=self.frozen_tower)
+        settings = policy(
+            self.family, full=self.full, lora=lora, dtype=self.dtype, freeze_vision_tower=self.frozen_tower
+        )
         trainer = Trainer(settings, learner, loss, total_steps=4, device="cpu")
         if self.chunk_values is not None:
             trainer.model.zero.engine.module.chunk_values = self.chunk_values
@@ -62,27 +68,38 @@ class Case:
 
 
 DIVIDE_ALL = Path(__file__).with_name("divide_all.json")
-"""DeepSpeed's settings under which every parameter is divided. By default it keeps all of a tiny model's on every worker."""
+"""DeepSpeed's settings under which every parameter is divided.
+
+By default it keeps all of a tiny model's on every worker.
+"""
 CASES = {
     "adapters, stage 0": Case(0, steps=3, long=True),
     "adapters, stage 2": Case(2, steps=2),
     "all parameters, stage 2": Case(2, full=True, long=True),
     "all parameters, stage 3": Case(3, full=True, long=True),
     "all parameters, stage 3, chunks of the head": Case(3, full=True, chunk_values=2000, long=True),
-    "adapters, stage 3, chunks of a frozen head": Case(3, chunk_values=2000, steps=2, family="qwen2_5_vl", long=True),
+    "adapters, stage 3, chunks of a frozen head": Case(
+        3, chunk_values=2000, steps=2, family="qwen2_5_vl", long=True
+    ),
     "adapters, stage 3, chunks of an adapted head": Case(3, head=True, chunk_values=2000, steps=2, long=True),
     "adapters, stage 3, bfloat16 model": Case(3, steps=2, dtype="bfloat16", long=True),
     "adapters, stage 1, KL": Case(1, steps=3, kl=0.5, long=True),
     "adapters, stage 3, KL": Case(3, steps=3, kl=0.5, long=True),
     "adapters, stage 0, sequence parallel": Case(0, steps=2, kl=0.5, sequence_parallel=2),
-    "adapters, stage 2, sequence parallel": Case(2, steps=2, family="qwen2_5_vl", sequence_parallel=2, long=True),
+    "adapters, stage 2, sequence parallel": Case(
+        2, steps=2, family="qwen2_5_vl", sequence_parallel=2, long=True
+    ),
     "all parameters, stage 3, sequence parallel": Case(3, full=True, chunk_values=2000, sequence_parallel=2),
-    "all parameters, stage 1, sequence parallel": Case(1, full=True, family="qwen2_5_vl", sequence_parallel=2, long=True),
+    "all parameters, stage 1, sequence parallel": Case(
+        1, full=True, family="qwen2_5_vl", sequence_parallel=2, long=True
+    ),
     "adapters, stage 3, full KL": Case(3, steps=2, kl=0.5, kl_estimator="full", head=True, chunk_values=2000),
     "adapters, stage 0, sequence parallel, full KL": Case(
         0, steps=2, kl=0.5, kl_estimator="full", sequence_parallel=2, long=True
     ),
-    "all parameters, stage 3, full KL": Case(3, full=True, steps=2, kl=0.5, kl_estimator="full", chunk_values=2000, long=True),
+    "all parameters, stage 3, full KL": Case(
+        3, full=True, steps=2, kl=0.5, kl_estimator="full", chunk_values=2000, long=True
+    ),
     "all parameters but the tower's, stage 1": Case(1, full=True, steps=2, frozen_tower=True, long=True),
     "all parameters but the tower's, stage 3": Case(3, full=True, steps=2, frozen_tower=True, long=True),
     "all parameters, stage 3, KL": Case(3, full=True, steps=3, kl=0.5, chunk_values=2000, long=True),
@@ -98,12 +115,16 @@ def samples_of(family: str) -> list[TrainSample]:
 
     *pictures, last = batch(7, family)
     keep = last.tokens != tiny_policy.spec(family).image_token
-    text = TrainSample(last.tokens[keep], last.mask[keep], last.log_probs[keep], last.advantage, [], id=last.id)
+    text = TrainSample(
+        last.tokens[keep], last.mask[keep], last.log_probs[keep], last.advantage, [], id=last.id
+    )
     return [*pictures, text]
 
 
 def divided(family: str) -> dict[str, Any]:
-    """Share of the parameters that this worker holds of a model that is divided while it is read, and whether it is the model."""
+    """Share of the parameters that this worker holds of a model that is divided while it is read, and whether
+    it is the model.
+    """
     from deepspeed import zero
 
     settings = policy(family, dtype="bfloat16")
@@ -120,10 +141,17 @@ def divided(family: str) -> dict[str, Any]:
 
 
 def main(out: str, folders: dict[str, str], long: bool) -> None:
-    """Train the cases that are long, or the others, on this worker. The second one has fewer micro-batches, and no picture."""
+    """Train the cases that are long, or the others, on this worker.
+
+    The second one has fewer micro-batches, and no picture.
+    """
     rank = int(os.environ["RANK"])
     dist.init_process_group(
-        "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+        "gloo",
+        init_method=f"file://{out}/rendezvous",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=120),
     )
     tiny_policy.folder = lambda family: Path(folders[family])
     results: dict[str, Any] = {}

@@ -1,4 +1,6 @@
-"""A worker of tests/unit/policy/test_world_sizes.py: resumes the newest checkpoint, if any, trains, and saves the next one."""
+"""A worker of tests/unit/policy/test_world_sizes.py: resumes the newest checkpoint, if any, trains, and saves
+the next one.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def main(out: str, folders: dict[str, str]) -> None:
     """Train each case for STEPS steps on this worker's samples."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = f"file://{out}/rendezvous{world}"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", init_method=rendezvous, rank=rank, world_size=world, timeout=timedelta(seconds=120)
+    )
     tiny_policy.folder = lambda family: Path(folders[family])
     losses: dict[str, list[float]] = {}
     for folder, name in NAMES.items():
@@ -38,7 +42,9 @@ def main(out: str, folders: dict[str, str]) -> None:
             for kind, arrays in resumed.items():
                 assert arrays.keys() == tensors[kind].keys()
                 assert all(np.array_equal(array, tensors[kind][key]) for key, array in arrays.items()), kind
-        losses[folder] = [trainer.update(samples_of(case.family)[rank::world])["policy/loss"] for _ in range(STEPS)]
+        losses[folder] = [
+            trainer.update(samples_of(case.family)[rank::world])["policy/loss"] for _ in range(STEPS)
+        ]
         saved = trainer.save(run)
         sizes = [path.stat().st_size for path in saved.glob("optimizer.*")]
         assert len(sizes) == world

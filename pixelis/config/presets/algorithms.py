@@ -1,11 +1,12 @@
 """Named algorithms: the settings of `rft` that `rft.algorithm: NAME` stands for. Explicit keys override them.
 
-An algorithm is an entry of ALGORITHMS: settings, an advantage function and a surrogate of the loss. A user-defined algorithm is
-an `Algorithm` in a user's module, named `package.module:NAME`. Functions are named by text and imported where they are used, so
-that the configuration stays plain data and loads no torch.
+An algorithm is an entry of ALGORITHMS: settings, an advantage function and a surrogate of the loss. A
+user-defined algorithm is an `Algorithm` in a user's module, named `package.module:NAME`. Functions are named
+by text and imported where they are used, so that the configuration stays plain data and loads no torch.
 
-Constants are from the paper, or from the code where the paper has none; each entry names its source. Without a named algorithm
-the defaults of `AdvantageConfig` and `LossConfig` apply: GRPO with mean and std, token mean and no KL term.
+Constants are from the paper, or from the code where the paper has none; each entry names its source. Without
+a named algorithm the defaults of `AdvantageConfig` and `LossConfig` apply: GRPO with mean and std, token mean
+and no KL term.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from pixelis.errors import BadConfig
 class Algorithm:
     """Settings and functions of an algorithm.
 
-    settings: keys of `rft`, nested as in the configuration file. advantage: name in BASELINES, `package.module:function`, or a
-    function `(rewards, settings)`. surrogate: name in SURROGATES, `package.module:function`, or a function
-    `(ratio, log_probs, advantages, settings)`. docs/algorithms.md specifies both functions.
+    settings: keys of `rft`, nested as in the configuration file. advantage: name in BASELINES,
+    `package.module:function`, or a function `(rewards, settings)`. surrogate: name in SURROGATES,
+    `package.module:function`, or a function `(ratio, log_probs, advantages, settings)`. docs/algorithms.md
+    specifies both functions.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +46,9 @@ BASELINES = {
     "pass_at_k": "pixelis.policy.advantages:pass_at_k",
     "second_best": "pixelis.policy.advantages:second_best",
 }
-"""Value of `rft.advantage.baseline` -> advantage function; `greedy`, `batch` and `critic` subtract their baseline elsewhere."""
+"""Value of `rft.advantage.baseline` -> advantage function; `greedy`, `batch` and `critic` subtract their
+baseline elsewhere.
+"""
 
 GROUP_BASELINES = ("mean", "loo", "pass_at_k", "second_best")
 """Baselines that compare the rollouts of a group: equal rewards give an advantage of exactly 0."""
@@ -65,17 +69,25 @@ ALGORITHMS: dict[str, Algorithm] = {
     "grpo": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl": 0.04, "kl_estimator": "k3"},
+            "loss": {
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "aggregate": "sequence",
+                "kl": 0.04,
+                "kl_estimator": "k3",
+            },
         }
     ),
-    # Understanding R1-Zero-like training, arXiv 2503.20783: no division by the std or by the length of a sequence.
+    # Understanding R1-Zero-like training, arXiv 2503.20783: no division by the std or by the length of a
+    # sequence.
     "dr_grpo": Algorithm(
         settings={
             "advantage": {"scale": "none"},
             "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant", "kl": 0.0},
         }
     ),
-    # arXiv 2503.14476: clip-higher, token mean, replacement of groups without a signal. Its overlong penalty is a reward term.
+    # arXiv 2503.14476: clip-higher, token mean, replacement of groups without a signal. Its overlong penalty
+    # is a reward term.
     "dapo": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
@@ -98,12 +110,20 @@ ALGORITHMS: dict[str, Algorithm] = {
             },
         },
     ),
-    # arXiv 1707.06347 with GAE, arXiv 1506.02438; for language models arXiv 2203.02155: the KL penalty of each token is in its
-    # reward. Advantages are whitened over the tokens of the batch, KL weight and value clip as in OpenRLHF.
+    # arXiv 1707.06347 with GAE, arXiv 1506.02438; for language models arXiv 2203.02155: the KL penalty of
+    # each token is in its reward. Advantages are whitened over the tokens of the batch, KL weight and value
+    # clip as in OpenRLHF.
     "ppo": Algorithm(
         advantage="critic",
         settings={
-            "advantage": {"scale": "batch_std", "batch_over": "token", "eps": 1e-8, "min_group": 1, "gamma": 1.0, "lam": 0.95},
+            "advantage": {
+                "scale": "batch_std",
+                "batch_over": "token",
+                "eps": 1e-8,
+                "min_group": 1,
+                "gamma": 1.0,
+                "lam": 0.95,
+            },
             "loss": {
                 "clip_low": 0.2,
                 "clip_high": 0.2,
@@ -115,7 +135,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             "critic": {"clip": 0.2},
         },
     ),
-    # arXiv 2501.03262: no groups; each token's reward minus KL, whitened over all tokens of the batch. KL weight as in OpenRLHF.
+    # arXiv 2501.03262: no groups; each token's reward minus KL, whitened over all tokens of the batch. KL
+    # weight as in OpenRLHF.
     "reinforce_pp": Algorithm(
         advantage="none",
         settings={
@@ -130,11 +151,18 @@ ALGORITHMS: dict[str, Algorithm] = {
             },
         },
     ),
-    # arXiv 2501.03262, for groups: minus the mean of the group, then whitened over the batch; KL term k2 in the loss.
+    # arXiv 2501.03262, for groups: minus the mean of the group, then whitened over the batch; KL term k2 in
+    # the loss.
     "reinforce_pp_baseline": Algorithm(
         settings={
             "advantage": {"scale": "batch_std", "batch_over": "token", "eps": 1e-8},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.01, "kl_estimator": "k2"},
+            "loss": {
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "aggregate": "token",
+                "kl": 0.01,
+                "kl_estimator": "k2",
+            },
         }
     ),
     # arXiv 2310.10505: minus the reward of an additional greedy rollout of the question. Loss as in EasyR1.
@@ -149,17 +177,29 @@ ALGORITHMS: dict[str, Algorithm] = {
     "gspo": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence", "kl": 0.0},
+            "loss": {
+                "ratio": "sequence",
+                "clip_low": 3e-4,
+                "clip_high": 4e-4,
+                "aggregate": "sequence",
+                "kl": 0.0,
+            },
         }
     ),
     "gspo_token": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"ratio": "sequence_token", "clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence", "kl": 0.0},
+            "loss": {
+                "ratio": "sequence_token",
+                "clip_low": 3e-4,
+                "clip_high": 4e-4,
+                "aggregate": "sequence",
+                "kl": 0.0,
+            },
         }
     ),
-    # MiniMax-M1, arXiv 2506.13585: no lower bound, the upper one as in EasyR1 and ScaleRL (5). The ratio is the importance
-    # weight, so it is relative to the policy that sampled.
+    # MiniMax-M1, arXiv 2506.13585: no lower bound, the upper one as in EasyR1 and ScaleRL (5). The ratio is
+    # the importance weight, so it is relative to the policy that sampled.
     "cispo": Algorithm(
         surrogate="cispo",
         settings={
@@ -197,8 +237,8 @@ ALGORITHMS: dict[str, Algorithm] = {
             "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
         },
     ),
-    # Settings of other systems.
-    # arXiv 2505.15966: mean only, its own clip-higher, token mean; kept rollouts replace groups without a signal.
+    # Settings of other systems. arXiv 2505.15966: mean only, its own clip-higher, token mean; kept rollouts
+    # replace groups without a signal.
     "pixel_reasoner": Algorithm(
         settings={
             "advantage": {"scale": "none"},
@@ -211,25 +251,43 @@ ALGORITHMS: dict[str, Algorithm] = {
     "reason_rft": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl": 0.04, "kl_estimator": "k3"},
+            "loss": {
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "aggregate": "sequence",
+                "kl": 0.04,
+                "kl_estimator": "k3",
+            },
         }
     ),
     "r1_v": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl": 0.04, "kl_estimator": "k3"},
+            "loss": {
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "aggregate": "sequence",
+                "kl": 0.04,
+                "kl_estimator": "k3",
+            },
         }
     ),
     # arXiv 2504.16084.
     "ttrl": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-6},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.001, "kl_estimator": "k3"},
+            "loss": {
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "aggregate": "token",
+                "kl": 0.001,
+                "kl_estimator": "k3",
+            },
         }
     ),
-    # arXiv 2509.07969: episodes that a limit cut off are masked in the loss. Its text leaves open whether they count in the
-    # statistics of their group; its code counts them with reward 0. Groups of equal rewards or with a failed judge call are
-    # replaced.
+    # arXiv 2509.07969: episodes that a limit cut off are masked in the loss. Its text leaves open whether
+    # they count in the statistics of their group; its code counts them with reward 0. Groups of equal rewards
+    # or with a failed judge call are replaced.
     "mini_o3": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-6, "exclude": INCOMPLETE, "count_excluded": True},
@@ -248,7 +306,13 @@ ALGORITHMS: dict[str, Algorithm] = {
     "pixelis": Algorithm(
         settings={
             "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.001, "kl_estimator": "k3"},
+            "loss": {
+                "clip_low": 0.2,
+                "clip_high": 0.2,
+                "aggregate": "token",
+                "kl": 0.001,
+                "kl_estimator": "k3",
+            },
             "replay": {"capacity": 100, "min_advantage": 0.01, "quantile": 0.7, "share": 0.5},
         }
     ),
@@ -265,15 +329,19 @@ FUNCTIONS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
 def algorithm_settings(name: str) -> dict[str, Any]:
     """The settings of `rft` of the algorithm `name`, or of the user-defined one `package.module:NAME`.
 
-    A function object of a user-defined algorithm is named by the reference to the algorithm. Raises ValueError for an unknown
-    name, BadConfig for a reference that cannot be imported or is not an Algorithm, and for settings that belong elsewhere.
+    A function object of a user-defined algorithm is named by the reference to the algorithm. Raises
+    ValueError for an unknown name, BadConfig for a reference that cannot be imported or is not an Algorithm,
+    and for settings that belong elsewhere.
     """
     if ":" in name:
         algorithm = load_reference(name, "rft.algorithm")
         if not isinstance(algorithm, Algorithm):
             raise BadConfig(
                 f"rft.algorithm: {name} is not an Algorithm but {type(algorithm).__name__}",
-                fix="make it a pixelis.config.Algorithm(settings=..., advantage=..., surrogate=...), see docs/algorithms.md",
+                fix=(
+                    "make it a pixelis.config.Algorithm(settings=..., advantage=..., surrogate=...), see "
+                    "docs/algorithms.md"
+                ),
             )
     else:
         check_name("algorithm", name, ALGORITHMS, ", or your own as package.module:NAME")
@@ -282,20 +350,31 @@ def algorithm_settings(name: str) -> dict[str, Any]:
     if not isinstance(settings, dict) or not all(
         isinstance(settings.get(section, {}), dict) for section in ("advantage", "loss")
     ):
-        raise BadConfig(f"rft.algorithm: the settings of {name} are not a nested dict", fix='write {"loss": {"clip_high": 0.3}}')
+        raise BadConfig(
+            f"rft.algorithm: the settings of {name} are not a nested dict",
+            fix='write {"loss": {"clip_high": 0.3}}',
+        )
     if "algorithm" in settings:
-        raise BadConfig(f"rft.algorithm: {name} names another algorithm", fix="copy the settings with dataclasses.replace")
+        raise BadConfig(
+            f"rft.algorithm: {name} names another algorithm", fix="copy the settings with dataclasses.replace"
+        )
     for part, (path, *_) in FUNCTIONS.items():
         _, section, key = path.split(".")
         if key in settings.get(section, {}):
-            raise BadConfig(f"rft.algorithm: {name} sets {path} in its settings", fix=f"set `{part}=` of the Algorithm instead")
+            raise BadConfig(
+                f"rft.algorithm: {name} sets {path} in its settings",
+                fix=f"set `{part}=` of the Algorithm instead",
+            )
         function = getattr(algorithm, part)
         settings = merge(settings, {section: {key: function if isinstance(function, str) else name}})
     return settings
 
 
 def check_function(part: Literal["advantage", "surrogate"], name: str) -> None:
-    """Check the name of a function; only a user-defined one is imported. Raises ValueError, or BadConfig as `find_function`."""
+    """Check the name of a function; only a user-defined one is imported.
+
+    Raises ValueError, or BadConfig as `find_function`.
+    """
     key, known, _ = FUNCTIONS[part]
     if ":" in name:
         find_function(part, name)
@@ -306,8 +385,9 @@ def check_function(part: Literal["advantage", "surrogate"], name: str) -> None:
 def find_function(part: Literal["advantage", "surrogate"], name: str) -> Callable[..., Any]:
     """Import the function of `rft.advantage.baseline` or `rft.loss.surrogate`.
 
-    name: a name in BASELINES or SURROGATES, `package.module:function`, or the reference to an Algorithm with its own function.
-    Raises BadConfig when it cannot be imported or does not accept the parameters in FUNCTIONS.
+    name: a name in BASELINES or SURROGATES, `package.module:function`, or the reference to an Algorithm with
+    its own function. Raises BadConfig when it cannot be imported or does not accept the parameters in
+    FUNCTIONS.
     """
     key, known, parameters = FUNCTIONS[part]
     function = load_reference(known.get(name, name), key)
@@ -320,7 +400,9 @@ def find_function(part: Literal["advantage", "surrogate"], name: str) -> Callabl
         try:
             inspect.signature(function).bind(*parameters)
         except TypeError as error:
-            raise BadConfig(f"{key}: {name} does not accept ({', '.join(parameters)}): {error}", fix=fix) from None
+            raise BadConfig(
+                f"{key}: {name} does not accept ({', '.join(parameters)}): {error}", fix=fix
+            ) from None
         except ValueError:  # a callable without a signature, such as a compiled one
             pass
     return function

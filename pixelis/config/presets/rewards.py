@@ -1,8 +1,10 @@
-"""Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for. Explicit keys override them.
+"""Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for.
 
-`paper` follows a publication, `repo` its code; where the code has a defect (a sample judged by the flags of another group,
-exceptions that become rewards) the preset follows its intention. A preset sets the weights of terms. Each question names how its
-answer is compared (`Question.scorer`).
+Explicit keys override them.
+
+`paper` follows a publication, `repo` its code; where the code has a defect (a sample judged by the flags of
+another group, exceptions that become rewards) the preset follows its intention. A preset sets the weights of
+terms. Each question names how its answer is compared (`Question.scorer`).
 """
 
 from __future__ import annotations
@@ -32,19 +34,27 @@ _REASON_RFT: dict[str, Any] = {
 }
 
 REWARD_PRESETS: dict[str, dict[str, Any]] = {
-    # Pixel-Reasoner, arXiv 2505.15966: a bonus while the group rarely calls operations, a cost for each call after the first.
+    # Pixel-Reasoner, arXiv 2505.15966: a bonus while the group rarely calls operations, a cost for each call
+    # after the first.
     "pr-paper": {
         "weights": {"accuracy": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
         "extractor": "lenient",
-        "curiosity": {"form": "paper", "counts": "executed", "target": 0.3, "alpha": 0.5, "free_calls": 1, "beta": 0.05},
+        "curiosity": {
+            "form": "paper",
+            "counts": "executed",
+            "target": 0.3,
+            "alpha": 0.5,
+            "free_calls": 1,
+            "beta": 0.05,
+        },
     },
     "pr-repo": {
         "weights": {"accuracy": 1.0, "unrepaired_error_zero": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
         "extractor": "lenient",
         "curiosity": {"form": "repo", "counts": "requested", "target": 0.3, "free_calls": 1, "beta": 0.05},
     },
-    # Reason-RFT, arXiv 2503.20752; its options add the step markers and the length reward. Counts are equal as text. Geometry has
-    # a tolerance in the paper and none in the code.
+    # Reason-RFT, arXiv 2503.20752; its options add the step markers and the length reward. Counts are equal
+    # as text. Geometry has a tolerance in the paper and none in the code.
     "rr-count": {**_REASON_RFT, "scorers": {"math": "exact", "count": "exact"}},
     "rr-geo": {**_REASON_RFT, "scorers": {"math": "numeric_band"}},
     "rr-geo-repo": {**_REASON_RFT, "scorers": {"math": "exact"}},
@@ -87,7 +97,11 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
     },
     # EasyR1.
     "easyr1-math": {"weights": {"accuracy": 0.9, "format": 0.1}, "format": "think_boxed"},
-    "easyr1-r1v": {"weights": {"accuracy": 0.5, "format": 0.5}, "format": "think_answer", "extractor": "tags"},
+    "easyr1-r1v": {
+        "weights": {"accuracy": 0.5, "format": 0.5},
+        "format": "think_answer",
+        "extractor": "tags",
+    },
     # DAPO, arXiv 2503.14476: +1 or -1, and up to -1 for the length.
     "easyr1-dapo": {
         "weights": {"accuracy": 1.0, "wrong": 1.0, "overlong": 1.0},

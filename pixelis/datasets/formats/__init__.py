@@ -32,8 +32,9 @@ from pixelis.records import Demonstration, Question
 class Entry:
     """Where a format is (``module:NAME`` in this package), and the columns by which its rows are recognised.
 
-    A row is of this format if it has all ``required`` columns, of which there must be some, one of ``any_of`` if there are
-    some, none of ``excluded`` and no other than ``allowed``; each is one text of names separated by spaces.
+    A row is of this format if it has all ``required`` columns, of which there must be some, one of ``any_of``
+    if there are some, none of ``excluded`` and no other than ``allowed``; each is one text of names separated
+    by spaces.
     """
 
     place: str
@@ -55,21 +56,31 @@ class Entry:
 
 _NO_MEDIA = " ".join(("reward_model", *IMAGES, *VIDEOS))
 FORMATS = {
-    "question": Entry("native:QUESTION", "id question", excluded="turns", allowed=" ".join(Question.model_fields)),
-    "demonstration": Entry("native:DEMONSTRATION", "id question turns", allowed=" ".join(Demonstration.model_fields)),
+    "question": Entry(
+        "native:QUESTION", "id question", excluded="turns", allowed=" ".join(Question.model_fields)
+    ),
+    "demonstration": Entry(
+        "native:DEMONSTRATION", "id question turns", allowed=" ".join(Demonstration.model_fields)
+    ),
     "pixel_reasoner": Entry("pixel_reasoner:PIXEL_REASONER", "qid question answer"),
     "pixel_reasoner_sft": Entry("pixel_reasoner:PIXEL_REASONER_SFT", "message_list"),
     "reason_rft": Entry("columns:REASON_RFT", "problem solution answer", excluded="doc_id cot"),
-    "reason_rft_text": Entry("columns:REASON_RFT_TEXT", "problem solution", excluded="answer image images image_path doc_id cot"),
+    "reason_rft_text": Entry(
+        "columns:REASON_RFT_TEXT", "problem solution", excluded="answer image images image_path doc_id cot"
+    ),
     "reason_rft_cot": Entry("columns:REASON_RFT_COT", "problem cot", excluded="doc_id"),
     "sharegpt": Entry("sharegpt:CONVERSATIONS", "conversations", excluded="messages message_list"),
     "sharegpt_messages": Entry("sharegpt:MESSAGES", "messages", excluded="conversations message_list"),
     "ttrl": Entry("columns:TTRL", "prompt", any_of="answer source", excluded=_NO_MEDIA),
     "ttrl_parquet": Entry("verl:TTRL_PARQUET", "prompt reward_model", excluded="images videos env_name"),
     "deepeyes": Entry("verl:DEEPEYES", "prompt reward_model", any_of="images videos env_name"),
-    "mini_o3": Entry("columns:MINI_O3", "problem solution", any_of="doc_id images", excluded="answer image cot"),
+    "mini_o3": Entry(
+        "columns:MINI_O3", "problem solution", any_of="doc_id images", excluded="answer image cot"
+    ),
     "r1v": Entry("columns:R1V", "image problem solution", excluded="answer doc_id cot"),
-    "r1v_evaluation": Entry("columns:R1V_EVALUATION", "image_path question ground_truth", excluded="trajectory"),
+    "r1v_evaluation": Entry(
+        "columns:R1V_EVALUATION", "image_path question ground_truth", excluded="trajectory"
+    ),
     "easyr1": Entry("columns:EASYR1", "problem answer", excluded="solution image image_path doc_id cot"),
     "pixelis_trajectory": Entry("pixelis_v0:TRAJECTORY", "question trajectory answer", excluded="turns"),
     "pixelis_chain": Entry("pixelis_v0:CHAIN", "answer", any_of="chain_of_thought visual_operations"),
@@ -78,7 +89,10 @@ FORMATS = {
 
 
 def load_format(name: str, columns: Mapping[str, str] | None = None) -> Format:
-    """The format of this name, whose module is imported on first use. ``columns``: those that a source names of a table."""
+    """The format of this name, whose module is imported on first use.
+
+    ``columns``: those that a source names of a table.
+    """
     module, _, attribute = FORMATS[name].place.partition(":")
     found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return found(columns or {}) if name == "table" else found
@@ -100,20 +114,29 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
             return "table"
         except RowError as error:
             table_problem = f", and as a table {error.column} {error.message}"
-    lines = "\n".join(f"    {name}: {', '.join(f'{entry.required} {entry.any_of}'.split())}" for name, entry in FORMATS.items())
+    lines = "\n".join(
+        f"    {name}: {', '.join(f'{entry.required} {entry.any_of}'.split())}"
+        for name, entry in FORMATS.items()
+    )
     problem = f"match the formats {' and '.join(matches)}" if matches else f"match no format{table_problem}"
     raise BadInput(
         f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}",
         code="unknown_format",
-        fix=f"name the columns of a table, `?question=COLUMN&answer=COLUMN`, or the format, `?format=NAME`:\n{lines}",
+        fix=(
+            "name the columns of a table, `?question=COLUMN&answer=COLUMN`, or the format, "
+            f"`?format=NAME`:\n{lines}"
+        ),
     )
 
 
-# -- reading ------------------------------------------------------------------------------------------------------
+# -- reading
+# ------------------------------------------------------------------------------------------------------
 
 
 class Record(NamedTuple):
-    """A row with its file and number: the record, or what is wrong with it, and the labels that were cut off."""
+    """A row with its file and number: the record, or what is wrong with it, and the labels that were cut
+    off.
+    """
 
     file: str
     row: str
@@ -125,8 +148,8 @@ class Record(NamedTuple):
 class Records:
     """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows.
 
-    Without ``labels`` the truths are cut off, and rows may lack them. Rows without an id are named after their file, with
-    its suffix if that is ``ambiguous``: the name of another file but for the suffix.
+    Without ``labels`` the truths are cut off, and rows may lack them. Rows without an id are named after
+    their file, with its suffix if that is ``ambiguous``: the name of another file but for the suffix.
     """
 
     source: Source
@@ -137,20 +160,33 @@ class Records:
     ambiguous: frozenset[str] = frozenset()
 
     @classmethod
-    def open(cls, text: str, kind: type[Question] = Question, labels: bool = True) -> tuple[Records, list[str]]:
+    def open(
+        cls, text: str, kind: type[Question] = Question, labels: bool = True
+    ) -> tuple[Records, list[str]]:
         """The records of a source, and its files in order.
 
-        MissingFile, or BadInput for an unknown format, scorer or template, and for demonstrations with shuffled options.
+        MissingFile, or BadInput for an unknown format, scorer or template, and for demonstrations with
+        shuffled options.
         """
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
-            raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=f"one of {', '.join(FORMATS)}")
+            raise BadInput(
+                f"{text}: no format `{source.format}`",
+                code="unknown_format",
+                fix=f"one of {', '.join(FORMATS)}",
+            )
         if source.columns and source.format not in (None, "table"):
-            message = f"{text}: {' and '.join(source.columns)} name columns of a table, not of rows of {source.format}"
+            message = (
+                f"{text}: {' and '.join(source.columns)} name columns of a table, not of rows of "
+                f"{source.format}"
+            )
             raise BadInput(message, fix="leave out format, or the columns")
         question_changes(text, vars(source))
         if source.shuffle_options and issubclass(kind, Demonstration):
-            message = f"{text}: the turns of demonstrations name their options by letter, so that these cannot be shuffled"
+            message = (
+                f"{text}: the turns of demonstrations name their options by letter, so that these "
+                "cannot be shuffled"
+            )
             raise BadInput(message, fix="leave out shuffle_options")
         system, folder, files = source.files()
         inside = [_inside(path, folder) for path in files]
@@ -160,7 +196,9 @@ class Records:
         return cls(source, kind, system, folder, labels, ambiguous), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
-        """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its first row."""
+        """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its
+        first row.
+        """
         parts: list[tuple[Part, str | None]] = []
         for path in files:
             cut, name = split_file(self.system, path, size), self.source.format
@@ -172,7 +210,10 @@ class Records:
         return parts
 
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
-        """The records of a part in order. name: of its format. BadInput for a damaged file or an unknown format."""
+        """The records of a part in order. name: of its format.
+
+        BadInput for a damaged file or an unknown format.
+        """
         name, format = name or self.source.format, None
         file = _inside(part.path, self.folder)
         if part.path not in self.ambiguous:
@@ -193,7 +234,9 @@ class Records:
                     yield Record(row.file, str(row.number), value)
                     continue
                 labels = labels_of(change(known)) if isinstance(known, Question) else None
-                yield Record(row.file, str(row.number), change(value).read_from(row.file, str(row.number)), labels)
+                yield Record(
+                    row.file, str(row.number), change(value).read_from(row.file, str(row.number)), labels
+                )
 
     def _detect(self, row: FileRow) -> str:
         if self.source.columns:
@@ -213,7 +256,10 @@ class Records:
     def _records(
         self, row: FileRow, id: str, name: str, format: Format, root: MediaRoot, labels: bool = True
     ) -> Sequence[Question | BadRow]:
-        """The records of a row, or what is wrong with it. Without ``labels``: only the first, as others show its answer."""
+        """The records of a row, or what is wrong with it.
+
+        Without ``labels``: only the first, as others show its answer.
+        """
         values, own_id = row.values, row.values.get("id")
 
         def bad(column: str, code: str, message: str) -> list[BadRow]:
@@ -224,14 +270,20 @@ class Records:
             answer = self.source.columns.get("answer")
             truths = [*MASKED, *filter(None, [answer])]
             required = FORMATS[name].required.split() or [answer or "answer"]
-            values = mask_truths({**{column: MASK for column in required if column in truths}, **values}, truths)
+            values = mask_truths(
+                {**{column: MASK for column in required if column in truths}, **values}, truths
+            )
         try:
             read = (format.demonstrate if issubclass(self.kind, Demonstration) else None) or format.read
             result = read(values, id, root)
             records = [result] if isinstance(result, Question) else result
             for i, record in enumerate(records):
                 if not isinstance(record, self.kind):
-                    raise RowError("turns", "no_turns", f"not a {self.kind.__name__.lower()}: the row has no assistant turns")
+                    raise RowError(
+                        "turns",
+                        "no_turns",
+                        f"not a {self.kind.__name__.lower()}: the row has no assistant turns",
+                    )
                 records[i] = record if labels else without_truths(record)
                 records[i].model_dump_json()  # fails on half of a surrogate pair
             return records if labels else records[:1]
@@ -244,7 +296,9 @@ class Records:
             return bad("all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
 
 
-def read_records(text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None) -> Iterator[Question | BadRow]:
+def read_records(
+    text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None
+) -> Iterator[Question | BadRow]:
     """All records of a source in order, as `Records` reads them; a repeated id is a bad row.
 
     With ``on_labels`` truths are cut off and only passed to it.

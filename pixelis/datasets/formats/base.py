@@ -19,8 +19,29 @@ Read = Callable[[Row, str, MediaRoot], Question | list[Question]]
 _LEADING = re.compile(r"(\s*<(image|video)>)+\s*")
 _LETTER = re.compile(r"\(?([A-Z])\)?\.?")
 QUESTIONS = ("question", "problem", "query", "prompt", "instruction")
-IMAGES = ("image", "images", "image_path", "image_paths", "image_file", "img", "picture", "file_name", "filename", "image_url")
-ANSWERS = ("answer", "answers", "solution", "response", "ground_truth", "label", "output", "target", "completion")
+IMAGES = (
+    "image",
+    "images",
+    "image_path",
+    "image_paths",
+    "image_file",
+    "img",
+    "picture",
+    "file_name",
+    "filename",
+    "image_url",
+)
+ANSWERS = (
+    "answer",
+    "answers",
+    "solution",
+    "response",
+    "ground_truth",
+    "label",
+    "output",
+    "target",
+    "completion",
+)
 VIDEOS = ("video", "videos", "video_path", "clip")
 """Usual names of columns; the first that a row has is read."""
 
@@ -29,10 +50,10 @@ VIDEOS = ("video", "videos", "video_path", "clip")
 class Format:
     """How rows of a format are read and written.
 
-    ``read(row, name, root)`` returns the record, or the records of a chat with several questions; ``name`` is the id of a
-    row without one. ``demonstrate`` reads a question with its answer as a demonstration that answers at once. ``write`` is
-    None for formats that are only read. ``write_chat(record, replies, images)`` gets the assistant's replies, rendered in
-    ``dialect``, and the image files that each operation returned.
+    ``read(row, name, root)`` returns the record, or the records of a chat with several questions; ``name`` is
+    the id of a row without one. ``demonstrate`` reads a question with its answer as a demonstration that
+    answers at once. ``write`` is None for formats that are only read. ``write_chat(record, replies, images)``
+    gets the assistant's replies, rendered in ``dialect``, and the image files that each operation returned.
     """
 
     read: Read
@@ -67,18 +88,29 @@ def find_columns(row: Row, named: Mapping[str, str]) -> tuple[str, str, str, str
         if not matching:
             raise RowError(role, "missing_column", f"is missing; {there}")
         if len(matching) > 1 and matching[0] != existing.get(role):
-            raise RowError(role, "ambiguous_columns", f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN")
+            raise RowError(
+                role, "ambiguous_columns", f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN"
+            )
         return matching[0]
 
-    return find("question", QUESTIONS), find("answer", ANSWERS), find("image", IMAGES), first_column(row, VIDEOS)
+    return (
+        find("question", QUESTIONS),
+        find("answer", ANSWERS),
+        find("image", IMAGES),
+        first_column(row, VIDEOS),
+    )
 
 
 def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[str]) -> None:
-    """RowError ``media_count`` if a text has marks of a ``checked`` kind, but not one for each of the media of ``kinds``."""
+    """RowError ``media_count`` if a text has marks of a ``checked`` kind, but not one for each of the media
+    of ``kinds``.
+    """
     for kind in checked:
         marks, count = text.count(f"<{kind}>"), kinds.count(kind)
         if marks and marks != count:
-            raise RowError(column, "media_count", f"the text has {marks} <{kind}> and the row {count} of them")
+            raise RowError(
+                column, "media_count", f"the text has {marks} <{kind}> and the row {count} of them"
+            )
 
 
 def question_text(text: str, column: str, media: Sequence[Media]) -> str:
@@ -102,8 +134,12 @@ def scorer_of(answers: Sequence[str], otherwise: str) -> str:
 
 
 def other_columns(row: Row, *used: str) -> dict[str, Any]:
-    """The columns that are not ``used`` and can be written as JSON: they become ``meta``, which custom rewards receive."""
-    return {key: value for key, value in row.items() if key not in used and value is not None and _is_json(value)}
+    """The columns that are not ``used`` and can be written as JSON: they become ``meta``, which custom
+    rewards receive.
+    """
+    return {
+        key: value for key, value in row.items() if key not in used and value is not None and _is_json(value)
+    }
 
 
 def _is_json(value: Any) -> bool:
@@ -111,10 +147,13 @@ def _is_json(value: Any) -> bool:
         return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
     if isinstance(value, list):
         return all(map(_is_json, value))
-    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return (
+        value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    )
 
 
-# -- writing ------------------------------------------------------------------------------------------------------
+# -- writing
+# ------------------------------------------------------------------------------------------------------
 
 
 def marked(record: Question, placeholder: str) -> str:
@@ -125,7 +164,9 @@ def marked(record: Question, placeholder: str) -> str:
 
 
 def image_paths(record: Question, limit: int | None = None, clips: bool = False) -> list[str]:
-    """The image files of a question; BadInput if there are more than ``limit``, or media other than images and ``clips``."""
+    """The image files of a question; BadInput if there are more than ``limit``, or media other than images
+    and ``clips``.
+    """
     paths = [item.uri for item in record.media if item.kind == "image" and item.uri]
     unsupported = not clips and len(paths) != len(record.media)
     if unsupported or (limit is not None and len(paths) > limit):
@@ -147,7 +188,12 @@ def image_bytes(path: str) -> Row:
 
 
 def whole_clip(record: Question, clip: Media) -> list[str] | str:
-    """The frames or the file of a clip; BadInput for spans of one, for which rows of other systems have no column."""
+    """The frames or the file of a clip; BadInput for spans of one, for which rows of other systems have no
+    column.
+    """
     if clip.spans:
-        raise BadInput(f"{record.id}: rows of this format hold whole clips, not spans of one", fix="cut the clip into a file")
+        raise BadInput(
+            f"{record.id}: rows of this format hold whole clips, not spans of one",
+            fix="cut the clip into a file",
+        )
     return clip.frames or clip.uri

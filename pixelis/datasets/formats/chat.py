@@ -1,7 +1,7 @@
 """Chats between a user and an assistant that calls operations, into demonstrations and back.
 
-Every turn keeps its own text. Observations are made anew when a demonstration is played: of the images of later user turns
-only number and size matter.
+Every turn keeps its own text. Observations are made anew when a demonstration is played: of the images of
+later user turns only number and size matter.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ def read_chat(
     own_words: bool = True,
     learnt_turns: int | None = None,
 ) -> list[Question]:
-    """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``, only the last one.
+    """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``,
+    only the last one.
 
-    Calls are parsed in the dialect they are written in, and each turn keeps its text; with several questions, or without
-    ``own_words``, the dialect of the run writes answers that have no tags. Out of the loss, but in the context, stay calls
-    that cannot be read, that were refused or whose box lies partly outside, and all but the last ``learnt_turns`` turns.
+    Calls are parsed in the dialect they are written in, and each turn keeps its text; with several questions,
+    or without ``own_words``, the dialect of the run writes answers that have no tags. Out of the loss, but in
+    the context, stay calls that cannot be read, that were refused or whose box lies partly outside, and all
+    but the last ``learnt_turns`` turns.
 
-    ``used``: the columns that hold the chat and its media, the chat first. ``truths``: the accepted answers to the last
-    question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``, ``unknown_op``, or the code of a
-    question without text.
+    ``used``: the columns that hold the chat and its media, the chat first. ``truths``: the accepted answers
+    to the last question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``,
+    ``unknown_op``, or the code of a question without text.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
@@ -73,16 +75,24 @@ def read_chat(
         if not steps or steps[-1].answer is None:
             raise RowError(column, "no_answer", "the chat does not end with an answer")
         if len(exchanges) > 1 or not own_words:
-            steps = [step.model_copy(update={"verbatim": None}) if step.answer in untagged else step for step in steps]
+            steps = [
+                step.model_copy(update={"verbatim": None}) if step.answer in untagged else step
+                for step in steps
+            ]
         if learnt_turns is not None:
             masked = len(steps) - learnt_turns
-            steps = [step.model_copy(update={"learn": False}) if i < masked else step for i, step in enumerate(steps)]
+            steps = [
+                step.model_copy(update={"learn": False}) if i < masked else step
+                for i, step in enumerate(steps)
+            ]
         records.append(Demonstration(**values, answers=accepted or [str(steps[-1].answer)], turns=steps))
     return records
 
 
 class _Exchanged(NamedTuple):
-    """A question of a chat, the assistant's turns that answer it, and the number of the chat's media up to it."""
+    """A question of a chat, the assistant's turns that answer it, and the number of the chat's media up to
+    it.
+    """
 
     record: Exchange
     steps: list[Step]
@@ -97,7 +107,8 @@ def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], lis
     exchanges, media, steps = list[_Exchanged](), list[Media](), list[Step]()
     reader = _Reader(dialect, media, column)
     for i, turn in enumerate(chat):
-        if i and turn.role == chat[i - 1].role:  # a call has one observation; none or two would shift the numbers of later ones
+        # A call has one observation; none or two would shift the numbers of later ones
+        if i and turn.role == chat[i - 1].role:
             raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
         if turn.role == "assistant":
             steps.append(reader.step(turn.text, chat[i + 1] if i + 1 < len(chat) else None, f"{column}.{i}"))
@@ -108,7 +119,9 @@ def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], lis
             own = list[Media]()
             for item in turn.media:
                 number = sum(other.kind == item.kind for other in [*media, *own])
-                own.append(item.model_copy(update={"id": f"{'img' if item.kind == 'image' else 'vid'}{number}"}))
+                own.append(
+                    item.model_copy(update={"id": f"{'img' if item.kind == 'image' else 'vid'}{number}"})
+                )
             text = question_text(turn.text, column, own)
             media += [own[n] for n in place_media(text, [item.kind for item in own]) if isinstance(n, int)]
             steps, reader = list[Step](), _Reader(dialect, media, column)
@@ -120,8 +133,9 @@ def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], lis
 class _Reader:
     """Reads the turns of one chat in order, and keeps the names and sizes of the images so far.
 
-    A call that cannot be read shows no image when it is played, even if it did in its own system, so that later images have
-    a lower number here. ``names`` maps the row's ids of images to ours, None for such an image.
+    A call that cannot be read shows no image when it is played, even if it did in its own system, so that
+    later images have a lower number here. ``names`` maps the row's ids of images to ours, None for such an
+    image.
     """
 
     def __init__(self, dialect: Dialect, media: list[Media], column: str):
@@ -138,19 +152,29 @@ class _Reader:
     def step(self, text: str, follower: ChatTurn | None, place: str) -> Step:
         """The turn of an assistant, with as many of its calls as the following user turn has results.
 
-        RowError ``no_action``, ``no_answer``, ``unknown_op``, or the code of a last turn that is a broken call.
+        RowError ``no_action``, ``no_answer``, ``unknown_op``, or the code of a last turn that is a broken
+        call.
         """
-        calls = 1 if follower is None or not self.dialect.parallel_calls else max(1, follower.text.count(RESPONSE))
-        scale = Scale("thousand", self.sizes, clips=self.clips)  # dialects with a scale of their own replace the kind
+        calls = (
+            1
+            if follower is None or not self.dialect.parallel_calls
+            else max(1, follower.text.count(RESPONSE))
+        )
+        # Dialects with a scale of their own replace the kind
+        scale = Scale("thousand", self.sizes, clips=self.clips)
         reply, learn = self.dialect.parse(text, OPERATIONS, scale, calls), True
         if reply.error is not None and reply.error.code == "out_of_range" and self.dialect.rows_clamp:
-            # The systems themselves clamp such a box and go on; the call is kept as they executed it, and not learnt.
-            reply, learn = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True), calls), False
+            # The systems themselves clamp such a box and go on; the call is kept as they executed it, and not
+            # learnt.
+            reply = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True), calls)
+            learn = False
         verbatim, think = Verbatim(dialect=self.dialect.name, text=text), (reply.think or "").strip() or None
         actions = [reply.action, *reply.further_actions] if reply.action is not None else []
         targets = [self.names.get(action.target, action.target) for action in actions]
         if actions and None not in targets:
-            first, *further = (a.model_copy(update={"target": target}) for a, target in zip(actions, targets, strict=True))
+            first, *further = (
+                a.model_copy(update={"target": target}) for a, target in zip(actions, targets, strict=True)
+            )
             call = {"op": first.op, "target": first.target, "arguments": first.arguments, "further": further}
             return Step(think=think, learn=learn, verbatim=verbatim, **call)
         if reply.answer is not None:
@@ -174,10 +198,11 @@ class _Reader:
         return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
 
     def with_result(self, step: Step, turn: ChatTurn, place: str) -> Step:
-        """The call or calls with the user turn that followed; an error of a single call takes it out of the loss.
+        """The call or calls with the user turn that followed; an error of a single call takes it out of the
+        loss.
 
-        RowError ``result_count`` for several calls without a result each, or of which one failed: the images of the others
-        would be numbered differently.
+        RowError ``result_count`` for several calls without a result each, or of which one failed: the images
+        of the others would be numbered differently.
         """
         assert step.verbatim is not None
         paths = [path for item in turn.media for path in (item.frames or [item.uri])]
@@ -189,7 +214,11 @@ class _Reader:
                 message = f"{1 + len(step.further)} calls, {len(parts)} results of {len(paths)} images"
                 raise RowError(place, "result_count", message)
             if any(not count and ERROR_RESULT.match(part) for part, count in zip(parts, counts, strict=True)):
-                raise RowError(place, "result_count", "one of several calls failed, which would shift the numbers of the others")
+                raise RowError(
+                    place,
+                    "result_count",
+                    "one of several calls failed, which would shift the numbers of the others",
+                )
         verbatim = step.verbatim.model_copy(update={"result": turn.text, "images": paths, "failed": failed})
         if failed:
             return step.model_copy(update={"verbatim": verbatim, "learn": False})
@@ -218,7 +247,9 @@ def _dialect(replies: str) -> Dialect:
 
 
 class _ImageSizes(dict[str, tuple[int, int]]):
-    """Width and height of images by id, in order; the header of a file is read when a call first needs its size."""
+    """Width and height of images by id, in order; the header of a file is read when a call first needs its
+    size.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +269,8 @@ def _observation_ids(number: int, count: int) -> list[str]:
     return [f"obs{number}"] if count == 1 else [f"obs{number}.{i}" for i in range(count)]
 
 
-# -- writing ----------------------------------------------------------------------------------------------------------------
+# -- writing
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def calls_of(record: Demonstration) -> list[Step]:
@@ -249,8 +281,8 @@ def calls_of(record: Demonstration) -> list[Step]:
 def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
     """The assistant's turns of a demonstration in a dialect; BadInput if it cannot express one of them.
 
-    A turn that was read from a row in this dialect is written as it stood there. A dialect may number the images: those of the
-    question, the frames of its clips, and those of each successful operation.
+    A turn that was read from a row in this dialect is written as it stood there. A dialect may number the
+    images: those of the question, the frames of its clips, and those of each successful operation.
     """
     sizes = dict[str, tuple[int, int]]()
     for item in record.media:
@@ -268,11 +300,19 @@ def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequenc
                 if turn.further and not DIALECTS[dialect].parallel_calls:
                     raise OperationError(f"a turn has one call, not {len(calls)}", code="limit")
                 content = turn.answer if turn.answer is not None else calls
-                replies.append("".join(DIALECTS[dialect].render(content, Scale("thousand", sizes, clips=clips), turn.think)))
+                replies.append(
+                    "".join(
+                        DIALECTS[dialect].render(content, Scale("thousand", sizes, clips=clips), turn.think)
+                    )
+                )
         except OperationError as error:
             message = f"{record.id}, turn {i}: the dialect {dialect} cannot express it: {error.message}"
             raise BadInput(message, code=error.code) from None
-        if turn.answer is None and not has_failed(turn, files := next(results)) and (turn.op is not None or files):
+        if (
+            turn.answer is None
+            and not has_failed(turn, files := next(results))
+            and (turn.op is not None or files)
+        ):
             for count in _counts(turn, files):
                 successes += 1
                 sizes |= dict.fromkeys(_observation_ids(successes, count), (0, 0))
@@ -284,14 +324,23 @@ def _counts(turn: Step, files: Sequence[str]) -> list[int]:
     if not turn.further:
         return [len(files)]
     result = turn.verbatim.result if turn.verbatim is not None else None
-    counts = [1] * (1 + len(turn.further)) if result is None else [part.count("<image>") for part in result.split(RESPONSE)[1:]]
+    counts = (
+        [1] * (1 + len(turn.further))
+        if result is None
+        else [part.count("<image>") for part in result.split(RESPONSE)[1:]]
+    )
     if sum(counts) != len(files):
-        raise BadInput(f"a turn has {len(counts)} calls and {len(files)} images", code="media_count", fix="give one image a call")
+        raise BadInput(
+            f"a turn has {len(counts)} calls and {len(files)} images",
+            code="media_count",
+            fix="give one image a call",
+        )
     return counts
 
 
 def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
-    """The text of a user turn that reports the result of a call; that of an error is recognised when it is read.
+    """The text of a user turn that reports the result of a call; that of an error is recognised when it is
+    read.
 
     ``mark`` stands for each of the ``files`` in the text, if the format has marks.
     """
@@ -310,4 +359,6 @@ def has_failed(turn: Step, files: Sequence[str]) -> bool:
     """Whether a call was an error, which takes no observation number."""
     if turn.verbatim is not None and turn.verbatim.result is not None:
         return turn.verbatim.failed
-    return turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files
+    return (
+        turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files
+    )

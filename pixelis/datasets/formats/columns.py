@@ -1,4 +1,6 @@
-"""Rows with a question, its answer and its media in a column each: Reason-RFT, TTRL, Mini-o3, R1-V and EasyR1."""
+"""Rows with a question, its answer and its media in a column each: Reason-RFT, TTRL, Mini-o3, R1-V and
+EasyR1.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,10 @@ _TRANCE = re.compile(r"(?<![a-z])trance", re.IGNORECASE)
 class Columns:
     """Which column holds which field of a question.
 
-    Without ``id`` or ``task`` rows may still have the columns ``id`` and ``data_source``. ``scorer`` scores the answers
-    that are not a letter of a choice. ``placeholder`` is written before the question, once for each of its media.
-    ``unlabelled``: rows may lack the answer, and the scorer follows from the question alone: a letter if it lists options.
+    Without ``id`` or ``task`` rows may still have the columns ``id`` and ``data_source``. ``scorer`` scores
+    the answers that are not a letter of a choice. ``placeholder`` is written before the question, once for
+    each of its media. ``unlabelled``: rows may lack the answer, and the scorer follows from the question
+    alone: a letter if it lists options.
     """
 
     question: str
@@ -68,19 +71,30 @@ class Columns:
         """The question with its first answer as a reply, which the dialect writes if it has no tags."""
         answers = fields.answers(row, self.answers)
         chat = [*self.chat(row, root), ChatTurn("assistant", reply_of(row[self.answers]))]
-        return self._record(row, name, chat, answers).model_copy(update={"scorer": scorer_of(answers, self.scorer)})
+        return self._record(row, name, chat, answers).model_copy(
+            update={"scorer": scorer_of(answers, self.scorer)}
+        )
 
-    def _record(self, row: Row, name: str, chat: list[ChatTurn], answers: list[str] | None, asks: bool = False) -> Question:
+    def _record(
+        self, row: Row, name: str, chat: list[ChatTurn], answers: list[str] | None, asks: bool = False
+    ) -> Question:
         task = self.task or "data_source"
         used = (self.question, self.answers, self.images, self.videos, "history", task, self.id)
         question = read_chat(row, name, chat, *used, truths=answers, asks=asks, own_words=False)[-1]
         own_id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
-        return question.model_copy(update={"id": own_id, "task": fields.identifier(row, task) or "qa", "split": self.split})
+        return question.model_copy(
+            update={"id": own_id, "task": fields.identifier(row, task) or "qa", "split": self.split}
+        )
 
     def chat(self, row: Row, root: MediaRoot) -> list[ChatTurn]:
-        """The exchanges that ``history`` lists as pairs, and the question, which may be a list of messages."""
+        """The exchanges that ``history`` lists as pairs, and the question, which may be a list of
+        messages.
+        """
         history = fields.optional(row, "history", list, [])
-        if not all(isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in history):
+        if not all(
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+            for pair in history
+        ):
             raise RowError("history", "wrong_type", "expected a list of pairs of a question and its answer")
         turns = [ChatTurn(("user", "assistant")[i], text) for pair in history for i, text in enumerate(pair)]
         if isinstance(row.get(self.question), list):
@@ -97,14 +111,18 @@ class Columns:
             row[self.answers] = answers[0] if len(answers) == 1 else list(answers)
         if self.task:
             row[self.task] = record.task
-        if self.videos and (clips := [whole_clip(record, item) for item in record.media if item.kind == "video"]):
+        if self.videos and (
+            clips := [whole_clip(record, item) for item in record.media if item.kind == "video"]
+        ):
             row[self.videos] = clips
         if paths := image_paths(record, None if self.images else 0, clips=bool(self.videos)):
             row[self.images] = paths
         return row
 
 
-EASYR1_COLUMNS = Columns(question="problem", answers="answer", images="images", videos="videos", placeholder="<{}>")
+EASYR1_COLUMNS = Columns(
+    question="problem", answers="answer", images="images", videos="videos", placeholder="<{}>"
+)
 EASYR1 = EASYR1_COLUMNS.format()
 
 MINI_O3_COLUMNS = Columns(
@@ -119,7 +137,8 @@ MINI_O3_COLUMNS = Columns(
 MINI_O3 = MINI_O3_COLUMNS.format(lambda record: {"images": [], **MINI_O3_COLUMNS.write(record)})
 
 
-# -- R1-V: rows of its training, and of its evaluation ------------------------------------------------------------
+# -- R1-V: rows of its training, and of its evaluation
+# ------------------------------------------------------------
 
 
 def _write_r1v(record: Question) -> Row:
@@ -128,13 +147,16 @@ def _write_r1v(record: Question) -> Row:
 
 
 R1V = Columns(question="problem", answers="solution", images="image").format(_write_r1v)
-R1V_EVALUATION_COLUMNS = Columns(question="question", answers="ground_truth", images="image_path", split="test")
+R1V_EVALUATION_COLUMNS = Columns(
+    question="question", answers="ground_truth", images="image_path", split="test"
+)
 R1V_EVALUATION = R1V_EVALUATION_COLUMNS.format(
     lambda record: {**R1V_EVALUATION_COLUMNS.write(record), "image_path": single_image(record)}
 )
 
 
-# -- TTRL: rows may lack the answer; ids are unique within their source -------------------------------------------
+# -- TTRL: rows may lack the answer; ids are unique within their source
+# -------------------------------------------
 
 TTRL_COLUMNS = Columns(question="prompt", answers="answer", id="id", task="source", unlabelled=True)
 
@@ -157,7 +179,8 @@ def _write_ttrl(record: Question) -> Row:
 TTRL = Format(_read_ttrl, _write_ttrl, demonstrate=TTRL_COLUMNS.demonstrate)
 
 
-# -- Reason-RFT: rows of reinforcement learning, and with the assistant's whole reply as a chain of thought -------
+# -- Reason-RFT: rows of reinforcement learning, and with the assistant's whole reply as a chain of thought
+# -------
 
 REASON_RFT_COLUMNS = Columns(question="problem", answers="answer", images="image", id="id")
 REASON_RFT_TEXT_COLUMNS = Columns(question="problem", answers="solution", id="id")
@@ -168,7 +191,9 @@ def _solution(record: Question) -> str:
 
 
 def _write_reason_rft(record: Question) -> Row:
-    return _with_image(REASON_RFT_COLUMNS.write(record)) | {"solution": record.meta.get("solution", _solution(record))}
+    return _with_image(REASON_RFT_COLUMNS.write(record)) | {
+        "solution": record.meta.get("solution", _solution(record))
+    }
 
 
 def _with_image(row: Row) -> Row:

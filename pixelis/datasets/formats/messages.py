@@ -1,8 +1,8 @@
 """Reads the messages of a chat, in any usual form, as turns of text and media.
 
-Messages have ``role`` and ``content`` or ``from`` and ``value``. A content is text with ``<image>`` and ``<video>`` for the
-media of the row, or a list of parts. Calls are text in ``<tool_call>`` tags, messages with a role of their own, or
-``tool_calls``.
+Messages have ``role`` and ``content`` or ``from`` and ``value``. A content is text with ``<image>`` and
+``<video>`` for the media of the row, or a list of parts. Calls are text in ``<tool_call>`` tags, messages
+with a role of their own, or ``tool_calls``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,17 @@ ROLES = {name: role for role, names in _ROLES.items() for name in names}
 RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
 """Around each result in the user turn that follows a turn with several calls."""
 _PARTS = {"text": "text", "image": "image", "image_url": "image", "video": "video", "video_url": "video"}
-"""Key of a part -> what it holds. A part may also have a ``type`` alone, if the media are in a column of the row."""
+"""Key of a part -> what it holds.
+
+A part may also have a ``type`` alone, if the media are in a column of the row.
+"""
 
 
 @dataclass
 class ChatTurn:
-    """One turn of a chat: ``user``, ``assistant`` or ``system``, text, and images and clips; ``is_result`` of a call."""
+    """One turn of a chat: ``user``, ``assistant`` or ``system``, text, and images and clips; ``is_result`` of
+    a call.
+    """
 
     role: str
     text: str
@@ -43,7 +48,8 @@ class ChatTurn:
 
 
 def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
-    """The turns of the messages in a column, at least one, with the media inside them; consecutive calls or results are one turn.
+    """The turns of the messages in a column, at least one, with the media inside them; consecutive calls or
+    results are one turn.
 
     RowError ``wrong_type``, ``unknown_role``, ``unknown_part``, or the code of a medium.
     """
@@ -57,9 +63,15 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
         key = "from" if message.get("from") is not None else "role"
         role = ROLES.get(name.lower()) if isinstance(name := message.get(key), str) else None
         if role is None:
-            raise RowError(f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}")
-        turn = ChatTurn("user" if role == "result" else "assistant" if role == "call" else role, "", [], role == "result")
-        calls = fields.optional(message, "tool_calls", list) or [call for call in [message.get("function_call")] if call]
+            raise RowError(
+                f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}"
+            )
+        turn = ChatTurn(
+            "user" if role == "result" else "assistant" if role == "call" else role, "", [], role == "result"
+        )
+        calls = fields.optional(message, "tool_calls", list) or [
+            call for call in [message.get("function_call")] if call
+        ]
         key = next((key for key in ("content", "value", "text") if message.get(key) is not None), "content")
         if message.get(key) is not None or not calls:
             turn.text, turn.media = _content(message.get(key), f"{place}.{key}", root)
@@ -79,7 +91,8 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
 
 
 def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[ChatTurn]:
-    """The turns with the media of their row, each at the next mark of its kind; without any such marks in the first turn.
+    """The turns with the media of their row, each at the next mark of its kind; without any such marks in the
+    first turn.
 
     RowError ``media_count`` if there are more marks than media, or media that no mark shows.
     """
@@ -96,12 +109,16 @@ def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[C
             turn.media += left[:count]
             del left[:count]
         if left:
-            raise RowError(column, "media_count", f"{len(left)} media of the row have no <{kind}> in the chat")
+            raise RowError(
+                column, "media_count", f"{len(left)} media of the row have no <{kind}> in the chat"
+            )
     return turns
 
 
 def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]:
-    """The text of a content, with a mark for each of its media unless it has marks already, and the media inside it."""
+    """The text of a content, with a mark for each of its media unless it has marks already, and the media
+    inside it.
+    """
     if isinstance(value, str):
         return value, []
     if not isinstance(value, list) or not all(isinstance(part, dict | str) for part in value):
@@ -142,7 +159,11 @@ def _written_calls(text: str, place: str) -> str:
         calls = json.loads(body)
     except ValueError:  # the parser of the turn says what is wrong
         return f"{thought}{closing}<tool_call>{body}</tool_call>"
-    return thought + closing + "\n".join(_tagged(call, place) for call in (calls if isinstance(calls, list) else [calls]))
+    return (
+        thought
+        + closing
+        + "\n".join(_tagged(call, place) for call in (calls if isinstance(calls, list) else [calls]))
+    )
 
 
 def _tagged(call: Any, place: str) -> str:

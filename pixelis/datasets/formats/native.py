@@ -20,7 +20,10 @@ def _read(kind: type[Question]) -> Callable[[Row, str, MediaRoot], Question]:
                 media.uri = root.reference(f"media.{i}.uri", media.uri)
         earlier = {id for exchange in record.history for id in exchange.media}
         texts = [(f"history.{i}.question", e.question, set(e.media)) for i, e in enumerate(record.history)]
-        for column, text, ids in [*texts, ("question", record.question, {item.id for item in record.media} - earlier)]:
+        for column, text, ids in [
+            *texts,
+            ("question", record.question, {item.id for item in record.media} - earlier),
+        ]:
             kinds = [item.kind for item in record.media if item.id in ids]
             check_marks(text, column, kinds, kinds)  # without media, marks are text about them
         for column in ("regions", "lines"):

@@ -1,4 +1,6 @@
-"""Pixel-Reasoner's rows: ``{qid, question, answer, image, is_video}`` for reinforcement learning, ``{message_list}`` for SFT."""
+"""Pixel-Reasoner's rows: ``{qid, question, answer, image, is_video}`` for reinforcement learning,
+``{message_list}`` for SFT.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Media, Question
 
 LEARNT_TURNS = 2
-"""Pixel-Reasoner trains on the last two turns of the assistant: its rows do not mark the crops that are wrong on purpose."""
+"""Pixel-Reasoner trains on the last two turns of the assistant: its rows do not mark the crops that are wrong
+on purpose.
+"""
 
 
 def _read(row: Row, name: str, root: MediaRoot) -> Question:
@@ -39,18 +43,31 @@ def _write(record: Question) -> Row:
     if clips and (len(record.media) > 1 or not clips[0].frames):
         raise BadInput(f"{record.id}: rows of this format hold images, or one clip as a list of frames")
     paths = whole_clip(record, clips[0]) if clips else [item.uri for item in record.media]
-    return {"qid": record.id, "question": record.question, "answer": record.answers, "image": paths, "is_video": bool(clips)}
+    return {
+        "qid": record.id,
+        "question": record.question,
+        "answer": record.answers,
+        "image": paths,
+        "is_video": bool(clips),
+    }
 
 
 def _read_chat(row: Row, name: str, root: MediaRoot) -> list[Question]:
-    return read_chat(row, name, turns_of(row, "message_list", root), "message_list", learnt_turns=LEARNT_TURNS)
+    return read_chat(
+        row, name, turns_of(row, "message_list", root), "message_list", learnt_turns=LEARNT_TURNS
+    )
 
 
 def _write_chat(record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
-    media = [{"image": item.uri} if item.kind == "image" else {"video": whole_clip(record, item)} for item in record.media]
+    media = [
+        {"image": item.uri} if item.kind == "image" else {"video": whole_clip(record, item)}
+        for item in record.media
+    ]
     users: list[list[Row]] = [[*media, {"text": record.question}]]
     for turn, files in zip(calls_of(record), images, strict=True):
-        users.append([{"text": result_text(turn, files) or "The result:"}, *({"image": path} for path in files)])
+        users.append(
+            [{"text": result_text(turn, files) or "The result:"}, *({"image": path} for path in files)]
+        )
     system = record.meta.get("system")
     turns: list[Row] = [{"role": "system", "content": [{"text": system}]}] if system else []
     for user, reply in zip(users, replies, strict=True):

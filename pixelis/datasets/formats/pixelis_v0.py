@@ -1,8 +1,8 @@
 """The four layouts in which the published Pixelis wrote its trajectories; they are only read.
 
-Steps have ``action`` and ``parameters`` (its generators), ``operation`` and ``arguments`` (its engine), or ``type``,
-``name`` and ``parameters`` (its documents); the fourth layout has two lists, ``chain_of_thought`` and
-``visual_operations``. Coordinates are 0..1 if no number is above 1, or else pixels of the image.
+Steps have ``action`` and ``parameters`` (its generators), ``operation`` and ``arguments`` (its engine), or
+``type``, ``name`` and ``parameters`` (its documents); the fourth layout has two lists, ``chain_of_thought``
+and ``visual_operations``. Coordinates are 0..1 if no number is above 1, or else pixels of the image.
 """
 
 from __future__ import annotations
@@ -35,16 +35,39 @@ COORDINATES = {
 OBJECTS = ("object_id", "object", "mask")
 FRAMES = ("frames", "frame_indices", "indices", "frame_index")
 IGNORED = (
-    *("image", "image_path", "video_path", "target_size", "enhance", "maintain_aspect", "interpolation", "language"),
-    *("threshold", "return_scores", "return_confidence", "return_boxes", "return_masks", "confidence_threshold"),
+    *(
+        "image",
+        "image_path",
+        "video_path",
+        "target_size",
+        "enhance",
+        "maintain_aspect",
+        "interpolation",
+        "language",
+    ),
+    *(
+        "threshold",
+        "return_scores",
+        "return_confidence",
+        "return_boxes",
+        "return_masks",
+        "confidence_threshold",
+    ),
     *("properties", "max_frames", "track_id", "thought", "content"),
 )
 """Parameters of the old operations that the configuration sets today, or that named objects in memory."""
-KINDS = {"positive": "golden", "golden_positive": "golden", "golden": "golden", "trap_sample": "trap_perceptual"}
+KINDS = {
+    "positive": "golden",
+    "golden_positive": "golden",
+    "golden": "golden",
+    "trap_sample": "trap_perceptual",
+}
 
 
 class _Step(NamedTuple):
-    """One step of any layout: the name of the action, its parameters, its thought, its result and its place in the row."""
+    """One step of any layout: the name of the action, its parameters, its thought, its result and its place
+    in the row.
+    """
 
     action: str
     parameters: dict[str, Any]
@@ -60,20 +83,33 @@ def _read_trajectory(row: Row, name: str, root: MediaRoot) -> Demonstration:
     steps = list[_Step]()
     for i, step in enumerate(fields.objects({"trajectory": value}, "trajectory")):
         column = f"trajectory.{i}"
-        layouts = [key for key in ("action", "operation", "name") if isinstance(step.get(key), str) and step[key]]
+        layouts = [
+            key for key in ("action", "operation", "name") if isinstance(step.get(key), str) and step[key]
+        ]
         if len(layouts) > 1:
-            raise RowError(column, "ambiguous_step", f"the step has {' and '.join(f'`{key}`' for key in layouts)}")
+            raise RowError(
+                column, "ambiguous_step", f"the step has {' and '.join(f'`{key}`' for key in layouts)}"
+            )
         action = step[layouts[0]] if layouts else step.get("type")
         parameters = step.get("parameters", step.get("arguments", step.get("params"))) or {}
         if not isinstance(action, str) or not isinstance(parameters, dict):
-            raise RowError(column, "wrong_type", "a step has `action`, `operation` or `name`, and an object of parameters")
-        thought = next((part[key] for part in (step, parameters) for key in ("thought", "content") if part.get(key)), None)
+            raise RowError(
+                column,
+                "wrong_type",
+                "a step has `action`, `operation` or `name`, and an object of parameters",
+            )
+        thought = next(
+            (part[key] for part in (step, parameters) for key in ("thought", "content") if part.get(key)),
+            None,
+        )
         steps.append(_Step(action, parameters, thought, step.get("result", step.get("output")), column))
     return _demonstration(row, name, root, steps)
 
 
 def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
-    """A row with the lists ``chain_of_thought`` and ``visual_operations``: a thought before each operation, the rest last."""
+    """A row with the lists ``chain_of_thought`` and ``visual_operations``: a thought before each operation,
+    the rest last.
+    """
     lists = {column: row.get(column) or [] for column in ("chain_of_thought", "visual_operations")}
     thoughts = [item.get("thought") for item in fields.objects(lists, "chain_of_thought")]
     operations, steps = fields.objects(lists, "visual_operations"), list[_Step]()
@@ -82,8 +118,18 @@ def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
         parameters = operation.get("params", operation.get("parameters", {}))
         if not isinstance(action, str) or not isinstance(parameters, dict):
             raise RowError(column, "wrong_type", "`operation` is text and `params` an object")
-        steps.append(_Step(action, parameters, thoughts[i] if i < len(thoughts) else None, operation.get("output"), column))
-    steps += [_Step("THINK", {}, thought, None, "chain_of_thought") for thought in thoughts[len(operations) :]]
+        steps.append(
+            _Step(
+                action,
+                parameters,
+                thoughts[i] if i < len(thoughts) else None,
+                operation.get("output"),
+                column,
+            )
+        )
+    steps += [
+        _Step("THINK", {}, thought, None, "chain_of_thought") for thought in thoughts[len(operations) :]
+    ]
     return _demonstration(row, name, root, steps)
 
 
@@ -96,7 +142,9 @@ def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step]) -> 
         if kind in THOUGHTS:
             thought = thought or parameters.get("text") or result
         elif kind in ANSWERS:
-            answer = parameters.get("answer", parameters.get("text", result if isinstance(result, str) else None))
+            answer = parameters.get(
+                "answer", parameters.get("text", result if isinstance(result, str) else None)
+            )
             final = str(answer) if answer is not None else final
         elif kind not in OPERATIONS:
             message = f"no operation {action[:40]!r}; known are {', '.join(OPERATIONS)}"
@@ -114,7 +162,9 @@ def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step]) -> 
     truth = truth.get("answer") if isinstance(truth, dict) else truth
     return Demonstration(
         id=own_id,
-        question=question_text(fields.text(row, "question"), "question", media) if row.get("question") is not None else "",
+        question=question_text(fields.text(row, "question"), "question", media)
+        if row.get("question") is not None
+        else "",
         media=media,
         answers=[str(truth)] if isinstance(truth, str | int | float) and str(truth) else answers,
         task=fields.identifier(row, "task_type", "task") or "qa",
@@ -145,13 +195,19 @@ def _sample_fields(row: Row, own_id: str) -> dict[str, Any]:
     return {**result, "kind": KINDS.get(kind, kind)}
 
 
-def _arguments(op: str, parameters: dict[str, Any], media: list[Media], boxes: dict[str, Any], column: str) -> dict[str, Any]:
-    """Today's arguments of an operation; ``boxes`` are those of the objects that earlier steps returned, by object id."""
+def _arguments(
+    op: str, parameters: dict[str, Any], media: list[Media], boxes: dict[str, Any], column: str
+) -> dict[str, Any]:
+    """Today's arguments of an operation; ``boxes`` are those of the objects that earlier steps returned, by
+    object id.
+    """
     result: dict[str, Any] = {}
     for key, value in parameters.items():
         name = f"{column}.{key}"
         if key in COORDINATES:
-            result[COORDINATES[key]] = _fractions(value, 4 if COORDINATES[key] == "box" else 2, media, column, name)
+            result[COORDINATES[key]] = _fractions(
+                value, 4 if COORDINATES[key] == "box" else 2, media, column, name
+            )
         elif key in OBJECTS and op in ("get_properties", "track_object"):
             if str(value) not in boxes:
                 raise RowError(name, "unknown_object", "no earlier step returned the bbox of this object")
@@ -177,7 +233,9 @@ def _fractions(value: Any, count: int, media: list[Media], step: str, column: st
         raise RowError(column, "bad_box" if count == 4 else "bad_point", f"expected {count} numbers")
     if max(value) > 1:
         if (item := next((m for m in media if m.kind == "image" or m.frames), None)) is None:
-            raise RowError(step, "unknown_size", "coordinates are in pixels, but the size of the clip is unknown")
+            raise RowError(
+                step, "unknown_size", "coordinates are in pixels, but the size of the clip is unknown"
+            )
         width, height = header_size(Path(item.frames[0] if item.frames else item.uri), step)
         value = [v / (height if i % 2 else width) for i, v in enumerate(value)]
     inside = all(0 <= v <= 1 for v in value)  # false for NaN

@@ -1,4 +1,5 @@
-"""ShareGPT chats: ``conversations`` of ``from`` and ``value`` (Mini-o3), ``messages`` of ``role`` and ``content`` (Reason-RFT).
+"""ShareGPT chats: ``conversations`` of ``from`` and ``value`` (Mini-o3), ``messages`` of ``role`` and
+``content`` (Reason-RFT).
 
 The images lie in the column ``images``, in the order of the ``<image>`` in the user turns.
 """
@@ -29,10 +30,17 @@ class ChatColumns:
 
     def format(self, dialect: str) -> Format:
         """The format of these chats; ``dialect`` is the one they are written in."""
-        return Format(self.read, write_chat=self.write, demonstrate=functools.partial(self.read, reply=True), dialect=dialect)
+        return Format(
+            self.read,
+            write_chat=self.write,
+            demonstrate=functools.partial(self.read, reply=True),
+            dialect=dialect,
+        )
 
     def read(self, row: Row, name: str, root: MediaRoot, reply: bool = False) -> list[Question]:
-        """The demonstrations of a row, or its question, to which a separate answer is the ``reply`` if that is set."""
+        """The demonstrations of a row, or its question, to which a separate answer is the ``reply`` if that
+        is set.
+        """
         images, videos, truth = (first_column(row, names) for names in (IMAGES, VIDEOS, ANSWERS))
         turns = show_media(turns_of(row, self.chat, root), root.media(row, images, videos), self.chat)
         asks = turns[-1].role == "user" and bool(truth)
@@ -45,13 +53,23 @@ class ChatColumns:
     def write(self, record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
         """The row of a demonstration; BadInput if it has clips."""
         paths = image_paths(record)
-        results = [result_text(turn, files, "<image>") for turn, files in zip(calls_of(record), images, strict=True)]
+        results = [
+            result_text(turn, files, "<image>") for turn, files in zip(calls_of(record), images, strict=True)
+        ]
         system = record.meta.get("system")
         chat: list[Row] = [{self.role: "system", self.text: system}] if system else []
-        question = record.question if "<image>" in record.question else self.placeholder * len(paths) + record.question
+        question = (
+            record.question
+            if "<image>" in record.question
+            else self.placeholder * len(paths) + record.question
+        )
         for user, reply in zip([question, *results], replies, strict=True):
             chat += [{self.role: self.user, self.text: user}, {self.role: self.assistant, self.text: reply}]
-        return {"id": record.id, self.chat: chat, "images": [*paths, *(path for files in images for path in files)]}
+        return {
+            "id": record.id,
+            self.chat: chat,
+            "images": [*paths, *(path for files in images for path in files)],
+        }
 
 
 CONVERSATIONS = ChatColumns("conversations", "from", "value", "human", "gpt", "<image>\n").format("mini_o3")

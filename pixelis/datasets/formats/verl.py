@@ -29,7 +29,9 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
     question = read_chat(row, name, turns, "prompt", "images", "videos", "data_source", asks=True)[-1]
     meta, task, answers = question.meta, source or "qa", None
     scorer = "mc_letter" if option_lines(question.question) else "math"
-    if (has_media := row.get("images") is not None or "env_name" in row) or reward_model.get("ground_truth") not in (None, ""):
+    if (has_media := row.get("images") is not None or "env_name" in row) or reward_model.get(
+        "ground_truth"
+    ) not in (None, ""):
         answers = fields.answers(reward_model, "ground_truth")
     if has_media and answers is not None:
         scorer = "judge"
@@ -38,7 +40,8 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
         scorer = scorer_of(answers, scorer)
     tools: list[str] | None = None
     environment = None
-    if "env_name" in row:  # DeepEyes's own environments of pictures are operations, any other name is one of the run
+    # DeepEyes's own environments of pictures are operations, any other name is one of the run
+    if "env_name" in row:
         environment = fields.identifier(row, "env_name")
         if not environment:
             tools = []
@@ -69,8 +72,13 @@ def _write(record: Question, style: str, ability: str) -> Row:
             {"role": "user", "content": marked(record, "<{}>\n")},
         ],
         "ability": meta.get("ability", ability),
-        "reward_model": {"style": style, **model} | ({"ground_truth": record.answers[0]} if record.answers else {}),
-        "extra_info": {**extra, "split": record.split, "index": extra["index"] if str(extra.get("index")) == index else index},
+        "reward_model": {"style": style, **model}
+        | ({"ground_truth": record.answers[0]} if record.answers else {}),
+        "extra_info": {
+            **extra,
+            "split": record.split,
+            "index": extra["index"] if str(extra.get("index")) == index else index,
+        },
     }
 
 

@@ -14,36 +14,54 @@ UNLABELLED = ("ttrl", "ttrl_parquet")
 
 
 def write_question(record: Question, format: str) -> Row:
-    """The row of a question in ``format``; BadInput if the format is not one of questions or cannot hold this one."""
+    """The row of a question in ``format``; BadInput if the format is not one of questions or cannot hold this
+    one.
+    """
     write = load_format(format).write if format in FORMATS else None
     if write is None:
         names = ", ".join(name for name in FORMATS if load_format(name).write)
-        raise BadInput(f"questions cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
+        raise BadInput(
+            f"questions cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}"
+        )
     if record.history and format != "question":
-        raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write it as `question`")
+        raise BadInput(
+            f"{record.id}: rows of {format} hold no earlier questions", fix="write it as `question`"
+        )
     if not record.answers and format not in UNLABELLED:
         raise BadInput(f"{record.id} has no answer, which rows of {format} need", code="no_label")
     return _with_meta(write(record), record, format)
 
 
 def _with_meta(row: Row, record: Question, format: str) -> Row:
-    """The row with the columns that the record was read with and has no field for, if it is still a row of this format."""
+    """The row with the columns that the record was read with and has no field for, if it is still a row of
+    this format.
+    """
     full = {**{key: value for key, value in record.meta.items() if key != "system"}, **row}
     return full if [name for name, entry in FORMATS.items() if entry.matches(set(full))] == [format] else row
 
 
-def write_chat(record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = "") -> Row:
-    """The row of a demonstration in ``format``, its calls in ``dialect`` (by default that of its row, or of the format).
+def write_chat(
+    record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = ""
+) -> Row:
+    """The row of a demonstration in ``format``, its calls in ``dialect`` (by default that of its row, or of
+    the format).
 
-    ``images`` are the files of the images that each call returned, in order, by default those of its row. BadInput if the
-    format is not one of chats, if there are not as many entries as calls, or if the dialect cannot express a turn.
+    ``images`` are the files of the images that each call returned, in order, by default those of its row.
+    BadInput if the format is not one of chats, if there are not as many entries as calls, or if the dialect
+    cannot express a turn.
     """
     known = load_format(format) if format in FORMATS else None
     if known is None or known.write_chat is None:
         names = ", ".join(name for name in FORMATS if load_format(name).write_chat)
-        raise BadInput(f"demonstrations cannot be written as `{format}`", code="unknown_format", fix=f"use one of {names}")
+        raise BadInput(
+            f"demonstrations cannot be written as `{format}`",
+            code="unknown_format",
+            fix=f"use one of {names}",
+        )
     if record.history:
-        raise BadInput(f"{record.id}: rows of {format} hold no earlier questions", fix="write rows of Pixelis")
+        raise BadInput(
+            f"{record.id}: rows of {format} hold no earlier questions", fix="write rows of Pixelis"
+        )
     calls, rows = chat.calls_of(record), [turn.verbatim for turn in record.turns if turn.verbatim is not None]
     if images is None:
         images = [turn.verbatim.images for turn in calls if turn.verbatim is not None]

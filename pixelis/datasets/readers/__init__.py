@@ -1,7 +1,8 @@
 """Readers of annotated data sets in their official layouts: each row becomes a question with ``annotations``.
 
-A source is ``NAME:ROOT?split=train&key=value``, where `question_changes.OPTIONS` are keys of all sets. Images and clips are
-named, never opened; where an annotation file lacks the size of an image, only its header is read.
+A source is ``NAME:ROOT?split=train&key=value``, where `question_changes.OPTIONS` are keys of all sets. Images
+and clips are named, never opened; where an annotation file lacks the size of an image, only its header is
+read.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def is_dataset(source: str) -> bool:
 def read(source: str) -> Rows:
     """The rows of a source in the order of its files: questions, and the rows that cannot be used as values.
 
-    BadInput for an unknown name or option at once, and while reading for a file of the wrong kind; MissingFile, which
-    quotes the official layout, before the first row.
+    BadInput for an unknown name or option at once, and while reading for a file of the wrong kind;
+    MissingFile, which quotes the official layout, before the first row.
     """
     root = find(source)
     change = question_changes(source, root.options)
@@ -40,11 +41,16 @@ def find(source: str) -> DatasetRoot:
     """The data set, folder and options that a source names; BadInput."""
     name, _, rest = source.partition(":")
     if name not in READERS:
-        raise BadInput(f"{source}: no data set {name!r}{suggest(name, READERS)}", fix=f"one of {', '.join(READERS)}")
+        raise BadInput(
+            f"{source}: no data set {name!r}{suggest(name, READERS)}", fix=f"one of {', '.join(READERS)}"
+        )
     reader = READERS[name]
     folder, options = parse_options(rest, (*reader.options, *OPTIONS))
     if not folder:
         raise BadInput(f"{source} names no folder", fix=f"write {name}:/data/{name}")
     if "://" in folder:
-        raise BadInput(f"{source}: a data set is read from a local folder", fix="copy or mount it; files of rows may be remote")
+        raise BadInput(
+            f"{source}: a data set is read from a local folder",
+            fix="copy or mount it; files of rows may be remote",
+        )
     return DatasetRoot(reader, Path(folder), {**reader.options, **options})

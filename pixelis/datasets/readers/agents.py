@@ -1,8 +1,10 @@
 """Steps of people on web sites: Multimodal-Mind2Web.
 
-https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: parquet files with a row per step: a screenshot, the element of
-the step (``pos_candidates``: JSON, its attributes JSON again with ``bounding_box_rect`` "left,top,width,height" in pixels,
--1 for elements that are not rendered), the operation, and the goal and all steps of the task (``confirmed_task``,
+https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: parquet files with a row per step: a screenshot,
+the element of the step (``pos_candidates``: JSON, its attributes JSON again with ``bounding_box_rect``
+"left,top,width,height" in pixels,
+-1 for elements that are not rendered), the operation, and the goal and all steps of the task
+(``confirmed_task``,
 ``action_reprs``). Screenshots become files of the cache. The HTML of the pages is not read.
 """
 
@@ -20,7 +22,16 @@ from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, ima
 from pixelis.records import Annotations, Question, Region
 
 COLUMNS = [
-    *("action_uid", "operation", "pos_candidates", "website", "domain", "subdomain", "annotation_id", "confirmed_task"),
+    *(
+        "action_uid",
+        "operation",
+        "pos_candidates",
+        "website",
+        "domain",
+        "subdomain",
+        "annotation_id",
+        "confirmed_task",
+    ),
     *("screenshot", "action_reprs", "target_action_index"),
 ]
 NOT_RENDERED = ["-1"] * 4
@@ -55,8 +66,12 @@ def _step(file: AnnotationFile, media_root: MediaRoot, row: dict[str, Any]) -> Q
             tag, target = text(element, "tag"), bool(element.get("is_original_target"))
             label = (element_name[1] if element_name and target else "") or tag
             box = box_xywh(sides, *size, "bounding_box_rect")
-            regions.append(Region(id=f"element{i}", label=label, box=box, attributes={"tag": tag, "target": target}))
-    page: dict[str, Any] = {name: row.get(name) for name in ("annotation_id", "website", "domain", "subdomain")}
+            regions.append(
+                Region(id=f"element{i}", label=label, box=box, attributes={"tag": tag, "target": target})
+            )
+    page: dict[str, Any] = {
+        name: row.get(name) for name in ("annotation_id", "website", "domain", "subdomain")
+    }
     return file.question(
         key,
         image(uri, size),

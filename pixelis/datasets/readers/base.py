@@ -1,4 +1,6 @@
-"""Shared parts of the readers: required paths, annotation files whose faulty rows are collected, and their questions."""
+"""Shared parts of the readers: required paths, annotation files whose faulty rows are collected, and their
+questions.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,10 @@ MAX_FIELD_CHARACTERS = 1 << 28
 class DatasetReader:
     """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``.
 
-    ``task`` is the capability it grounds. ``read``: the function, or its name as ``module:function`` in this package.
-    ``layout`` is the folder tree, quoted in errors, and ``source`` where it is described. ``options`` are the keys that a
-    source may set, with their defaults. ``exhaustive``: all objects of an annotated category are annotated, so they can be
-    counted.
+    ``task`` is the capability it grounds. ``read``: the function, or its name as ``module:function`` in this
+    package. ``layout`` is the folder tree, quoted in errors, and ``source`` where it is described.
+    ``options`` are the keys that a source may set, with their defaults. ``exhaustive``: all objects of an
+    annotated category are annotated, so they can be counted.
     """
 
     name: str
@@ -77,7 +79,9 @@ class DatasetRoot:
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is not a number", fix=f"write e.g. {key}=100")
+            raise BadInput(
+                f"{self.reader.name}: {key}={self.options[key]} is not a number", fix=f"write e.g. {key}=100"
+            )
         return value
 
     def flag(self, key: str) -> bool:
@@ -87,20 +91,26 @@ class DatasetRoot:
         return self.options[key] == "yes"
 
     def _below(self, name: str) -> Path:
-        """A path below the folder with ``{option}`` filled in; BadInput if an option leads out of the folder."""
+        """A path below the folder with ``{option}`` filled in; BadInput if an option leads out of the
+        folder.
+        """
         path = self.folder / name.format_map(self.options)
         if not path.is_relative_to(self.folder) or ".." in path.relative_to(self.folder).parts:
             raise BadInput(f"{self.reader.name}: an option leads out of {self.folder}")
         return path
 
     def path(self, *names: str) -> Path:
-        """The first of these paths below the folder that exists, with ``{option}`` filled in; MissingFile quotes the layout."""
+        """The first of these paths below the folder that exists, with ``{option}`` filled in; MissingFile
+        quotes the layout.
+        """
         paths = [self._below(name) for name in names]
         for path in paths:
             if path.exists():
                 return path
         missing = " or ".join(str(path) for path in paths)
-        raise MissingFile(f"{self.reader.name}: no {missing}", fix=f"the official layout is {self.reader.layout}")
+        raise MissingFile(
+            f"{self.reader.name}: no {missing}", fix=f"the official layout is {self.reader.layout}"
+        )
 
     def paths(self, pattern: str, example: str) -> list[Path]:
         """The files of a pattern below the folder in order, at least one; MissingFile without ``example``."""
@@ -139,13 +149,17 @@ class AnnotationFile:
         return errors
 
     def convert(self, name: Any, make: Callable[..., Question | None], *arguments: Any) -> Rows:
-        """The question ``make(*arguments)`` of one row after the errors collected in it; none if it raises or returns None."""
+        """The question ``make(*arguments)`` of one row after the errors collected in it; none if it raises or
+        returns None.
+        """
         question = None
         with self.collect_errors(name):
             if (made := make(*arguments)) is not None:
                 try:
                     made.model_dump_json()
-                except PydanticSerializationError as error:  # half a surrogate pair, which JSON can escape and no file store
+                except (
+                    PydanticSerializationError
+                ) as error:  # half a surrogate pair, which JSON can escape and no file store
                     raise RowError("all", "wrong_type", f"a text that cannot be stored: {error}") from None
                 question = made
         yield from self.take_errors()
@@ -160,7 +174,9 @@ class AnnotationFile:
         return read_json(self.path)
 
     def items(self, key: str) -> list[Any]:
-        """The list under ``key`` of the JSON object; BadInput if there is none, because then it is another file."""
+        """The list under ``key`` of the JSON object; BadInput if there is none, because then it is another
+        file.
+        """
         return self._part(key, list, "list")
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -173,7 +189,9 @@ class AnnotationFile:
             raise BadInput(message, fix="give the official file")
         return self.data[key]
 
-    def group(self, rows: Iterable[Any], column: str, list_name: str = "") -> dict[str, list[tuple[str, Any]]]:
+    def group(
+        self, rows: Iterable[Any], column: str, list_name: str = ""
+    ) -> dict[str, list[tuple[str, Any]]]:
         """The rows of a list, each with its name, by the text in a column; rows without it are errors."""
         groups: dict[str, list[tuple[str, Any]]] = {}
         for i, row in enumerate(rows):
@@ -191,22 +209,31 @@ class AnnotationFile:
         for key, value in entries.items():
             yield from self.convert(key, make, key, value)
 
-    def each_row(self, make: Callable[[dict[str, Any]], Question | None], columns: list[str] | None = None) -> Rows:
-        """``make`` of each row of a file that `files` can stream, of a parquet file only with these columns."""
+    def each_row(
+        self, make: Callable[[dict[str, Any]], Question | None], columns: list[str] | None = None
+    ) -> Rows:
+        """``make`` of each row of a file that `files` can stream, of a parquet file only with these
+        columns.
+        """
         for row in read_part(fs.LocalFileSystem(), Part(str(self.path)), columns):
             if isinstance(row, BadRow):
                 yield row
             else:
                 yield from self.convert(row.number, make, row.values)
 
-    def table_rows(self, columns: Iterable[str], delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
+    def table_rows(
+        self, columns: Iterable[str], delimiter: str = ","
+    ) -> Iterator[tuple[str, dict[str, str]]]:
         """The rows of a table with a header, with their names, streamed; BadInput if a column is missing."""
         csv.field_size_limit(MAX_FIELD_CHARACTERS)
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restval="")
             missing = [name for name in columns if name not in (reader.fieldnames or [])]
             if missing:
-                raise BadInput(f"{self.path} has no column {missing[0]}, only {reader.fieldnames}", fix="give the official file")
+                raise BadInput(
+                    f"{self.path} has no column {missing[0]}, only {reader.fieldnames}",
+                    fix="give the official file",
+                )
             try:
                 for row in reader:
                     yield f"line {reader.line_num}", row
@@ -223,7 +250,9 @@ class AnnotationFile:
         scorer: str = "exact",
         **meta: Any,
     ) -> Question:
-        """The question of one row; its ``meta`` tells the origin, and how many annotations were ``dropped`` as faulty."""
+        """The question of one row; its ``meta`` tells the origin, and how many annotations were ``dropped``
+        as faulty.
+        """
         reader, split, annotations = self.root.reader, self.root.split, annotations or Annotations()
         meta = {"dropped": len(self._errors) or None, **meta}
         if annotations.regions and not reader.exhaustive:
@@ -252,7 +281,8 @@ class AnnotationFile:
         annotations: Annotations | None = None,
         **meta: Any,
     ) -> Question:
-        """A question with options; ``answer`` is the index of the right one, None if the split does not publish it.
+        """A question with options; ``answer`` is the index of the right one, None if the split does not
+        publish it.
 
         RowError ``no_label`` about ``column`` if there is no such option.
         """
@@ -268,7 +298,9 @@ def image(uri: str, size: Size = (None, None)) -> Media:
     return Media(id="img0", uri=uri, width=size[0], height=size[1])
 
 
-def clip(uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size: Size = (None, None)) -> Media:
+def clip(
+    uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size: Size = (None, None)
+) -> Media:
     """The clip of a question: a file, or a list of frames."""
     return Media(id="vid0", kind="video", uri=uri, frames=frames, fps=fps, width=size[0], height=size[1])
 

@@ -1,13 +1,14 @@
-"""Benchmarks of agents that zoom, count and watch: V* Bench, HR-Bench, TallyQA, Super-CLEVR, MVBench, Reason-RFT's test sets.
+"""Benchmarks of agents that zoom, count and watch: V* Bench, HR-Bench, TallyQA, Super-CLEVR, MVBench,
+Reason-RFT's test sets.
 
-V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; a JSON file beside each image
-has the boxes (x, y, w, h in pixels) of the objects in question. HR-Bench,
-https://huggingface.co/datasets/DreamMr/HR-Bench: a table with images in base64, and each question with its options in
-several orders; a short ``image`` is the ``index`` of the row that has it. TallyQA,
-https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR. MVBench,
-https://huggingface.co/datasets/OpenGVLab/MVBench: one JSON list a task; ``start`` and ``end`` in seconds are the part of
-the clip that a question is about. Reason-RFT, https://github.com/tanhuajie/Reason-RFT: one JSON file a set, and all images
-in ``image``.
+V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; a JSON file
+beside each image has the boxes (x, y, w, h in pixels) of the objects in question. HR-Bench,
+https://huggingface.co/datasets/DreamMr/HR-Bench: a table with images in base64, and each question with its
+options in several orders; a short ``image`` is the ``index`` of the row that has it. TallyQA,
+https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR.
+MVBench, https://huggingface.co/datasets/OpenGVLab/MVBench: one JSON list a task; ``start`` and ``end`` in
+seconds are the part of the clip that a question is about. Reason-RFT,
+https://github.com/tanhuajie/Reason-RFT: one JSON file a set, and all images in ``image``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from typing import Any
 from pixelis.datasets.annotation_geometry import box_xywh, header_size, time_span
 from pixelis.datasets.fields import RowError, answers, need, text, whole
 from pixelis.datasets.formats.base import scorer_of
-from pixelis.datasets.readers.base import DatasetRoot, Rows, below, clip, image, index_of, read_json, read_json_row
+from pixelis.datasets.readers.base import (
+    DatasetRoot,
+    Rows,
+    below,
+    clip,
+    image,
+    index_of,
+    read_json,
+    read_json_row,
+)
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Media, Question, Region
 
@@ -33,7 +43,9 @@ REASON_RFT = {
     "transformation_left": ("spatial_transformation/trance_left.json", "trance/trance_left.json"),
     "transformation_right": ("spatial_transformation/trance_right.json", "trance/trance_right.json"),
 }
-"""Reason-RFT's test sets by split: in and out of the distribution of its training sets, TRANCE seen from the left and right."""
+"""Reason-RFT's test sets by split: in and out of the distribution of its training sets, TRANCE seen from the
+left and right.
+"""
 _STAR, _CLEVRER, _PERCEPTION = "star/Charades_v1_480", "clevrer/video_validation", "perception/videos"
 MVBENCH = {
     "action_sequence": _STAR,
@@ -58,7 +70,13 @@ MVBENCH = {
     "counterfactual_inference": _CLEVRER,
 }
 """MVBench's 20 tasks and the folders of their clips."""
-MVBENCH_SPANS = {"action_sequence", "action_prediction", "object_interaction", "action_localization", "episodic_reasoning"}
+MVBENCH_SPANS = {
+    "action_sequence",
+    "action_prediction",
+    "object_interaction",
+    "action_localization",
+    "episodic_reasoning",
+}
 """Those whose questions are about a part of the clip."""
 MVBENCH_FPS = 3
 """Of the clips of episodic_reasoning, which are folders of frames."""
@@ -113,7 +131,9 @@ def hrbench(root: DatasetRoot) -> Rows:
         options = [text(row, letter) for letter in "ABCD" if (row.get(letter) or "").strip()]
         answer = index_of(text(row, "answer").upper(), list("ABCD"))
         media, cycle = image(uri, header_size(Path(uri))), row.get("cycle_category")
-        return file.choice(key, media, text(row, "question"), options, answer, category=row.get("category"), cycle=cycle)
+        return file.choice(
+            key, media, text(row, "question"), options, answer, category=row.get("category"), cycle=cycle
+        )
 
     for name, row in file.table_rows(("index", "question", "image", "answer", "A", "B"), "\t"):
         yield from file.convert(name, question, row)
@@ -157,13 +177,16 @@ def superclevr(root: DatasetRoot) -> Rows:
 
 def mvbench(root: DatasetRoot) -> Rows:
     if root.options["task"] != "all" and root.options["task"] not in MVBENCH:
-        raise BadInput(f"mvbench: no task {root.options['task']!r}", fix=f"all, or one of {', '.join(MVBENCH)}")
+        raise BadInput(
+            f"mvbench: no task {root.options['task']!r}", fix=f"all, or one of {', '.join(MVBENCH)}"
+        )
     for task in MVBENCH if root.options["task"] == "all" else (root.options["task"],):
         yield from _mvbench_task(root, task)
 
 
 def _mvbench_task(root: DatasetRoot, task: str) -> Rows:
-    file, folder = root.file(f"json/{task}.json", f"{task}.json"), root.path(f"video/{MVBENCH[task]}", MVBENCH[task])
+    file = root.file(f"json/{task}.json", f"{task}.json")
+    folder = root.path(f"video/{MVBENCH[task]}", MVBENCH[task])
 
     def question(number: int, row: dict[str, Any]) -> Question:
         options = [str(option) for option in need(row, "candidates", list)]
@@ -192,13 +215,16 @@ def reason_rft(root: DatasetRoot) -> Rows:
     file, folder = root.file(*REASON_RFT[root.split]), root.path("image", "images")
 
     def question(row: dict[str, Any]) -> Question:
-        key, own_answers = need(row, "id", (int, str)), answers(row, "answer" if row.get("answer") is not None else "solution")
+        key = need(row, "id", (int, str))
+        own_answers = answers(row, "answer" if row.get("answer") is not None else "solution")
         paths = row.get("image")
         paths = [paths] if isinstance(paths, str) else paths
         if not isinstance(paths, list) or not paths:
             raise RowError("image", "no_media", "the row names no image")
         media = [Media(id=f"img{i}", uri=below(folder, str(path), "image")) for i, path in enumerate(paths)]
-        scorer = "func_seq_eval" if root.split.startswith("transformation") else scorer_of(own_answers, "math")
+        scorer = (
+            "func_seq_eval" if root.split.startswith("transformation") else scorer_of(own_answers, "math")
+        )
         return file.question(key, media, question=text(row, "problem"), answers=own_answers, scorer=scorer)
 
     return file.each_row(question)

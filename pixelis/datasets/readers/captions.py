@@ -1,9 +1,10 @@
 """Images and clips with captions: Flickr30k (with the boxes of Flickr30k Entities), Unsplash Lite, MSR-VTT.
 
-Flickr30k, https://shannon.cs.illinois.edu/DenotationGraph: ``results_20130124.token`` has lines ``NAME.jpg#0<tab>caption``, five
-per image. Entities, https://github.com/BryanPlummer/flickr30k_entities: phrases marked ``[/EN#12/people a man]`` in
-``Sentences/ID.txt`` and their boxes in ``Annotations/ID.xml``. Unsplash, https://github.com/unsplash/datasets: a table of
-photographs with their URLs. MSR-VTT (CVPR 2016): one JSON file of ``videos`` and ``sentences``.
+Flickr30k, https://shannon.cs.illinois.edu/DenotationGraph: ``results_20130124.token`` has lines
+``NAME.jpg#0<tab>caption``, five per image. Entities, https://github.com/BryanPlummer/flickr30k_entities:
+phrases marked ``[/EN#12/people a man]`` in ``Sentences/ID.txt`` and their boxes in ``Annotations/ID.xml``.
+Unsplash, https://github.com/unsplash/datasets: a table of photographs with their URLs. MSR-VTT (CVPR 2016):
+one JSON file of ``videos`` and ``sentences``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def flickr30k(root: DatasetRoot) -> Rows:
     def question(name: str, captions: list[str]) -> Question:
         key = Path(name).stem
         regions, size = _entities(entities, key, file) if entities else ([], (None, None))
-        return file.question(key, image(below(folder, name, "name"), size), Annotations(regions=regions, captions=captions))
+        return file.question(
+            key, image(below(folder, name, "name"), size), Annotations(regions=regions, captions=captions)
+        )
 
     def named_captions() -> Iterator[tuple[str, str]]:
         with file.path.open(encoding="utf-8", errors="replace") as lines:
@@ -42,7 +45,11 @@ def flickr30k(root: DatasetRoot) -> Rows:
                 with file.collect_errors(f"line {number}"):
                     match = _CAPTION.fullmatch(line.strip())
                     if not match:
-                        raise RowError("all", "wrong_type", f"{line.strip()!r:.60} is not NAME.jpg#0, a tab and a caption")
+                        raise RowError(
+                            "all",
+                            "wrong_type",
+                            f"{line.strip()!r:.60} is not NAME.jpg#0, a tab and a caption",
+                        )
                     yield match[1], match[2].strip()
 
     for name, group in itertools.groupby(named_captions(), key=lambda pair: pair[0]):
@@ -54,8 +61,11 @@ def flickr30k(root: DatasetRoot) -> Rows:
 
 
 def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region], Size]:
-    """The regions of an image and its size; the label of a region is the phrase of the first caption that mentions it."""
-    annotation, sentences = Path(below(folder, f"Annotations/{key}.xml", "name")), folder / "Sentences" / f"{key}.txt"
+    """The regions of an image and its size; the label of a region is the phrase of the first caption that
+    mentions it.
+    """
+    annotation = Path(below(folder, f"Annotations/{key}.xml", "name"))
+    sentences = folder / "Sentences" / f"{key}.txt"
     try:
         document = annotation.read_text(encoding="utf-8")
         if "<!DOCTYPE" in document:  # its entities can expand without bound, or name other files
@@ -70,14 +80,18 @@ def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region
     phrases: dict[str, tuple[str, str]] = {}
     for chain, kinds, phrase in mentions:
         phrases.setdefault(chain, (phrase, kinds))
-    width, height = image_size(*(whole(tree.findtext(f"size/{side}", ""), side) for side in ("width", "height")))
+    width, height = image_size(
+        *(whole(tree.findtext(f"size/{side}", ""), side) for side in ("width", "height"))
+    )
     regions = []
     for i, item in enumerate(tree.iter("object")):
         bounds = item.find("bndbox")
         if bounds is None:
             continue  # a scene, or an object without a box
         with file.collect_errors(f"{annotation.name}, object {i}"):
-            left, top, right, bottom = (whole(bounds.findtext(side, ""), side) for side in ("xmin", "ymin", "xmax", "ymax"))
+            left, top, right, bottom = (
+                whole(bounds.findtext(side, ""), side) for side in ("xmin", "ymin", "xmax", "ymax")
+            )
             # Pixels are counted from 1, and the last one is inside.
             box = box_xyxy([left - 1, top - 1, right, bottom], width, height, "bndbox")
             for chain in (name.text or "" for name in item.iter("name")):
@@ -94,7 +108,11 @@ def unsplash(root: DatasetRoot) -> Rows:
     def question(row: dict[str, Any]) -> Question:
         key = text(row, "photo_id")
         size = image_size(*(whole(row[column], column) for column in ("photo_width", "photo_height")))
-        captions = [caption.strip() for caption in (row["photo_description"], row["ai_description"]) if (caption or "").strip()]
+        captions = [
+            caption.strip()
+            for caption in (row["photo_description"], row["ai_description"])
+            if (caption or "").strip()
+        ]
         media = image(below(folder, f"{key}.jpg", "photo_id"), size)
         return file.question(key, media, Annotations(captions=captions), url=row.get("photo_image_url"))
 

@@ -1,12 +1,13 @@
 """COCO's format for images and clips, COCO, LVIS, PartImageNet, YouTube-VIS and UVO, and SA-1B.
 
-COCO: one file with ``images``, ``categories`` and ``annotations`` (polygons, or run lengths for crowds; ``bbox`` x, y, w, h);
-https://cocodataset.org/#format-data. LVIS v1 adds the ``frequency`` (r, c, f) of each category, names images by ``coco_url`` and
-lists per image the categories that are absent or not annotated exhaustively; https://www.lvisdataset.org/dataset. In
-PartImageNet (arXiv 2112.00933) a category is a part of a super-category. YouTube-VIS (arXiv 1905.04804) and UVO
-(https://sites.google.com/view/unidentified-video-object) have ``videos`` instead of images, and an annotation per object with a
-mask and a box, or null, per frame; YouTube-VIS has every fifth frame of 30 a second, UVO all. SA-1B has one JSON file beside
-each image; https://github.com/facebookresearch/segment-anything#dataset.
+COCO: one file with ``images``, ``categories`` and ``annotations`` (polygons, or run lengths for crowds;
+``bbox`` x, y, w, h); https://cocodataset.org/#format-data. LVIS v1 adds the ``frequency`` (r, c, f) of each
+category, names images by ``coco_url`` and lists per image the categories that are absent or not annotated
+exhaustively; https://www.lvisdataset.org/dataset. In PartImageNet (arXiv 2112.00933) a category is a part of
+a super-category. YouTube-VIS (arXiv 1905.04804) and UVO
+(https://sites.google.com/view/unidentified-video-object) have ``videos`` instead of images, and an annotation
+per object with a mask and a box, or null, per frame; YouTube-VIS has every fifth frame of 30 a second, UVO
+all. SA-1B has one JSON file beside each image; https://github.com/facebookresearch/segment-anything#dataset.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def _category(annotation: Any, categories: Categories) -> dict[str, Any]:
 
 def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, list[Any]]:
     """The annotations by the id of their image or video, which is an error where it is unknown."""
-    known = {row["id"] for row in file.items(owners) if isinstance(row, dict) and isinstance(row.get("id"), (int, str))}
+    known = {
+        row["id"]
+        for row in file.items(owners)
+        if isinstance(row, dict) and isinstance(row.get("id"), (int, str))
+    }
     groups: dict[Any, list[Any]] = defaultdict(list)
     annotations = file.items("annotations")
     for i, annotation in enumerate(annotations):
@@ -68,7 +73,8 @@ def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, li
     return groups
 
 
-# -- images -----------------------------------------------------------------------------------------------------------------
+# -- images
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def _images(
@@ -78,7 +84,8 @@ def _images(
 
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*annotations), root.path(images)
-        categories, groups = _categories(file, category_attribute), _annotations_by(file, "image_id", "images")
+        categories = _categories(file, category_attribute)
+        groups = _annotations_by(file, "image_id", "images")
 
         def question(row: dict[str, Any]) -> Question:
             key = need(row, "id", (int, str))
@@ -92,10 +99,18 @@ def _images(
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
                     regions.append(_region(annotation, _category(annotation, categories), *size))
-            # LVIS: categories that the image certainly lacks, and those of which it may show more than is annotated.
+            # LVIS: categories that the image certainly lacks, and those of which it may show more than is
+            # annotated.
             meta: dict[str, Any] = {
-                name: [categories[c]["name"] for c in optional(row, column, list, []) if isinstance(c, int) and c in categories]
-                for name, column in (("absent", "neg_category_ids"), ("not_exhaustive", "not_exhaustive_category_ids"))
+                name: [
+                    categories[c]["name"]
+                    for c in optional(row, column, list, [])
+                    if isinstance(c, int) and c in categories
+                ]
+                for name, column in (
+                    ("absent", "neg_category_ids"),
+                    ("not_exhaustive", "not_exhaustive_category_ids"),
+                )
             }
             return file.question(key, media, Annotations(regions=regions), **meta)
 
@@ -118,7 +133,8 @@ def _region(annotation: dict[str, Any], category: dict[str, Any], width: int, he
     )
 
 
-# -- clips ------------------------------------------------------------------------------------------------------------------
+# -- clips
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot], Rows]:
@@ -137,7 +153,9 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
             regions: list[Region] = []
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
-                    regions += _track(annotation, _category(annotation, categories)["name"], file, len(names), *size)
+                    regions += _track(
+                        annotation, _category(annotation, categories)["name"], file, len(names), *size
+                    )
             paths = [below(folder, name, "file_names") for name in names]
             return file.question(key, clip(frames=paths, fps=fps, size=size), Annotations(regions=regions))
 
@@ -147,7 +165,9 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
     return read
 
 
-def _track(annotation: Any, label: str, file: AnnotationFile, frames: int, width: int, height: int) -> list[Region]:
+def _track(
+    annotation: Any, label: str, file: AnnotationFile, frames: int, width: int, height: int
+) -> list[Region]:
     """The regions of one object, one per frame; faulty ones are left out."""
     track = str(need(annotation, "id", (int, str)))
     masks, boxes = need(annotation, "segmentations", list), need(annotation, "bboxes", list)
@@ -175,11 +195,14 @@ def _track(annotation: Any, label: str, file: AnnotationFile, frames: int, width
     return regions
 
 
-# -- SA-1B ------------------------------------------------------------------------------------------------------------------
+# -- SA-1B
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def sa1b(root: DatasetRoot) -> Rows:
-    """One JSON file per image, listed and read one after the other; masks below the thresholds are left out."""
+    """One JSON file per image, listed and read one after the other; masks below the thresholds are left
+    out.
+    """
     options = {"area": "area", "predicted_iou": "iou", "stability_score": "stability"}
     thresholds = {name: root.number(option) for name, option in options.items()}
 
@@ -208,7 +231,9 @@ def sa1b(root: DatasetRoot) -> Rows:
 
 
 def _json_files(folder: Path) -> Iterator[Path]:
-    """JSON files below a folder in the order of their names, listing one folder at a time: there are 11 million."""
+    """JSON files below a folder in the order of their names, listing one folder at a time: there are 11
+    million.
+    """
     with os.scandir(folder) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:
@@ -232,12 +257,19 @@ def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width:
     )
 
 
-# -- data sets ----------------------------------------------------------------------------------------------------
+# -- data sets
+# ----------------------------------------------------------------------------------------------------
 
 coco = _images("annotations/instances_{split}.json")
-lvis = _images("annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", images="", category_attribute="frequency")
-partimagenet = _images("annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", images="images/{split}")
-youtube_vis = _videos("{split}.json", "{split}/instances.json", "instances_{split}.json", frames="{split}/JPEGImages", fps=6)
+lvis = _images(
+    "annotations/lvis_v1_{split}.json", "lvis_v1_{split}.json", images="", category_attribute="frequency"
+)
+partimagenet = _images(
+    "annotations/{split}.json", "annotations/{split}/{split}.json", "{split}.json", images="images/{split}"
+)
+youtube_vis = _videos(
+    "{split}.json", "{split}/instances.json", "instances_{split}.json", frames="{split}/JPEGImages", fps=6
+)
 uvo = _videos(
     "VideoDenseSet/UVO_video_{split}_dense_with_label.json",
     "VideoDenseSet/UVO_video_{split}_dense.json",

@@ -1,9 +1,10 @@
 """Exams and free questions about pictures: MMMU, ScienceQA, MM-Vet.
 
-MMMU, https://huggingface.co/datasets/MMMU/MMMU: a folder of parquet files for each of 30 subjects, or all in ``data``; options
-are a list written as Python does, pictures stand in ``image_1`` to ``image_7`` and are named ``<image 1>`` in the text.
-ScienceQA, https://github.com/lupantech/ScienceQA: ``problems.json`` by id, ``pid_splits.json``, and a picture for about half of
-the questions. MM-Vet, https://github.com/yuweihao/MM-Vet: ``mm-vet.json`` by id, answers with ``<AND>`` and ``<OR>``.
+MMMU, https://huggingface.co/datasets/MMMU/MMMU: a folder of parquet files for each of 30 subjects, or all in
+``data``; options are a list written as Python does, pictures stand in ``image_1`` to ``image_7`` and are
+named ``<image 1>`` in the text. ScienceQA, https://github.com/lupantech/ScienceQA: ``problems.json`` by id,
+``pid_splits.json``, and a picture for about half of the questions. MM-Vet,
+https://github.com/yuweihao/MM-Vet: ``mm-vet.json`` by id, answers with ``<AND>`` and ``<OR>``.
 """
 
 from __future__ import annotations
@@ -25,11 +26,24 @@ DISCIPLINES = {
     "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
     "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
     "Health and Medicine": (
-        *("Basic_Medical_Science", "Clinical_Medicine", "Diagnostics_and_Laboratory_Medicine", "Pharmacy", "Public_Health"),
+        *(
+            "Basic_Medical_Science",
+            "Clinical_Medicine",
+            "Diagnostics_and_Laboratory_Medicine",
+            "Pharmacy",
+            "Public_Health",
+        ),
     ),
     "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
     "Tech and Engineering": (
-        *("Agriculture", "Architecture_and_Engineering", "Computer_Science", "Electronics", "Energy_and_Power", "Materials"),
+        *(
+            "Agriculture",
+            "Architecture_and_Engineering",
+            "Computer_Science",
+            "Electronics",
+            "Energy_and_Power",
+            "Materials",
+        ),
         "Mechanical_Engineering",
     ),
 }
@@ -56,7 +70,9 @@ def mmmu(root: DatasetRoot) -> Rows:
             yield from file.each_row(functools.partial(_mmmu_question, file, media_root, subject))
 
 
-def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, only: str, row: dict[str, Any]) -> Question | None:
+def _mmmu_question(
+    file: AnnotationFile, media_root: MediaRoot, only: str, row: dict[str, Any]
+) -> Question | None:
     """The question of a row; None if it is not of the subject ``only``."""
     subject = str(row.get("id")).partition("_")[2].rpartition("_")[0]  # of the id validation_Art_Theory_1
     if only not in ("all", subject):
@@ -64,7 +80,9 @@ def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, only: str, row: 
     key = text(row, "id")
     options = list_text(need(row, "options", str))
     if options is None or len(options) > MAX_OPTIONS:
-        raise RowError("options", "wrong_type", f"{row['options']!r:.60} is no list of at most {MAX_OPTIONS} texts")
+        raise RowError(
+            "options", "wrong_type", f"{row['options']!r:.60} is no list of at most {MAX_OPTIONS} texts"
+        )
     question = choices(text(row, "question"), options) if options else text(row, "question")
     names = [f"image_{i}" for i in range(1, IMAGES + 1) if row.get(f"image_{i}") is not None]
     shown = [f"image_{number}" for number in _SHOWN.findall(question)]
@@ -74,9 +92,16 @@ def _mmmu_question(file: AnnotationFile, media_root: MediaRoot, only: str, row: 
     if not media:
         raise RowError("image_1", "no_media", "the row has no picture")
     answer = text(row, "answer")
-    truths = None if answer == "?" else list_text(answer) or [answer]  # the answers of the test split are hidden
-    if options and truths and not all(len(letter) == 1 and 0 <= ord(letter) - ord("A") < len(options) for letter in truths):
-        raise RowError("answer", "no_label", f"{answer!r:.60} is not the letter of one of {len(options)} options")
+    # The answers of the test split are hidden
+    truths = None if answer == "?" else list_text(answer) or [answer]
+    if (
+        options
+        and truths
+        and not all(len(letter) == 1 and 0 <= ord(letter) - ord("A") < len(options) for letter in truths)
+    ):
+        raise RowError(
+            "answer", "no_label", f"{answer!r:.60} is not the letter of one of {len(options)} options"
+        )
     return file.question(
         key,
         media,

@@ -1,8 +1,8 @@
 """Tracked people: MOT17 and MOT20, whole sequences or windows of them.
 
-https://motchallenge.net/instructions: ``SEQUENCE/seqinfo.ini`` has size, length and frame rate; a line of ``gt/gt.txt`` is frame
-(from 1), track, left, top, width, height (pixels from 1), whether it counts, class, visibility. MOT17 has every sequence three
-times, once per public detector, with the same ground truth.
+https://motchallenge.net/instructions: ``SEQUENCE/seqinfo.ini`` has size, length and frame rate; a line of
+``gt/gt.txt`` is frame (from 1), track, left, top, width, height (pixels from 1), whether it counts, class,
+visibility. MOT17 has every sequence three times, once per public detector, with the same ground truth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from pixelis.records import Annotations, Region
 MIN_WINDOW = 100
 """Least frames of a window."""
 CLASSES = (
-    *("pedestrian", "person on vehicle", "car", "bicycle", "motorbike", "non motorized vehicle", "static person"),
+    *(
+        "pedestrian",
+        "person on vehicle",
+        "car",
+        "bicycle",
+        "motorbike",
+        "non motorized vehicle",
+        "static person",
+    ),
     *("distractor", "occluder", "occluder on the ground", "occluder full", "reflection", "crowd"),
 )
 """Names of the classes 1, 2, ..."""
@@ -37,19 +45,25 @@ class _Sequence(NamedTuple):
 def mot(root: DatasetRoot) -> Rows:
     window, stride = int(root.number("window")), int(root.number("stride"))
     if stride < 1 or (window != 0 and window < MIN_WINDOW):
-        raise BadInput(f"window={window}&stride={stride}: a window has at least {MIN_WINDOW} frames, or 0 for all; a stride 1")
+        raise BadInput(
+            f"window={window}&stride={stride}: a window has at least {MIN_WINDOW} frames, or 0 for "
+            "all; a "
+            "stride 1"
+        )
     detector, with_ignored = root.options.get("detector", ""), root.flag("ignored")
     for folder in sorted(path for path in root.path("{split}").iterdir() if path.is_dir()):
         if detector and folder.name.count("-") > 1 and not folder.name.endswith(f"-{detector}"):
             continue
-        info, truth = AnnotationFile(root, folder / "seqinfo.ini"), AnnotationFile(root, folder / "gt" / "gt.txt")
+        info = AnnotationFile(root, folder / "seqinfo.ini")
+        truth = AnnotationFile(root, folder / "gt" / "gt.txt")
         starts = list[int]()
         with info.collect_errors(folder.name):
             sequence = _read_sequence(folder)
             regions = _read_truth(truth, sequence, with_ignored)
             length = len(sequence.frames)
             size = min(window or length, length)
-            starts = [*range(0, length - size, stride), length - size]  # the last window ends with the sequence
+            # The last window ends with the sequence
+            starts = [*range(0, length - size, stride), length - size]
         yield from info.take_errors()
         errors = truth.take_errors()
         yield from errors
@@ -74,7 +88,11 @@ def _read_sequence(folder: Path) -> _Sequence:
         raise RowError("Sequence", "not_ini", " ".join(str(error).split())) from None
     if not files:
         raise RowError("file", "missing_file", f"no {folder / 'seqinfo.ini'}")
-    if missing := [key for key in ("imdir", "framerate", "seqlength", "imwidth", "imheight", "imext") if key not in values]:
+    if missing := [
+        key
+        for key in ("imdir", "framerate", "seqlength", "imwidth", "imheight", "imext")
+        if key not in values
+    ]:
         raise RowError(missing[0], "missing_column", "is missing")
     size = image_size(whole(values["imwidth"], "imWidth"), whole(values["imheight"], "imHeight"))
     images, length = values["imdir"], whole(values["seqlength"], "seqLength", 1)
@@ -88,7 +106,9 @@ def _read_sequence(folder: Path) -> _Sequence:
 def _read_truth(file: AnnotationFile, sequence: _Sequence, with_ignored: bool) -> dict[int, list[Region]]:
     """The regions of each frame; with_ignored: also those that do not count."""
     if not file.path.is_file():
-        raise RowError("gt", "missing_file", f"no {file.path}: the ground truth of test sequences is not public")
+        raise RowError(
+            "gt", "missing_file", f"no {file.path}: the ground truth of test sequences is not public"
+        )
     regions, seen = defaultdict[int, list[Region]](list), set[tuple[int, int]]()
     with file.path.open(encoding="utf-8", errors="replace") as lines:
         for line_number, line in enumerate(lines, 1):
@@ -96,13 +116,17 @@ def _read_truth(file: AnnotationFile, sequence: _Sequence, with_ignored: bool) -
                 fields = line.strip().split(",")
                 if len(fields) < 9:
                     raise RowError("all", "missing_column", f"{len(fields)} fields, expected 9")
-                frame, track, category = whole(fields[0], "frame", 1), whole(fields[1], "id"), whole(fields[7], "class", 1)
+                frame = whole(fields[0], "frame", 1)
+                track = whole(fields[1], "id")
+                category = whole(fields[7], "class", 1)
                 if frame > len(sequence.frames):
                     raise RowError("frame", "outside", f"frame {frame} of {len(sequence.frames)}")
                 if category > len(CLASSES):
                     raise RowError("class", "unknown_id", f"{category} is not a class")
                 if (frame, track) in seen:
-                    raise RowError("id", "duplicate_id", f"an earlier line has track {track} in frame {frame}")
+                    raise RowError(
+                        "id", "duplicate_id", f"an earlier line has track {track} in frame {frame}"
+                    )
                 seen.add((frame, track))
                 if not number(fields[6], "conf") and not with_ignored:
                     continue

@@ -1,11 +1,13 @@
 """Clips with events: DiDeMo, ActivityNet Captions, Assembly101, and the questions of STAR and TVQA.
 
-DiDeMo, https://github.com/LisaAnne/LocalizingMoments: spans ``times`` of several annotators in chunks of 5 s, from the first
-chunk to the last inclusive; the span that most of them chose counts. ActivityNet Captions (arXiv 1705.00754): ``duration``,
-``timestamps`` and ``sentences`` by video. Assembly101, https://github.com/assembly-101/assembly101-annotations: a table of
-actions between frames, 30 a second. STAR, https://github.com/csbobby/STAR_Benchmark: ``choices``, ``start``, ``end`` and, by
-frame, a graph of objects (``bbox`` in pixels x0, y0, x1, y1) and relations, all by class number. TVQA,
-https://tvqa.cs.unc.edu/download_tvqa.html: five answers and a span ``ts`` in seconds of a clip of 3 frames a second.
+DiDeMo, https://github.com/LisaAnne/LocalizingMoments: spans ``times`` of several annotators in chunks of 5 s,
+from the first chunk to the last inclusive; the span that most of them chose counts. ActivityNet Captions
+(arXiv 1705.00754): ``duration``, ``timestamps`` and ``sentences`` by video. Assembly101,
+https://github.com/assembly-101/assembly101-annotations: a table of actions between frames, 30 a second. STAR,
+https://github.com/csbobby/STAR_Benchmark: ``choices``, ``start``, ``end`` and, by frame, a graph of objects
+(``bbox`` in pixels x0, y0, x1, y1) and relations, all by class number. TVQA,
+https://tvqa.cs.unc.edu/download_tvqa.html: five answers and a span ``ts`` in seconds of a clip of 3 frames a
+second.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ TVQA_SHOWS = ("castle", "friends", "grey", "house", "met")
 _SECONDS = re.compile(r"\s*(\S+)\s*-\s*(\S+)\s*")
 
 
-# -- descriptions -----------------------------------------------------------------------------------------------------------
+# -- descriptions
+# -----------------------------------------------------------------------------------------------------------
 
 
 def didemo(root: DatasetRoot) -> Rows:
@@ -50,7 +53,9 @@ def didemo(root: DatasetRoot) -> Rows:
                 duration = DIDEMO_CHUNK * whole(row.get("num_segments", 6), "num_segments", 1)
                 seconds = DIDEMO_CHUNK * first, DIDEMO_CHUNK * (last + 1)
                 events.append(time_span(text(row, "description"), *seconds, duration, "times"))
-        return file.question(video, clip(below(folder, video + root.options["suffix"], "video")), Annotations(events=events))
+        return file.question(
+            video, clip(below(folder, video + root.options["suffix"], "video")), Annotations(events=events)
+        )
 
     yield from file.each_entry(by_video, question)
 
@@ -72,7 +77,11 @@ def activitynet(root: DatasetRoot) -> Rows:
         events: list[Event] = []
         for i, (span, sentence) in enumerate(zip(spans, sentences, strict=True)):
             with file.collect_errors(f"{key}[{i}]"):
-                events.append(time_span(text({"sentences": sentence}, "sentences"), *_pair(span, "timestamps"), duration))
+                events.append(
+                    time_span(
+                        text({"sentences": sentence}, "sentences"), *_pair(span, "timestamps"), duration
+                    )
+                )
         media = clip(below(folder, key + root.options["suffix"], "video"))
         return file.question(key, media, Annotations(events=events), duration=duration)
 
@@ -82,12 +91,17 @@ def activitynet(root: DatasetRoot) -> Rows:
 def assembly101(root: DatasetRoot) -> Rows:
     file, folder = root.file("fine-grained-annotations/{split}.csv", "{split}.csv"), root.path("recordings")
     if root.split == "test":
-        raise BadInput("assembly101: the actions of its test split are not public", fix="use split=train or split=validation")
+        raise BadInput(
+            "assembly101: the actions of its test split are not public",
+            fix="use split=train or split=validation",
+        )
     segments: dict[str, list[tuple[str, str, str, str]]] = {}
     for name, row in file.table_rows(("video", "start_frame", "end_frame", "action_cls")):
         with file.collect_errors(name):
             action = sys.intern(text(row, "action_cls"))
-            segments.setdefault(text(row, "video"), []).append((name, row["start_frame"], row["end_frame"], action))
+            segments.setdefault(text(row, "video"), []).append(
+                (name, row["start_frame"], row["end_frame"], action)
+            )
     yield from file.take_errors()
 
     def question(video: str) -> Question:
@@ -95,7 +109,9 @@ def assembly101(root: DatasetRoot) -> Rows:
         for name, start, end, action in segments.pop(video):
             with file.collect_errors(name):
                 first, last = whole(start, "start_frame"), whole(end, "end_frame")
-                events.append(time_span(action, first / ASSEMBLY101_FPS, last / ASSEMBLY101_FPS, column="start_frame"))
+                events.append(
+                    time_span(action, first / ASSEMBLY101_FPS, last / ASSEMBLY101_FPS, column="start_frame")
+                )
         events.sort(key=lambda event: (event.start, event.end))
         return file.question(video, clip(below(folder, video, "video")), Annotations(events=events))
 
@@ -103,7 +119,8 @@ def assembly101(root: DatasetRoot) -> Rows:
         yield from file.convert(video, question, video)
 
 
-# -- questions --------------------------------------------------------------------------------------------------------------
+# -- questions
+# --------------------------------------------------------------------------------------------------------------
 
 
 def star(root: DatasetRoot) -> Rows:
@@ -114,7 +131,8 @@ def star(root: DatasetRoot) -> Rows:
 
     def question(row: dict[str, Any]) -> Question:
         key, video = text(row, "question_id"), text(row, "video_id")
-        prompt, options = text(row, "question"), [text(choice, "choice") for choice in need(row, "choices", list)]
+        prompt = text(row, "question")
+        options = [text(choice, "choice") for choice in need(row, "choices", list)]
         answer = optional(row, "answer", str)
         annotations = Annotations()
         with file.collect_errors(f"{key}, span"):
@@ -127,7 +145,8 @@ def star(root: DatasetRoot) -> Rows:
                     regions, relations = _star_graph(frame, graph, path, names)
                     annotations.regions += regions
                     annotations.relations += relations
-        number, media = None if answer is None else index_of(answer, options), clip(below(folder, f"{video}.mp4", "video_id"))
+        number = None if answer is None else index_of(answer, options)
+        media = clip(below(folder, f"{video}.mp4", "video_id"))
         program = row.get("question_program")
         return file.choice(key, media, prompt, options, number, annotations=annotations, program=program)
 
@@ -145,7 +164,9 @@ def _star_classes(root: DatasetRoot) -> dict[str, str]:
     return names
 
 
-def _star_graph(frame: str, graph: Any, picture: Path, names: dict[str, str]) -> tuple[list[Region], list[Relation]]:
+def _star_graph(
+    frame: str, graph: Any, picture: Path, names: dict[str, str]
+) -> tuple[list[Region], list[Relation]]:
     """The objects and relations of one frame, numbered from 1 at the frame rate of the clip."""
     size = header_size(picture)
     boxes, labels = need(graph, "bbox", list), need(graph, "bbox_labels", list)
@@ -175,7 +196,8 @@ def _star_graph(frame: str, graph: Any, picture: Path, names: dict[str, str]) ->
 
 
 def tvqa(root: DatasetRoot) -> Rows:
-    file, folder = root.file("tvqa_{split}.jsonl", "tvqa_qa_release/tvqa_{split}.jsonl"), root.path("frames_hq")
+    file = root.file("tvqa_{split}.jsonl", "tvqa_qa_release/tvqa_{split}.jsonl")
+    folder = root.path("frames_hq")
 
     def question(row: dict[str, Any]) -> Question:
         key, name, prompt = need(row, "qid", (int, str)), text(row, "vid_name"), text(row, "q")
@@ -196,6 +218,8 @@ def tvqa(root: DatasetRoot) -> Rows:
                 events.append(time_span(label, ends[1], ends[2], column="ts"))
         media, show_name = clip(frames=frames, fps=3), row.get("show_name")
         notes = Annotations(events=events)
-        return file.choice(key, media, prompt, options, answer, "answer_idx", annotations=notes, show=show_name)
+        return file.choice(
+            key, media, prompt, options, answer, "answer_idx", annotations=notes, show=show_name
+        )
 
     return file.each_row(question)

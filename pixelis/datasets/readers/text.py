@@ -1,11 +1,12 @@
 """Images with annotated text: DocVQA, InfographicsVQA, TextCaps, HierText, ICDAR ArT.
 
-DocVQA (task 1) and InfographicsVQA (task 3) of https://rrc.cvc.uab.es/?ch=17: ``{"data": [question, ...]}`` and a file per image
-with the text recognised by Azure (``recognitionResults``, corners in pixels) or by Textract (``LINE``, ``WORD``, 0..1). The
-boxes of the words of an answer are in ``meta``. TextCaps, https://textvqa.org/textcaps/dataset: a row per caption; Rosetta's
-words, 0..1, whose rotation is not applied. HierText, https://github.com/google-research-datasets/hiertext: paragraphs, lines and
-words. ArT, https://rrc.cvc.uab.es/?ch=14: polygons of words (Latin) and lines (Chinese); ``###`` and ``illegibility`` mark
-unreadable text.
+DocVQA (task 1) and InfographicsVQA (task 3) of https://rrc.cvc.uab.es/?ch=17: ``{"data": [question, ...]}``
+and a file per image with the text recognised by Azure (``recognitionResults``, corners in pixels) or by
+Textract (``LINE``, ``WORD``, 0..1). The boxes of the words of an answer are in ``meta``. TextCaps,
+https://textvqa.org/textcaps/dataset: a row per caption; Rosetta's words, 0..1, whose rotation is not applied.
+HierText, https://github.com/google-research-datasets/hiertext: paragraphs, lines and words. ArT,
+https://rrc.cvc.uab.es/?ch=14: polygons of words (Latin) and lines (Chinese); ``###`` and ``illegibility``
+mark unreadable text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pixelis.datasets.annotation_geometry import box_xywh, enclosing_box, header_size, image_size, polygon_points
+from pixelis.datasets.annotation_geometry import (
+    box_xywh,
+    enclosing_box,
+    header_size,
+    image_size,
+    polygon_points,
+)
 from pixelis.datasets.fields import RowError, need, optional, text
 from pixelis.datasets.readers.base import (
     AnnotationFile,
@@ -30,16 +37,20 @@ from pixelis.datasets.readers.base import (
 from pixelis.records import Annotations, Box, Line, Question, Region
 
 Level = Literal["word", "line", "paragraph"]
-_read_recognised = functools.lru_cache(maxsize=4)(read_json_row)  # the questions about one image follow each other
+# The questions about one image follow each other
+_read_recognised = functools.lru_cache(maxsize=4)(read_json_row)
 
 
-def _add_line(lines: list[Line], item: Any, content: str, corners: str, size: tuple[int, int], level: Level) -> None:
+def _add_line(
+    lines: list[Line], item: Any, content: str, corners: str, size: tuple[int, int], level: Level
+) -> None:
     """Add a text with the box around the polygon in its column ``corners``."""
     points = polygon_points(need(item, corners, list), *size, corners)
     lines.append(Line(text=content, box=enclosing_box(points, corners), level=level))
 
 
-# -- questions about documents ----------------------------------------------------------------------------------------------
+# -- questions about documents
+# ----------------------------------------------------------------------------------------------
 
 
 def _documents(
@@ -49,7 +60,9 @@ def _documents(
     image_column: str,
     lines_of: Callable[[dict[str, Any], AnnotationFile, str], tuple[list[Line], Size]],
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of questions about documents; ``lines_of`` converts the file of text recognised in an image."""
+    """A reader of questions about documents; ``lines_of`` converts the file of text recognised in an
+    image.
+    """
 
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*questions), root.path(*images)
@@ -130,11 +143,14 @@ def _textract_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tu
             with file.collect_errors(f"{name}, {kind}[{i}]"):
                 bounds = need(need(block, "Geometry", dict), "BoundingBox", dict)
                 sides = [bounds.get(key) for key in ("Left", "Top", "Width", "Height")]
-                lines.append(Line(text=text(block, "Text"), box=box_xywh(sides, 1, 1, "BoundingBox"), level=level))
+                lines.append(
+                    Line(text=text(block, "Text"), box=box_xywh(sides, 1, 1, "BoundingBox"), level=level)
+                )
     return lines, (None, None)
 
 
-# -- text in images ---------------------------------------------------------------------------------------------------------
+# -- text in images
+# ---------------------------------------------------------------------------------------------------------
 
 
 def textcaps(root: DatasetRoot) -> Rows:
@@ -156,11 +172,15 @@ def textcaps(root: DatasetRoot) -> Rows:
             with file.collect_errors(name):
                 if root.split != "test" or row.get("caption_str"):
                     captions.append(text(row, "caption_str"))
-        for i, item in enumerate(item for _, row in words.get(key, []) for item in optional(row, "ocr_info", list, [])):
+        for i, item in enumerate(
+            item for _, row in words.get(key, []) for item in optional(row, "ocr_info", list, [])
+        ):
             with file.collect_errors(f"image {key}, ocr_info[{i}]"):
                 bounds = need(item, "bounding_box", dict)
                 sides = [bounds.get(side) for side in ("top_left_x", "top_left_y", "width", "height")]
-                lines.append(Line(text=text(item, "word"), box=box_xywh(sides, 1, 1, "bounding_box"), level="word"))
+                lines.append(
+                    Line(text=text(item, "word"), box=box_xywh(sides, 1, 1, "bounding_box"), level="word")
+                )
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
         return file.question(key, media, Annotations(lines=lines, captions=captions))
 
@@ -168,7 +188,9 @@ def textcaps(root: DatasetRoot) -> Rows:
 
 
 def hiertext(root: DatasetRoot) -> Rows:
-    """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line, ..."""
+    """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line,
+    ...
+    """
     file, folder = root.file("gt/{split}.jsonl", "gt/{split}.jsonl.gz"), root.path("{split}")
 
     def question(row: dict[str, Any]) -> Question:
@@ -187,11 +209,21 @@ def hiertext(root: DatasetRoot) -> Rows:
 
         for i, paragraph in enumerate(need(row, "paragraphs", list)):
             inner = need(paragraph, "lines", list)
-            add(paragraph, "paragraph", "\n".join(optional(line, "text", str, "") for line in inner), f"paragraphs[{i}]")
+            add(
+                paragraph,
+                "paragraph",
+                "\n".join(optional(line, "text", str, "") for line in inner),
+                f"paragraphs[{i}]",
+            )
             for j, line in enumerate(inner):
                 add(line, "line", optional(line, "text", str, ""), f"paragraphs[{i}].lines[{j}]")
                 for k, word in enumerate(optional(line, "words", list, [])):
-                    add(word, "word", optional(word, "text", str, ""), f"paragraphs[{i}].lines[{j}].words[{k}]")
+                    add(
+                        word,
+                        "word",
+                        optional(word, "text", str, ""),
+                        f"paragraphs[{i}].lines[{j}].words[{k}]",
+                    )
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
         return file.question(key, media, Annotations(lines=lines), unreadable=unreadable or None)
 
@@ -216,8 +248,14 @@ def art(root: DatasetRoot) -> Rows:
                 label = "unreadable text"
                 if readable:
                     label, attributes["text"] = "text", content
-                    lines.append(Line(text=content, box=box, level="word" if item.get("language") == "Latin" else "line"))
-                regions.append(Region(id=f"text{i}", label=label, box=box, outline=[points], attributes=attributes))
+                    lines.append(
+                        Line(
+                            text=content, box=box, level="word" if item.get("language") == "Latin" else "line"
+                        )
+                    )
+                regions.append(
+                    Region(id=f"text{i}", label=label, box=box, outline=[points], attributes=attributes)
+                )
         return file.question(key, image(uri, size), Annotations(regions=regions, lines=lines))
 
     yield from file.each_entry(file.data, question)

@@ -1,8 +1,9 @@
 """Clips whose objects are segmented over time, in formats of their own: YouTube-VOS and EPIC-KITCHENS VISOR.
 
-YouTube-VOS (arXiv 1809.03327): ``meta.json`` names the objects, palette images hold their masks by number. VISOR,
-https://github.com/epic-kitchens/VISOR-VIS: one JSON file per video, with polygons in 1920 x 1080 of few frames; a sequence in
-which the objects stay the same is one clip here, and its frames are not evenly spaced.
+YouTube-VOS (arXiv 1809.03327): ``meta.json`` names the objects, palette images hold their masks by number.
+VISOR, https://github.com/epic-kitchens/VISOR-VIS: one JSON file per video, with polygons in 1920 x 1080 of
+few frames; a sequence in which the objects stay the same is one clip here, and its frames are not evenly
+spaced.
 """
 
 from __future__ import annotations
@@ -108,26 +109,36 @@ def _visor_sequence(file: AnnotationFile, folder: Path, name: str, frames: list[
         paths.append(below(folder, f"{video.split('_')[0]}/{video}/{frame_name}", "name"))
         by_id, contacts = {}, {}
         for annotation in need(frame, "annotations", list):
-            with file.collect_errors(f"{frame_name}, annotation {annotation.get('id') if isinstance(annotation, dict) else ''}"):
+            with file.collect_errors(
+                f"{frame_name}, annotation {annotation.get('id') if isinstance(annotation, dict) else ''}"
+            ):
                 region = _visor_region(annotation, number)
                 by_id[region.id] = region
                 contacts[region.id] = optional(annotation, "in_contact_object", str)
         regions += by_id.values()
-        # Other values mean that a hand touches nothing, touches something without a segment, or that it is unclear.
+        # Other values mean that a hand touches nothing, touches something without a segment, or that it is
+        # unclear.
         touching = ((hand, thing) for hand, thing in contacts.items() if thing in by_id)
-        relations += [Relation(subject=hand, predicate="in contact with", object=thing) for hand, thing in touching]
+        relations += [
+            Relation(subject=hand, predicate="in contact with", object=thing) for hand, thing in touching
+        ]
     key = f"{video}-{name.removeprefix(video + '_')}"
     annotations = Annotations(regions=regions, relations=relations)
-    return file.question(key, clip(frames=paths, fps=1, size=VISOR_SIZE), annotations, video=video, even=False)
+    return file.question(
+        key, clip(frames=paths, fps=1, size=VISOR_SIZE), annotations, video=video, even=False
+    )
 
 
 def _visor_region(annotation: Any, frame: int) -> Region:
-    name, code = text(annotation, "name"), mask_rle(need(annotation, "segments", list), *VISOR_SIZE, "segments")
+    name = text(annotation, "name")
+    code = mask_rle(need(annotation, "segments", list), *VISOR_SIZE, "segments")
     try:
         box = decode(code).box
     except OperationError as error:
         raise RowError("segments", "empty_mask", error.message) from None
-    attributes = {key: annotation[key] for key in ("class_id", "exhaustive") if annotation.get(key) is not None}
+    attributes = {
+        key: annotation[key] for key in ("class_id", "exhaustive") if annotation.get(key) is not None
+    }
     return Region(
         id=text(annotation, "id"),
         label=name,

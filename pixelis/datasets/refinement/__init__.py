@@ -1,1 +1,4 @@
-"""From raw demonstrations to a data set: difficulty, quality, duplicates, filters, gates, recipes. Pure functions, no Ray."""
+"""From raw demonstrations to a data set: difficulty, quality, duplicates, filters, gates, recipes.
+
+Pure functions, no Ray.
+"""

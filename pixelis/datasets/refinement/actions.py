@@ -1,4 +1,6 @@
-"""Demonstrations as sequences of actions, the basis of lengths, scores, duplicates and cycles; groups of tasks and kinds."""
+"""Demonstrations as sequences of actions, the basis of lengths, scores, duplicates and cycles; groups of
+tasks and kinds.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ CATEGORIES = {
     "select": ("select", "frame", "moment"),
     "zoom": ("zoom", "detail", "perception", "search"),
 }
-"""Groups of tasks in recipes, with parts of their tasks' names; the first match counts. Other tasks are ``vqa``."""
+"""Groups of tasks in recipes, with parts of their tasks' names; the first match counts.
+
+Other tasks are ``vqa``.
+"""
 VQA = "vqa"
 
 
@@ -51,7 +56,12 @@ def kind_group(kind: SampleKind) -> str:
 
 def signature(step: Step, places: int = 4) -> str:
     """A text that is equal for equal calls: operation, target and arguments, with numbers rounded."""
-    return json.dumps([step.op, step.target, rounded(step.arguments, places)], sort_keys=True, ensure_ascii=True, default=str)
+    return json.dumps(
+        [step.op, step.target, rounded(step.arguments, places)],
+        sort_keys=True,
+        ensure_ascii=True,
+        default=str,
+    )
 
 
 def rounded(value: Any, places: int) -> Any:
@@ -68,4 +78,8 @@ def rounded(value: Any, places: int) -> Any:
 def location(step: Step) -> str | None:
     """The target and coordinates of a call as text; None without coordinates."""
     coordinates = {key: step.arguments[key] for key in PLACES if step.arguments.get(key) is not None}
-    return json.dumps([step.target, rounded(coordinates, 3)], sort_keys=True, default=str) if coordinates else None
+    return (
+        json.dumps([step.target, rounded(coordinates, 3)], sort_keys=True, default=str)
+        if coordinates
+        else None
+    )

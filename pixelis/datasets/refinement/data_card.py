@@ -1,4 +1,6 @@
-"""The card of a data set: one HTML file with its content, what was left out and why, its gates, and some demonstrations."""
+"""The card of a data set: one HTML file with its content, what was left out and why, its gates, and some
+demonstrations.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,18 @@ MAX_FAILURES = 200
 DISTRIBUTIONS = ("kinds", "tasks", "operations", "lengths", "sources")
 
 
-def write_card(folder: str | Path, facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str) -> Path:
+def write_card(
+    folder: str | Path, facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str
+) -> Path:
     """Write ``folder/card.html`` and return its path; see ``render_card``."""
     return write_page(Path(folder) / FILE, render_card(facts, examples, title))
 
 
 def render_card(facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str) -> str:
-    """The document as text. ``facts`` is the content of ``summary.json``; ``examples`` come from ``example``."""
+    """The document as text.
+
+    ``facts`` is the content of ``summary.json``; ``examples`` come from ``example``.
+    """
     gates = facts.get("gates", [])
     brief = {**facts, "gates": [{k: v for k, v in gate.items() if k != "ids"} for gate in gates]}
     brief.pop("held_out", None)
@@ -64,14 +71,19 @@ def render_card(facts: Mapping[str, Any], examples: Sequence[EpisodePage], title
 
 
 def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
-    """Name, count, share of all and width in percent of the widest bar; names beyond the first 40 are summed up."""
+    """Name, count, share of all and width in percent of the widest bar; names beyond the first 40 are summed
+    up.
+    """
     items = list(counts.items())
-    bars = items[:MAX_BARS] + ([("others", sum(n for _, n in items[MAX_BARS:]))] if len(items) > MAX_BARS else [])
+    bars = items[:MAX_BARS] + (
+        [("others", sum(n for _, n in items[MAX_BARS:]))] if len(items) > MAX_BARS else []
+    )
     total, widest = sum(counts.values()) or 1.0, max(counts.values(), default=1.0) or 1.0
     return [(name, n, n / total, min(100.0, 100 * n / widest)) for name, n in bars]
 
 
-# -- examples -------------------------------------------------------------------------------------------------------
+# -- examples
+# -------------------------------------------------------------------------------------------------------
 
 
 def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int = 8) -> EpisodePage:
@@ -88,7 +100,14 @@ def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int =
         if isinstance(item, Clip):
             size = (item.width, item.height)
             first += [
-                ImageView(id=f"{name}.{i}", parent=name, frame=n, time=float(item.times[n]), source_size=size, view_size=size)
+                ImageView(
+                    id=f"{name}.{i}",
+                    parent=name,
+                    frame=n,
+                    time=float(item.times[n]),
+                    source_size=size,
+                    view_size=size,
+                )
                 for i, n in enumerate(segment_centers(len(item.times), frames))
             ]
         else:
@@ -102,18 +121,24 @@ def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int =
                 pictures[frame_key(name, n)] = shrink(frame, PICTURE_PIXELS)
         else:
             pictures[name] = item
-    data = {view.id: observation.data for observation in trajectory.observations for view in observation.images}
+    data = {
+        view.id: observation.data for observation in trajectory.observations for view in observation.images
+    }
     for view in trajectory.images:
         if view.id in data and (crop := _crop(view, trajectory.images, pictures, data[view.id])) is not None:
             pictures[view.id] = crop
     small = {name: shrink(picture, PICTURE_PIXELS) for name, picture in pictures.items()}
     quality = "" if demonstration.quality is None else f"quality {demonstration.quality:.2f}"
     parts = (demonstration.kind, demonstration.task, demonstration.level, quality)
-    return EpisodePage(demonstration, trajectory, small, " · ".join(part for part in parts if part), is_demonstration=True)
+    return EpisodePage(
+        demonstration, trajectory, small, " · ".join(part for part in parts if part), is_demonstration=True
+    )
 
 
 def as_trajectory(demonstration: Demonstration, first: Sequence[ImageView] = ()) -> Trajectory:
-    """A demonstration as an episode without tokens; ``first`` are the views that it sees before its first turn."""
+    """A demonstration as an episode without tokens; ``first`` are the views that it sees before its first
+    turn.
+    """
     media = [m.id for m in demonstration.media]
     images = list(first)
     turns = [Turn(role="user", text=demonstration.conversation, images=[view.id for view in first])]
@@ -121,10 +146,14 @@ def as_trajectory(demonstration: Demonstration, first: Sequence[ImageView] = ())
         if step.op is None:
             turns.append(Turn(role="assistant", text=_turn_text(step, step.answer or "")))
             continue
-        action = Action(op=step.op, target=step.target or (media[0] if media else "img0"), arguments=step.arguments)
+        action = Action(
+            op=step.op, target=step.target or (media[0] if media else "img0"), arguments=step.arguments
+        )
         call = f"{step.op} {json.dumps({'target': action.target, **step.arguments}, ensure_ascii=False, default=str)}"
         note = "" if step.learn else "\n(a deliberate mistake: part of the context, excluded from the loss)"
-        turns.append(Turn(role="assistant", text=_turn_text(step, call) + note, action=action, learn=step.learn))
+        turns.append(
+            Turn(role="assistant", text=_turn_text(step, call) + note, action=action, learn=step.learn)
+        )
         if (observation := step.observation) is not None:
             views = [view.id for view in observation.images]
             turns.append(Turn(role="tool", text=observation.text, observation=observation, images=views))
@@ -145,7 +174,9 @@ def _turn_text(step: Step, action: str) -> str:
 def _crop(
     view: ImageView, images: Sequence[ImageView], pictures: Mapping[str, np.ndarray], data: Mapping[str, Any]
 ) -> np.ndarray | None:
-    """The pixels of a view, at its size, with the found objects drawn on them; None when its picture is missing."""
+    """The pixels of a view, at its size, with the found objects drawn on them; None when its picture is
+    missing.
+    """
     try:
         links = geometry.chain(images, view.id)
         first = links[0]
@@ -161,4 +192,6 @@ def _crop(
     part = shrink(picture[top:bottom, left:right], max(view.view_size) or PICTURE_PIXELS)
     if not any(data.get(key) for key in ("objects", "lines", "tracks")):
         return part
-    return annotate(part, data, (left / width, top / height, right / width, bottom / height), first.frame, root)
+    return annotate(
+        part, data, (left / width, top / height, right / width, bottom / height), first.frame, root
+    )

@@ -1,7 +1,7 @@
 """Difficulty of demonstrations, and the split of a set into simple, medium and hard.
 
-Score = 0.30 T + 0.25 O + 0.20 R + 0.15 E + 0.10 K, clipped to 0.1..1 (Pixelis, arXiv 2603.25091): length, operations,
-share of reasoning, errors and corrections, task.
+Score = 0.30 T + 0.25 O + 0.20 R + 0.15 E + 0.10 K, clipped to 0.1..1 (Pixelis, arXiv 2603.25091): length,
+operations, share of reasoning, errors and corrections, task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from pixelis.datasets.refinement.actions import THINK, actions, location
 from pixelis.records import Demonstration, Level
 
 WEIGHTS = {"length": 0.30, "operations": 0.25, "reasoning": 0.20, "errors": 0.15, "task": 0.10}
-COSTS = {"track_object": 3, "segment_object_at": 3, "get_properties": 2, "zoom_in": 2, "read_text": 1, THINK: 0.5}
+COSTS = {
+    "track_object": 3,
+    "segment_object_at": 3,
+    "get_properties": 2,
+    "zoom_in": 2,
+    "read_text": 1,
+    THINK: 0.5,
+}
 OTHER_COST = 2
 """The cost of operations that the paper does not list, such as select_frames, which resemble zooms."""
 KINDS = {"outcome_negative": 0.1, "trap_perceptual": 0.2, "trap_logical": 0.25, "self_correction": 0.15}
@@ -36,8 +43,10 @@ TASKS = (
 OTHER_TASK = 0.5
 
 CORRECTION = re.compile(
-    r"\b(wait|actually|mistake|mistaken|wrong|correct (this|that|it|myself)|let me (re|try again|correct)|re-?(check|crop|"
-    r"select|examine|consider|do)\w*|look(ing)? again|try(ing)? again|that is not|that's not|not what|instead|missed|"
+    r"\b(wait|actually|mistake|mistaken|wrong|correct (this|that|it|myself)|let me (re|try "
+    r"again|correct)|re-?(check|crop|"
+    r"select|examine|consider|do)\w*|look(ing)? again|try(ing)? again|that is not|that's not|not "
+    r"what|instead|missed|"
     r"should (not )?have)\b",
     re.IGNORECASE,
 )
@@ -55,7 +64,9 @@ def score(demonstration: Demonstration) -> float:
 
 
 def components(d: Demonstration) -> dict[str, float]:
-    """The five components by name, unweighted; ``length`` counts thoughts and operations as one action each."""
+    """The five components by name, unweighted; ``length`` counts thoughts and operations as one action
+    each.
+    """
     names = actions(d)
     n, operations, share = len(names), 0.3, 0.0
     if n:
@@ -69,7 +80,10 @@ def components(d: Demonstration) -> dict[str, float]:
         "length": math.log(n + 1) / math.log(16) if n >= 2 else 0.1,
         "operations": operations,
         "reasoning": share / 0.2 if share < 0.2 else 1.0 if share <= 0.6 else 1 - 0.3 * (share - 0.6) / 0.4,
-        "errors": 0.3 * bool(CORRECTION.search(thoughts)) + 0.2 * triples + 0.2 * revisited + KINDS.get(d.kind, 0.0),
+        "errors": 0.3 * bool(CORRECTION.search(thoughts))
+        + 0.2 * triples
+        + 0.2 * revisited
+        + KINDS.get(d.kind, 0.0),
         "task": task_difficulty(d.task),
     }
 
@@ -92,10 +106,12 @@ def outliers(scores: Sequence[float]) -> list[bool]:
 def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
     """The level of each score: simple below the 33rd percentile, hard above the 66th, otherwise medium.
 
-    Many demonstrations have equal scores: a hash of their ids decides their ranks, so that the levels keep their shares
-    and the split does not depend on the order of a set.
+    Many demonstrations have equal scores: a hash of their ids decides their ranks, so that the levels keep
+    their shares and the split does not depend on the order of a set.
     """
-    order = sorted(range(len(scores)), key=lambda i: (round(scores[i], 9), hashlib.sha256(ids[i].encode()).digest()))
+    order = sorted(
+        range(len(scores)), key=lambda i: (round(scores[i], 9), hashlib.sha256(ids[i].encode()).digest())
+    )
     levels: list[Level] = ["medium"] * len(scores)
     for rank, i in enumerate(order):
         percentile = 100 * (rank + 0.5) / len(scores)

@@ -1,6 +1,7 @@
 """Exact and near duplicates among demonstrations.
 
-Near duplicates have the same kind and answer, similar pictures, and similar TF-IDF vectors of question, thoughts and calls.
+Near duplicates have the same kind and answer, similar pictures, and similar TF-IDF vectors of question,
+thoughts and calls.
 """
 
 from __future__ import annotations
@@ -32,10 +33,19 @@ def question_hash(question: Question, pictures: Sequence[str]) -> str:
 def content_hash(d: Demonstration, pictures: Sequence[str]) -> str:
     """Hash of a demonstration without ids, weights, scores, provenance and observations."""
     turns = [
-        [canonical(turn.think or ""), turn.op, turn.target, rounded(turn.arguments, 4), canonical(turn.answer or ""), turn.learn]
+        [
+            canonical(turn.think or ""),
+            turn.op,
+            turn.target,
+            rounded(turn.arguments, 4),
+            canonical(turn.answer or ""),
+            turn.learn,
+        ]
         for turn in d.turns
     ]
-    return _sha([canonical(d.conversation), list(pictures), sorted(map(canonical, d.answers or [])), d.kind, turns])
+    return _sha(
+        [canonical(d.conversation), list(pictures), sorted(map(canonical, d.answers or [])), d.kind, turns]
+    )
 
 
 def exact(hashes: Sequence[str]) -> dict[int, int]:
@@ -44,10 +54,14 @@ def exact(hashes: Sequence[str]) -> dict[int, int]:
     return {i: first[key] for i, key in enumerate(hashes) if first.setdefault(key, i) != i}
 
 
-def near(demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], similarity: float) -> dict[int, int]:
-    """The index of each near duplicate, mapped to the index of the earlier demonstration that stays in its place.
+def near(
+    demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], similarity: float
+) -> dict[int, int]:
+    """The index of each near duplicate, mapped to the index of the earlier demonstration that stays in its
+    place.
 
-    ``pictures``: values that are equal for demonstrations with similar pictures. ``similarity``: the lowest cosine of two texts.
+    ``pictures``: values that are equal for demonstrations with similar pictures. ``similarity``: the lowest
+    cosine of two texts.
     """
     blocks: dict[tuple, list[int]] = defaultdict(list)
     for i, d in enumerate(demonstrations):
@@ -69,10 +83,13 @@ def near(demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], sim
 
 
 def greedy(matrix: csr_matrix, similarity: float) -> dict[int, int]:
-    """Each row that has a similar earlier row, mapped to the most similar of those that stay. Rows are unit vectors.
+    """Each row that has a similar earlier row, mapped to the most similar of those that stay.
 
-    Only rows that share one of their largest terms are compared: by Cauchy-Schwarz, two rows of this similarity share
-    a term among those without which a row is shorter than ``similarity``. So 100,000 rows take minutes at most.
+    Rows are unit vectors.
+
+    Only rows that share one of their largest terms are compared: by Cauchy-Schwarz, two rows of this
+    similarity share a term among those without which a row is shorter than ``similarity``. So 100,000 rows
+    take minutes at most.
     """
     heads = matrix.copy()
     for i in range(matrix.shape[0]):
@@ -122,4 +139,6 @@ def _flat(value: object) -> list:
 
 
 def _sha(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode()
+    ).hexdigest()

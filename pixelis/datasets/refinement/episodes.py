@@ -1,4 +1,6 @@
-"""The policy's episodes on the remaining questions, stored in the run's folder so that they are played once."""
+"""The policy's episodes on the remaining questions, stored in the run's folder so that they are played
+once.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ class Episodes:
         self.source = folder / "questions.jsonl"
         write_rows(self.source, questions)
         settings = [config.model_dump(mode="json", include=RELEVANT_SECTIONS), config.run.seed, s.episodes]
-        self.identity = hashlib.sha256(self.source.read_bytes() + json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        self.identity = hashlib.sha256(
+            self.source.read_bytes() + json.dumps(settings, sort_keys=True).encode()
+        ).hexdigest()
         sampling = config.evaluate.sampling.model_copy(update={"temperature": 1.0})
-        self.config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"sampling": sampling})})
+        self.config = config.model_copy(
+            update={"evaluate": config.evaluate.model_copy(update={"sampling": sampling})}
+        )
 
     def missing(self) -> list[str]:
         """Arms without stored scores for these questions and settings."""
@@ -40,7 +46,9 @@ class Episodes:
 
     def store(self, arm: str, groups: Iterable[Group]) -> None:
         """Store the scores of an arm."""
-        rows = [[g.question.id, self.arms[arm], t.rewards.get("accuracy")] for g in groups for t in g.trajectories]
+        rows = [
+            [g.question.id, self.arms[arm], t.rewards.get("accuracy")] for g in groups for t in g.trajectories
+        ]
         write_json(self._file(arm), {"identity": self.identity, "rows": rows})
 
     def outcomes(self) -> dict[str, filters.Outcomes]:

@@ -1,7 +1,7 @@
 """Selects sets by recipe: demonstrations for SFT, questions for RFT, and experiences for online learning.
 
-A recipe divides its size between groups of tasks and of kinds (Pixelis, arXiv 2603.25091). No cell exceeds its share of
-the available demonstrations, and unfilled shares are reported.
+A recipe divides its size between groups of tasks and of kinds (Pixelis, arXiv 2603.25091). No cell exceeds
+its share of the available demonstrations, and unfilled shares are reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from pixelis.records import Demonstration, Experience, Question, SampleKind
 Weights = Mapping[SampleKind, float]
 DAY = 86_400.0
 SFT_WEIGHTS: Weights = {"self_correction": 1.2}
-RFT_WEIGHTS: Weights = {"outcome_negative": 2.0, "trap_perceptual": 3.0, "trap_logical": 3.0, "self_correction": 1.2}
+RFT_WEIGHTS: Weights = {
+    "outcome_negative": 2.0,
+    "trap_perceptual": 3.0,
+    "trap_logical": 3.0,
+    "self_correction": 1.2,
+}
 """Sampling weights by kind; 1 for the others."""
 RFT_DIVERSITY = 0.1
 """Additional weight in rft for the share of different operations."""
@@ -36,7 +41,8 @@ UNCERTAIN = 0.7
 class Selection:
     """The demonstrations that a recipe selects. ``targets`` and ``counts`` are by ``task/kind``.
 
-    ``absent`` are groups that have a share but no demonstrations. ``excluded`` counts demonstrations by cause.
+    ``absent`` are groups that have a share but no demonstrations. ``excluded`` counts demonstrations by
+    cause.
     """
 
     demonstrations: list[Demonstration]
@@ -52,7 +58,10 @@ class Selection:
             "size": self.size,
             "count": len(self.demonstrations),
             "short": self.size - len(self.demonstrations),
-            "cells": {cell: {"wanted": target, "got": self.counts.get(cell, 0)} for cell, target in self.targets.items()},
+            "cells": {
+                cell: {"wanted": target, "got": self.counts.get(cell, 0)}
+                for cell, target in self.targets.items()
+            },
             "absent": self.absent,
             "left_out": {cause: count for cause, count in self.excluded.items() if count},
         }
@@ -67,7 +76,8 @@ def sft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
 def validation(
     demonstrations: Sequence[Demonstration], media: Mapping[str, Sequence[str]], share: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """(training set, validation set): about ``share`` of the pictures, each with all of its demonstrations, validate.
+    """(training set, validation set): about ``share`` of the pictures, each with all of its demonstrations,
+    validate.
 
     ``media``: content hashes by id. The first picture decides, or the question if there is none.
     """
@@ -78,11 +88,14 @@ def validation(
     return sets
 
 
-def rft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> tuple[list[Question], Selection]:
-    """The questions of the selected demonstrations, each once; ``meta`` holds signals that the policy never sees.
+def rft(
+    demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
+) -> tuple[list[Question], Selection]:
+    """The questions of the selected demonstrations, each once; ``meta`` holds signals that the policy never
+    sees.
 
-    ``weight`` is the largest sampling weight among a question's demonstrations. ``signals`` holds their kinds, wrong
-    answers, level and difficulty; ``reference_operations`` those of the best right one.
+    ``weight`` is the largest sampling weight among a question's demonstrations. ``signals`` holds their
+    kinds, wrong answers, level and difficulty; ``reference_operations`` those of the best right one.
     """
     selection = select(demonstrations, recipe, seed)
     by_question: dict[str, list[Demonstration]] = defaultdict(list)
@@ -104,9 +117,14 @@ def rft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
 
 
 def select(
-    demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int, excluded: Container[SampleKind] = ()
+    demonstrations: Sequence[Demonstration],
+    recipe: RecipeConfig,
+    seed: int,
+    excluded: Container[SampleKind] = (),
 ) -> Selection:
-    """At most the recipe's size and its share of each cell, drawn by weight without replacement. excluded: kinds."""
+    """At most the recipe's size and its share of each cell, drawn by weight without replacement. excluded:
+    kinds.
+    """
     selection = Selection([], recipe.size)
     cells: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     tasks_of, kinds_of = Counter[str](), Counter[str]()
@@ -142,7 +160,9 @@ def select(
 
 
 def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
-    """The weight of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different operations."""
+    """The weight of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different
+    operations.
+    """
     names, quality = [step.op for step in d.steps], 1.0 if d.quality is None else d.quality
     if not isinstance(recipe, RftRecipeConfig):
         return weight(d.kind, quality, SFT_WEIGHTS)
@@ -150,8 +170,12 @@ def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
     return round(weight(d.kind, quality, RFT_WEIGHTS) * (1 + RFT_DIVERSITY * different), 6)
 
 
-def _shares(recipe: Mapping[str, float], available: Mapping[str, int], selection: Selection) -> dict[str, float]:
-    """The recipe's shares, with those of absent groups given to the others; without a recipe, the available shares."""
+def _shares(
+    recipe: Mapping[str, float], available: Mapping[str, int], selection: Selection
+) -> dict[str, float]:
+    """The recipe's shares, with those of absent groups given to the others; without a recipe, the available
+    shares.
+    """
     if not recipe:
         total = sum(available.values())
         return {name: count / total for name, count in sorted(available.items())}
@@ -169,8 +193,8 @@ def online(
 ) -> tuple[list[Experience], dict[str, Any]]:
     """Experiences to learn from again, and statistics with the causes of drops; ``now`` is in seconds.
 
-    An experience belongs to the first priority that fits: self_correction (a failed call, then a successful one),
-    uncertain, high_reward (at or above the mean), diverse (three different operations).
+    An experience belongs to the first priority that fits: self_correction (a failed call, then a successful
+    one), uncertain, high_reward (at or above the mean), diverse (three different operations).
     """
     dropped: Counter[str] = Counter()
     recent = []
@@ -202,14 +226,23 @@ def online(
         dropped["beyond_share"] += len(by_priority[name]) - len(chosen)
         cells[name] = {"wanted": target, "got": len(chosen)}
         selected += chosen
-    summary = {"size": recipe.size, "count": len(selected), "short": recipe.size - len(selected), "cells": cells}
+    summary = {
+        "size": recipe.size,
+        "count": len(selected),
+        "short": recipe.size - len(selected),
+        "cells": cells,
+    }
     return selected, {**summary, "dropped": {cause: n for cause, n in dropped.items() if n}}
 
 
 def recovers(experience: Experience) -> bool:
     """True if a call fails, a later one succeeds, and the episode answers."""
     states = [observation.status for observation in experience.trajectory.observations]
-    return "error" in states and "ok" in states[states.index("error") :] and experience.trajectory.answer is not None
+    return (
+        "error" in states
+        and "ok" in states[states.index("error") :]
+        and experience.trajectory.answer is not None
+    )
 
 
 def _hash(content: str) -> str:

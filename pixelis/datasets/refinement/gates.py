@@ -32,7 +32,9 @@ MAX_IDS = 10
 
 @dataclass(frozen=True)
 class Gate:
-    """The result of a gate: the ``figure`` of its ``measure`` against its ``limit``, and a reason for each violating id."""
+    """The result of a gate: the ``figure`` of its ``measure`` against its ``limit``, and a reason for each
+    violating id.
+    """
 
     name: str
     passed: bool
@@ -59,7 +61,10 @@ def check(
     rows: int | None = None,
     bad: Sequence[BadRow] = (),
 ) -> list[Gate]:
-    """Every gate except ``replay``. ``rows``: the number of rows read, usable or not; ``bad``: the unusable ones."""
+    """Every gate except ``replay``.
+
+    ``rows``: the number of rows read, usable or not; ``bad``: the unusable ones.
+    """
     faults: dict[str, tuple[str, Callable[[Demonstration], str | None]]] = {
         "actions": ("invalid actions", lambda d: invalid_action(d, operations)),
         "observations": ("actions without an observation", missing_observation),
@@ -74,14 +79,30 @@ def check(
             if (reason := find_fault(d)) is not None:
                 faulty[name][d.id] = reason
     gates = [
-        Gate(name, not faulty[name], float(len(faulty[name])), 0.0, f"number of demonstrations with {fault}", faulty[name])
+        Gate(
+            name,
+            not faulty[name],
+            float(len(faulty[name])),
+            0.0,
+            f"number of demonstrations with {fault}",
+            faulty[name],
+        )
         for name, (fault, _) in faults.items()
     ]
     gates += _balance(cells, settings)
     read = rows if rows is not None else cells.total() + len(bad)
     share = len(bad) / read if read else 0.0
     ids = {f"{row.file}, row {row.row}": f"{row.column}: {row.message}" for row in bad}
-    gates.append(Gate("corrupted", share <= settings.corrupted, share, settings.corrupted, "share of corrupted rows", ids))
+    gates.append(
+        Gate(
+            "corrupted",
+            share <= settings.corrupted,
+            share,
+            settings.corrupted,
+            "share of corrupted rows",
+            ids,
+        )
+    )
     return gates
 
 
@@ -93,7 +114,10 @@ def enforce(gates: Iterable[Gate]) -> None:
         raise DataFailure(
             "the set is rejected by " + "\n".join(gate.failure for gate in failed),
             code="gate",
-            fix=f"correct or drop the named demonstrations, or change refinement.gates ({names}); rejected.json holds every id",
+            fix=(
+                f"correct or drop the named demonstrations, or change refinement.gates ({names}); "
+                "rejected.json holds every id"
+            ),
         )
 
 
@@ -101,7 +125,8 @@ def enforce(gates: Iterable[Gate]) -> None:
 
 
 def invalid_action(d: Demonstration, operations: Mapping[str, type[Operation]]) -> str | None:
-    """The first invalid call: an unknown operation, wrong arguments, a box outside the picture, or an unknown target.
+    """The first invalid call: an unknown operation, wrong arguments, a box outside the picture, or an unknown
+    target.
 
     A deliberate mistake (``learn`` False) may be invalid if its observation is an error.
     """
@@ -151,7 +176,10 @@ def missing_observation(d: Demonstration) -> str | None:
 
 
 def wrong_answer(d: Demonstration, score: Score) -> str | None:
-    """Why the answer does not fit the kind. A correction must have a mistake with ``learn`` False and another call after it."""
+    """Why the answer does not fit the kind.
+
+    A correction must have a mistake with ``learn`` False and another call after it.
+    """
     if d.final is None:
         return "it ends without an answer"
     try:
@@ -159,7 +187,11 @@ def wrong_answer(d: Demonstration, score: Score) -> str | None:
     except DataFailure as failure:
         return f"the answer cannot be checked: {failure.message}"
     if d.kind in WRONG_KINDS:
-        return None if counts_as_wrong(d, value) else f"{d.kind}, but the answer {d.final[:40]!r} is right (score {value:.2g})"
+        return (
+            None
+            if counts_as_wrong(d, value)
+            else f"{d.kind}, but the answer {d.final[:40]!r} is right (score {value:.2g})"
+        )
     if not counts_as_right(d, value):
         return f"{d.kind}, but the answer {d.final[:40]!r} is wrong"
     if d.kind != "self_correction":
@@ -169,7 +201,11 @@ def wrong_answer(d: Demonstration, score: Score) -> str | None:
         return "a correction without a mistake"
     later = [turn for turn in d.turns[mistakes[-1] + 1 :] if turn.op is not None]
     mistaken = {signature(d.turns[i]) for i in mistakes}
-    return None if later and all(signature(turn) not in mistaken for turn in later) else "the mistake is not corrected"
+    return (
+        None
+        if later and all(signature(turn) not in mistaken for turn in later)
+        else "the mistake is not corrected"
+    )
 
 
 def cycle(d: Demonstration) -> str | None:
@@ -205,16 +241,28 @@ def _balance(cells: Counter[tuple[str, str, str | None]], settings: GatesConfig)
     measure = "ratio of the largest to the smallest of the tasks"
     gates = [
         Gate("total", total >= settings.total, total, settings.total, "number of demonstrations"),
-        _minimum("per_task", "demonstrations of the rarest task", tasks, settings.per_task, "{} demonstrations"),
+        _minimum(
+            "per_task", "demonstrations of the rarest task", tasks, settings.per_task, "{} demonstrations"
+        ),
         Gate("imbalance", ratio <= settings.imbalance, ratio, settings.imbalance, measure, unbalanced),
-        _minimum("critical", "demonstrations of the rarest critical kind", critical, settings.critical, "{} demonstrations"),
+        _minimum(
+            "critical",
+            "demonstrations of the rarest critical kind",
+            critical,
+            settings.critical,
+            "{} demonstrations",
+        ),
     ]
     if levels:
         shares = {level: levels[level] / levels.total() for level in LEVELS}
         tasks_of_levels = {level: len(names) for level, names in tasks_by_level.items()}
         gates += [
-            _minimum("level_share", "share of the smallest level", shares, settings.level_share, "share {:.3f}"),
-            _minimum("level_tasks", "tasks in the poorest level", tasks_of_levels, settings.level_tasks, "{} tasks"),
+            _minimum(
+                "level_share", "share of the smallest level", shares, settings.level_share, "share {:.3f}"
+            ),
+            _minimum(
+                "level_tasks", "tasks in the poorest level", tasks_of_levels, settings.level_tasks, "{} tasks"
+            ),
         ]
     return gates
 
@@ -222,7 +270,14 @@ def _balance(cells: Counter[tuple[str, str, str | None]], settings: GatesConfig)
 def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float, reason: str) -> Gate:
     """A gate on the smallest of several figures."""
     smallest = min(figures.values(), default=0)
-    return Gate(name, smallest >= limit, smallest, limit, measure, {k: reason.format(v) for k, v in figures.items() if v < limit})
+    return Gate(
+        name,
+        smallest >= limit,
+        smallest,
+        limit,
+        measure,
+        {k: reason.format(v) for k, v in figures.items() if v < limit},
+    )
 
 
 # Replay
@@ -242,13 +297,17 @@ def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: f
 
 
 def _replay_difference(d: Demonstration, executor: Executor) -> str | None:
-    """The first difference when the calls are executed again; numbers are compared to five decimals, seconds not at all."""
+    """The first difference when the calls are executed again; numbers are compared to five decimals, seconds
+    not at all.
+    """
     try:
         session = executor.open(d)
         for number, step in enumerate(d.turns, 1):
             if step.op is None or step.observation is None:
                 continue
-            repeated = session.execute(step.op, step.target, allow_error=True, **step.arguments).model_dump(mode="json")
+            repeated = session.execute(step.op, step.target, allow_error=True, **step.arguments).model_dump(
+                mode="json"
+            )
             stored = step.observation.model_dump(mode="json")
             for name in ("status", "code", "id", "text", "images", "data"):
                 if rounded(stored[name], 5) != rounded(repeated[name], 5):

@@ -1,4 +1,7 @@
-"""Hashes of pictures and clips: of their content, and of their appearance (64 bits, perceptual). Each is decoded once."""
+"""Hashes of pictures and clips: of their content, and of their appearance (64 bits, perceptual).
+
+Each is decoded once.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ class MediaHashes:
                     self._hashes[key] = value
 
     def content(self, media: Media) -> str:
-        """The hash of a file's bytes, of a ``data:`` URL's body, or of any other URI itself; of all frames and spans of a clip.
+        """The hash of a file's bytes, of a ``data:`` URL's body, or of any other URI itself; of all frames
+        and spans of a clip.
 
         BadInput ``media_not_found`` for a missing file.
         """
@@ -60,7 +64,9 @@ class MediaHashes:
         return _sha(f"{content} {media.spans}".encode()) if media.spans else content
 
     def perceptual_hash(self, media: Media) -> int:
-        """The perceptual hash (DCT, 64 bits) of a picture or of a clip's middle frame; BadImage when decoding fails."""
+        """The perceptual hash (DCT, 64 bits) of a picture or of a clip's middle frame; BadImage when decoding
+        fails.
+        """
         middle = media.frames[len(media.frames) // 2] if media.frames and not media.spans else None
         key = "look " + self._key(middle or (media.frames[0] if media.frames else media.uri))
         if media.spans:
@@ -108,7 +114,9 @@ class MediaHashes:
         try:
             status = os.stat(uri)
         except (OSError, ValueError) as error:
-            raise BadInput(f"{uri} cannot be read: {getattr(error, 'strerror', error)}", code="media_not_found") from None
+            raise BadInput(
+                f"{uri} cannot be read: {getattr(error, 'strerror', error)}", code="media_not_found"
+            ) from None
         return f"{uri} {status.st_size} {status.st_mtime_ns}"
 
     def _store(self, key: str, value: str) -> None:
@@ -130,7 +138,8 @@ def group_similar(hashes: list[int], bits: int = MAX_BITS) -> list[int]:
     searched = faiss.IndexBinaryFlat(64)
     searched.add(values.view(np.uint8).reshape(-1, 8))
     starts, _, others = searched.range_search(values.view(np.uint8).reshape(-1, 8), bits + 1)
-    starts = starts.astype(np.int64)  # of the neighbours of each hash in ``others``: the rows of a sparse matrix
+    # Of the neighbours of each hash in ``others``: the rows of a sparse matrix
+    starts = starts.astype(np.int64)
     graph = csr_array((np.ones(len(others)), others, starts), shape=(len(values), len(values)))
     return connected_components(graph, directed=False)[1][index].tolist()
 

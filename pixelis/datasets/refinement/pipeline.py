@@ -1,7 +1,7 @@
 """The stages of refinement: checks of single rows, duplicates, hold-out, pass rates, difficulty, gates.
 
-Apart from the judge and the policy's episodes, the result depends only on the input, the configuration and the seed. The
-demonstrations are in a file: a process holds their ids and hashes, some hundred bytes of each.
+Apart from the judge and the policy's episodes, the result depends only on the input, the configuration and
+the seed. The demonstrations are in a file: a process holds their ids and hashes, some hundred bytes of each.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Pipeline:
         """Perceptual hashes of each demonstration's media, by id; until near duplicates are dropped."""
 
     def prepare(self, rows: Iterable[CheckedRow | BadRow] | None = None) -> None:
-        """Run every stage before the policy's episodes; BadConfig before the first one if the judge is not configured.
+        """Run every stage before the policy's episodes; BadConfig before the first one if the judge is not
+        configured.
 
         rows: of the source, checked; by default this process checks them.
         """
@@ -100,14 +101,20 @@ class Pipeline:
         self._check_hold_out()
 
     def finish(self, outcomes: Mapping[str, filters.Outcomes] | None = None) -> None:
-        """Run every stage after the episodes, whose ``outcomes`` are by the ids of ``questions``; fills ``gates``."""
+        """Run every stage after the episodes, whose ``outcomes`` are by the ids of ``questions``; fills
+        ``gates``.
+        """
         if outcomes is not None:
             self._apply_pass_rates(outcomes)
         self._grade()
         checker, replayed = self.checker, self.settings.gates.replay
-        self.gates = gates.check(self.demonstrations, self.settings.gates, checker.operations, checker.score, self.rows, self.bad)
+        self.gates = gates.check(
+            self.demonstrations, self.settings.gates, checker.operations, checker.score, self.rows, self.bad
+        )
         if replayed:
-            self.gates.append(gates.replay(self.demonstrations, checker.executor, replayed, self.config.run.seed))
+            self.gates.append(
+                gates.replay(self.demonstrations, checker.executor, replayed, self.config.run.seed)
+            )
 
     def close(self) -> None:
         """Remove the file of the demonstrations."""
@@ -116,7 +123,9 @@ class Pipeline:
         shutil.rmtree(self.folder / WORKING, ignore_errors=True)
 
     def questions(self) -> list[Question]:
-        """The different questions that remain, without their demonstrations; the policy answers these in its episodes."""
+        """The different questions that remain, without their demonstrations; the policy answers these in its
+        episodes.
+        """
         unique: dict[str, Question] = {}
         for d in self.demonstrations:
             values = {name: getattr(d, name) for name in Question.model_fields}
@@ -133,7 +142,10 @@ class Pipeline:
             yield from (row if isinstance(row, BadRow) else next(checked) for row in block)
 
     def _read(self, rows: Iterable[CheckedRow | BadRow]) -> Iterator[Demonstration]:
-        """The demonstrations that no check drops. A repeated id, and media that cannot be read, make a bad row."""
+        """The demonstrations that no check drops.
+
+        A repeated id, and media that cannot be read, make a bad row.
+        """
         source, ids = self.config.data.demonstrations, set[str]()
         for row in rows:
             self.rows += 1
@@ -157,7 +169,9 @@ class Pipeline:
 
     def _open_judge(self) -> judging.QualityJudge:
         """The judge of rewards with another prompt; it stores its verdicts in the run's folder."""
-        return judging.QualityJudge(self.config.rewards.judge, self.settings.quality, self.folder / "quality.sqlite")
+        return judging.QualityJudge(
+            self.config.rewards.judge, self.settings.quality, self.folder / "quality.sqlite"
+        )
 
     def _apply_judge(self) -> None:
         """Replace the quality by the judge's score; drop demonstrations with a low score or without one."""
@@ -178,11 +192,17 @@ class Pipeline:
         self._drop(cause)
         scores = {key: (v.score - 1) / 4 for key, v in verdicts.items() if v.score is not None}
         self._change(lambda d: d.model_copy(update={"quality": round(scores[d.id], 6)}))
-        scattered = {v.id: round(v.std, 3) for v in verdicts.values() if v.std is not None and v.std > judging.MAX_STD}
+        scattered = {
+            v.id: round(v.std, 3) for v in verdicts.values() if v.std is not None and v.std > judging.MAX_STD
+        }
         repeated = sum(v.std is not None for v in verdicts.values())
         self.facts["judge"] = {"asked": len(verdicts), "repeated": repeated, "scattered": scattered}
         if scattered:
-            log.warning("the judge contradicts itself on %d of %d demonstrations scored three times", len(scattered), repeated)
+            log.warning(
+                "the judge contradicts itself on %d of %d demonstrations scored three times",
+                len(scattered),
+                repeated,
+            )
 
     def _drop_duplicates(self) -> None:
         """Drop exact and near duplicates; the one of higher quality stays."""
@@ -202,10 +222,14 @@ class Pipeline:
 
     def _drop_indices(self, cause: str, indices: Mapping[int, int]) -> None:
         self.dropped |= {self.demonstrations[i].id: cause for i in indices}
-        self.demonstrations = self.demonstrations.select([i for i in range(len(self.demonstrations)) if i not in indices])
+        self.demonstrations = self.demonstrations.select(
+            [i for i in range(len(self.demonstrations)) if i not in indices]
+        )
 
     def _check_hold_out(self) -> None:
-        """Raise for evaluation questions among the demonstrations, or drop them where the configuration says so."""
+        """Raise for evaluation questions among the demonstrations, or drop them where the configuration says
+        so.
+        """
         s = self.settings.holdout
         hits: dict[str, str] = {}
         for source in s.sources:
@@ -223,7 +247,9 @@ class Pipeline:
         return duplicates.question_hash(question, self.contents[question.id])
 
     def _apply_pass_rates(self, outcomes: Mapping[str, filters.Outcomes]) -> None:
-        """Record the policy's pass rate in each demonstration; drop or exclude those outside the configured range."""
+        """Record the policy's pass rate in each demonstration; drop or exclude those outside the configured
+        range.
+        """
         s = self.settings.pass_rate
         by_key = {self._question_key(q): outcomes.get(q.id) for q in self.questions()}
         causes: dict[str, str | None] = {}
@@ -275,9 +301,17 @@ class Pipeline:
         if not self.demonstrations:
             causes = Counter([*self.dropped.values(), *(row.code for row in self.bad)]).most_common()
             counts = ", ".join(f"{cause} {n}" for cause, n in causes)
-            settings = ", ".join(f"refinement.{SETTINGS[cause]} ({cause})" for cause, _ in causes if cause in SETTINGS)
-            fix = f"change {settings}" if settings else "correct the rows; docs/refinement.md explains the causes"
-            raise DataFailure(f"no demonstration is left of {self.rows} rows ({counts})", code="no_rows", fix=fix)
+            settings = ", ".join(
+                f"refinement.{SETTINGS[cause]} ({cause})" for cause, _ in causes if cause in SETTINGS
+            )
+            fix = (
+                f"change {settings}"
+                if settings
+                else "correct the rows; docs/refinement.md explains the causes"
+            )
+            raise DataFailure(
+                f"no demonstration is left of {self.rows} rows ({counts})", code="no_rows", fix=fix
+            )
 
     def summary(self) -> dict[str, Any]:
         """The statistics of the set as plain values, for ``summary.json`` and the data card."""
@@ -289,7 +323,14 @@ class Pipeline:
             "dropped": dict(Counter(self.dropped.values()).most_common()),
             "levels": difficulty.statistics(self.demonstrations),
             "gates": [
-                {"name": g.name, "passed": g.passed, "figure": g.figure, "limit": g.limit, "says": g.measure, "ids": g.ids}
+                {
+                    "name": g.name,
+                    "passed": g.passed,
+                    "figure": g.figure,
+                    "limit": g.limit,
+                    "says": g.measure,
+                    "ids": g.ids,
+                }
                 for g in self.gates
             ],
             **distributions(self.demonstrations),
@@ -307,7 +348,9 @@ def records(config: Config) -> Iterable[Demonstration | BadRow]:
 
 
 def distributions(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:
-    """Tasks, kinds, sources, operations, lengths, the share of corrections that recover, and different sequences and answers."""
+    """Tasks, kinds, sources, operations, lengths, the share of corrections that recover, and different
+    sequences and answers.
+    """
     names = ("tasks", "kinds", "sources", "operations", "lengths")
     counts: dict[str, Counter] = {name: Counter() for name in names}
     corrections = recovered = 0

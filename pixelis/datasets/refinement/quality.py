@@ -1,4 +1,6 @@
-"""Quality of demonstrations: rules, and a heuristic score 0..1 without a model (Pixelis, arXiv 2603.25091)."""
+"""Quality of demonstrations: rules, and a heuristic score 0..1 without a model (Pixelis, arXiv
+2603.25091).
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,18 @@ def rule_violation(
     question: tuple[int, int] = QUESTION,
     provenance: bool = True,
 ) -> str | None:
-    """The rule that a demonstration violates, or None. ``length`` bounds the number of thoughts and operations."""
+    """The rule that a demonstration violates, or None.
+
+    ``length`` bounds the number of thoughts and operations.
+    """
     if not question[0] <= len(demonstration.question.strip()) <= question[1]:
         return "question_length"
-    if not (demonstration.id and demonstration.task and (demonstration.final or "").strip() and demonstration.answers):
+    if not (
+        demonstration.id
+        and demonstration.task
+        and (demonstration.final or "").strip()
+        and demonstration.answers
+    ):
         return "missing_field"
     if demonstration.scorer not in SCORERS:
         return "unknown_scorer"
@@ -79,19 +89,24 @@ def components(d: Demonstration, score: Score) -> dict[str, float]:
     failed = {signature(s) for s in learnt if s.observation is not None and s.observation.status != "ok"}
     names = [step.op for step in d.steps]
     return {
-        "completeness": _mean([thought, observed, bool((d.final or "").strip()), bool(d.answers), d.provenance is not None]),
+        "completeness": _mean(
+            [thought, observed, bool((d.final or "").strip()), bool(d.answers), d.provenance is not None]
+        ),
         "coherence": coherence(d),
         "correctness": correctness(d, score),
         "efficiency": len(different - failed) / len(learnt) if learnt else 1.0,
-        "complexity": 0.5 * min(1.0, len(names) / FULL_OPERATIONS) + 0.5 * min(1.0, len(set(names)) / FULL_DIFFERENT),
+        "complexity": 0.5 * min(1.0, len(names) / FULL_OPERATIONS)
+        + 0.5 * min(1.0, len(set(names)) / FULL_DIFFERENT),
         "consistency": consistency(d),
     }
 
 
 def coherence(d: Demonstration) -> float:
-    """Mean over turns of: the target exists by then; the thought shares a word with the context, or with its call or answer.
+    """Mean over turns of: the target exists by then; the thought shares a word with the context, or with its
+    call or answer.
 
-    The context is the question and the text of earlier observations and thoughts. Without a thought the target counts.
+    The context is the question and the text of earlier observations and thoughts. Without a thought the
+    target counts.
     """
     targets, words, values = {media.id for media in d.media}, _words(d.conversation), list[float]()
     for turn in d.turns:
@@ -101,7 +116,9 @@ def coherence(d: Demonstration) -> float:
         if turn.think and turn.think.strip():
             thought = _words(turn.think)
             call = _words(f"{turn.op or ''} {turn.arguments}".replace("_", " ")) | _words(turn.answer or "")
-            numbers = set(_NUMBER.findall(turn.think)) & set(_NUMBER.findall(f"{turn.arguments} {turn.answer}"))
+            numbers = set(_NUMBER.findall(turn.think)) & set(
+                _NUMBER.findall(f"{turn.arguments} {turn.answer}")
+            )
             parts.append(bool(thought & (words | call) or numbers))
             words |= thought
         if parts:
@@ -113,10 +130,16 @@ def coherence(d: Demonstration) -> float:
 
 
 def correctness(d: Demonstration, score: Score) -> float:
-    """Mean of: the answer is right (wrong for deliberately wrong kinds), and the share of calls to learn that succeed."""
+    """Mean of: the answer is right (wrong for deliberately wrong kinds), and the share of calls to learn that
+    succeed.
+    """
     try:
         value = score(d, d.final)
-        fits = checking.counts_as_wrong(d, value) if d.kind in WRONG_KINDS else checking.counts_as_right(d, value)
+        fits = (
+            checking.counts_as_wrong(d, value)
+            if d.kind in WRONG_KINDS
+            else checking.counts_as_right(d, value)
+        )
     except DataFailure:
         fits = False
     succeeded = [s.observation is not None and s.observation.status == "ok" for s in d.steps if s.learn]
@@ -124,8 +147,12 @@ def correctness(d: Demonstration, score: Score) -> float:
 
 
 def consistency(d: Demonstration) -> float:
-    """1 if the last thought and the observations contain the answer's words, or its option's; 0.5 if they have no text."""
-    observed = [s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"]
+    """1 if the last thought and the observations contain the answer's words, or its option's; 0.5 if they
+    have no text.
+    """
+    observed = [
+        s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"
+    ]
     text = canonical(" ".join([d.turns[-1].think or "", *observed]))
     if not text:
         return 0.5

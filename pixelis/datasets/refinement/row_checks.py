@@ -1,4 +1,6 @@
-"""The stages of refinement that concern one row alone, in any process: rules, hashes of its media, observations, quality."""
+"""The stages of refinement that concern one row alone, in any process: rules, hashes of its media,
+observations, quality.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ HASHES = "pictures.jsonl"
 class CheckedRow:
     """A demonstration with observations and quality, and the hashes of its media.
 
-    contents: of the bytes of each medium; looks: 64 bits of its appearance, if appearances are compared; dropped: the cause
-    if the row is dropped; unreadable: code and message if a medium cannot be read.
+    contents: of the bytes of each medium; looks: 64 bits of its appearance, if appearances are compared;
+    dropped: the cause if the row is dropped; unreadable: code and message if a medium cannot be read.
     """
 
     demonstration: Demonstration
@@ -44,7 +46,11 @@ class CheckedRow:
         """The row of `to_json`."""
         row, contents, looks, dropped, unreadable = json.loads(text)
         return cls(
-            Demonstration.model_validate_json(row), contents, looks, dropped, None if unreadable is None else tuple(unreadable)
+            Demonstration.model_validate_json(row),
+            contents,
+            looks,
+            dropped,
+            None if unreadable is None else tuple(unreadable),
         )
 
 
@@ -62,7 +68,10 @@ class RowChecker:
 
     @property
     def executor(self) -> Executor:
-        """Executes the operations of demonstrations. BadConfig, MissingDependency or MissingFile if one cannot run here."""
+        """Executes the operations of demonstrations.
+
+        BadConfig, MissingDependency or MissingFile if one cannot run here.
+        """
         if self._executor is None:
             self._executor = Executor(self.config.toolbox, self.config.dialogue)
         return self._executor
@@ -71,7 +80,9 @@ class RowChecker:
         """Check some rows; pictures that they share are decoded once, several at a time."""
         s = self.settings.quality
         rows = [
-            CheckedRow(d, dropped=quality.rule_violation(d, self.operations, s.length, s.question, s.provenance))
+            CheckedRow(
+                d, dropped=quality.rule_violation(d, self.operations, s.length, s.question, s.provenance)
+            )
             for d in demonstrations
         ]
         media = {_key(m): m for row in rows if row.dropped is None for m in row.demonstration.media}
@@ -114,7 +125,8 @@ class RowChecker:
 def with_observations(d: Demonstration, executor: Executor) -> Demonstration | str:
     """The demonstration with every call executed that has no observation; an error code if a call is refused.
 
-    The other calls are executed too, because later ones may refer to their results. Turns with several calls are refused.
+    The other calls are executed too, because later ones may refer to their results. Turns with several calls
+    are refused.
     """
     if any(step.further for step in d.steps):
         return "several_calls"
@@ -123,8 +135,14 @@ def with_observations(d: Demonstration, executor: Executor) -> Demonstration | s
         turns = []
         for turn in d.turns:
             if turn.op is not None:
-                observation = session.execute(turn.op, turn.target, allow_error=not turn.learn, **turn.arguments)
-                turn = turn if turn.observation is not None else turn.model_copy(update={"observation": observation})
+                observation = session.execute(
+                    turn.op, turn.target, allow_error=not turn.learn, **turn.arguments
+                )
+                turn = (
+                    turn
+                    if turn.observation is not None
+                    else turn.model_copy(update={"observation": observation})
+                )
             turns.append(turn)
     except PixelisError as failure:
         return failure.code

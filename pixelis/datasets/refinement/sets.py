@@ -1,4 +1,6 @@
-"""The output of refinement: demonstrations by level, and the sets that the recipes for sft, rft and online select."""
+"""The output of refinement: demonstrations by level, and the sets that the recipes for sft, rft and online
+select.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from pixelis.errors import BadInput, MissingFile
 from pixelis.files import replacing
 from pixelis.records import Demonstration, Experience
 
-FILES = (*(f"{level}.jsonl" for level in LEVELS), "sft.jsonl", "sft_validation.jsonl", "rft.jsonl", "online.jsonl")
+FILES = (
+    *(f"{level}.jsonl" for level in LEVELS),
+    "sft.jsonl",
+    "sft_validation.jsonl",
+    "rft.jsonl",
+    "online.jsonl",
+)
 """Every file that a set may be written to."""
 
 
@@ -27,10 +35,14 @@ def build(pipeline: Pipeline, now: float) -> tuple[dict[str, Sequence[BaseModel]
     numbers: dict[str, list[int]] = {level: [] for level in LEVELS}
     for i, d in enumerate(demonstrations):
         numbers[d.level or ""].append(i)
-    files: dict[str, Sequence[BaseModel]] = {f"{level}.jsonl": demonstrations.select(numbers[level]) for level in LEVELS}
+    files: dict[str, Sequence[BaseModel]] = {
+        f"{level}.jsonl": demonstrations.select(numbers[level]) for level in LEVELS
+    }
     sft = fusion.sft(demonstrations, s.sft, seed)
     training, validation = fusion.validation(sft.demonstrations, pipeline.contents, s.sft.validation, seed)
-    questions, rft = fusion.rft(demonstrations.where(lambda d: d.id not in pipeline.excluded_from_rft), s.rft, seed)
+    questions, rft = fusion.rft(
+        demonstrations.where(lambda d: d.id not in pipeline.excluded_from_rft), s.rft, seed
+    )
     files |= {"sft.jsonl": training, "sft_validation.jsonl": validation, "rft.jsonl": questions}
     statistics = {
         "sft": {**sft.summary(), "validation": len(validation)},
@@ -56,7 +68,9 @@ def read_experiences(source: str) -> list[Experience]:
     """Experiences of a JSON-lines file; MissingFile, or BadInput with the line number."""
     path, experiences = Path(source), []
     if not path.is_file():
-        raise MissingFile(f"no file {source}", fix="refinement.online.source names a JSON-lines file of experiences")
+        raise MissingFile(
+            f"no file {source}", fix="refinement.online.source names a JSON-lines file of experiences"
+        )
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():

@@ -13,7 +13,16 @@ from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis import naming
 from pixelis.errors import DataFailure
 from pixelis.records import Annotations, Demonstration, Question
-from pixelis.rewards.scorers import Services, box_iou, canonical, case_of, find_scorer, letter, number, read_box
+from pixelis.rewards.scorers import (
+    Services,
+    box_iou,
+    canonical,
+    case_of,
+    find_scorer,
+    letter,
+    number,
+    read_box,
+)
 from pixelis.rewards.services import shared_services
 
 T = TypeVar("T")
@@ -46,7 +55,20 @@ OPPOSITES = (
     ("first", "second"),
     ("earlier", "later"),
 )
-COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan", "orange", "brown", "black", "white", "grey", "pink")
+COLOURS = (
+    "red",
+    "green",
+    "blue",
+    "yellow",
+    "purple",
+    "cyan",
+    "orange",
+    "brown",
+    "black",
+    "white",
+    "grey",
+    "pink",
+)
 THINGS = ("bottle", "chair", "bird", "cup", "book", "clock", "hat", "ball", "key", "shoe", "lamp", "box")
 """Labels that a thing may be mistaken for in a picture with one kind of thing."""
 MISREAD = dict(zip("0123456789oaecilnhumst", "8778965134aecelihnvnzf", strict=True))
@@ -55,7 +77,9 @@ _CHOICE = re.compile(r"(?:the |an? )?([\w][\w -]*?),? or (?:the |an? )?([\w][\w 
 
 
 def score(question: Question, answer: str | None, services: Services) -> float:
-    """The score of the answer by the question's scorer, which may raise; DataFailure ``no_truth`` without an accepted answer."""
+    """The score of the answer by the question's scorer, which may raise; DataFailure ``no_truth`` without an
+    accepted answer.
+    """
     if not question.answers:
         raise DataFailure(f"{question.id} has no accepted answer", code="no_truth")
     return float(find_scorer(question.scorer)(case_of(question, answer, question.answers), services))
@@ -67,7 +91,9 @@ def counts_as_right(question: Question, value: float) -> bool:
 
 
 def counts_as_wrong(question: Question, value: float) -> bool:
-    """True if the scorer rejects an answer with this score: it is 0, or earned by similarity alone (``WRONG``)."""
+    """True if the scorer rejects an answer with this score: it is 0, or earned by similarity alone
+    (``WRONG``).
+    """
     return value <= WRONG.get(question.scorer, 0.0)
 
 
@@ -77,7 +103,9 @@ def is_right(question: Question, answer: str | None, rewards: RewardsConfig | No
 
 
 def is_wrong(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
-    """True if the scorer rejects the answer and it is no accepted one with a synonym of its colour (grey for gray)."""
+    """True if the scorer rejects the answer and it is no accepted one with a synonym of its colour (grey for
+    gray).
+    """
     refused = counts_as_wrong(question, score(question, answer, shared_services(rewards or RewardsConfig())))
     meanings = [
         " ".join(naming.COLOUR_SYNONYMS.get(word, word) for word in canonical(text).split())
@@ -95,7 +123,9 @@ def require_right(golden: Demonstration, rewards: RewardsConfig | None = None) -
 def wrong_answer(
     question: Question, answer: str, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> tuple[str, str]:
-    """The first alternative to the right ``answer`` that the scorer rejects, and its origin; DataFailure ``no_alternative``."""
+    """The first alternative to the right ``answer`` that the scorer rejects, and its origin; DataFailure
+    ``no_alternative``.
+    """
     for other, origin in alternatives(question, answer, rng):
         if canonical(other) != canonical(answer) and is_wrong(question, other, rewards):
             return other, origin
@@ -103,14 +133,19 @@ def wrong_answer(
 
 
 def alternatives(question: Question, answer: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
-    """Answers of the same type with their origin (option, choice, picture, opposite, ...), the most plausible first."""
+    """Answers of the same type with their origin (option, choice, picture, opposite, ...), the most plausible
+    first.
+    """
     plain, annotations = canonical(answer), question.annotations or Annotations()
     yield from _options(question, answer, rng)
     bare = plain.removeprefix("the ")
     names_in_question = [name.removeprefix("the ") for name in _things_in_question(question, annotations)]
-    if bare in map(canonical, names_in_question):  # the answer is one thing that the question names; the others are as likely
+    # The answer is one thing that the question names; the others are as likely
+    if bare in map(canonical, names_in_question):
         yield from (
-            (_like(answer, f"the {n}" if plain != bare else n), "choice") for n in names_in_question if canonical(n) != bare
+            (_like(answer, f"the {n}" if plain != bare else n), "choice")
+            for n in names_in_question
+            if canonical(n) != bare
         )
     for first, second in _CHOICE.findall(question.question):
         for chosen, other in ((first, second), (second, first)):
@@ -135,11 +170,15 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
 
 
 def _things_in_question(question: Question, annotations: Annotations) -> list[str]:
-    """Annotated things that the question names, except those that others are compared with ("closer to the tree")."""
+    """Annotated things that the question names, except those that others are compared with ("closer to the
+    tree").
+    """
     names = naming.describe([region for region in annotations.regions if region.frame is None]).values()
     text = canonical(question.question)
     mentioned = [name for name in names if re.search(rf"\b{re.escape(canonical(name))}\b", text)]
-    return [name for name in mentioned if not re.search(rf"\b(to|from|than) {re.escape(canonical(name))}\b", text)]
+    return [
+        name for name in mentioned if not re.search(rf"\b(to|from|than) {re.escape(canonical(name))}\b", text)
+    ]
 
 
 def _options(question: Question, answer: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
@@ -150,14 +189,22 @@ def _options(question: Question, answer: str, rng: np.random.Generator) -> Itera
     for index in rng.permutation(len(options)).tolist():
         sign = chr(ord("A") + index)
         if sign != right:
-            yield (sign if len(answer.strip()) == 1 and answer.strip().isalpha() else options[index]), "option"
+            yield (
+                (sign if len(answer.strip()) == 1 and answer.strip().isalpha() else options[index]),
+                "option",
+            )
 
 
 def _siblings(annotations: Annotations, plain: str) -> list[str]:
-    """Annotations of the same kind as the answer: labels, values of an attribute, lines, events, predicates."""
+    """Annotations of the same kind as the answer: labels, values of an attribute, lines, events,
+    predicates.
+    """
     kinds: list[list[str]] = [[region.label for region in annotations.regions]]
     keys = dict.fromkeys(key for region in annotations.regions for key in region.attributes)
-    kinds += [[str(region.attributes[key]) for region in annotations.regions if key in region.attributes] for key in keys]
+    kinds += [
+        [str(region.attributes[key]) for region in annotations.regions if key in region.attributes]
+        for key in keys
+    ]
     kinds += [[line.text for line in annotations.lines], [event.text for event in annotations.events]]
     kinds += [[relation.predicate for relation in annotations.relations]]
     matching = [kind for kind in kinds if plain in {canonical(value) for value in kind}]
@@ -172,10 +219,14 @@ def _opposites(answer: str) -> Iterator[str]:
                 yield answer[: match.start()] + _like(match[0], other) + answer[match.end() :]
 
 
-def _boxes(box: Iterable[float], annotations: Annotations, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
+def _boxes(
+    box: Iterable[float], annotations: Annotations, rng: np.random.Generator
+) -> Iterator[tuple[str, str]]:
     x0, y0, x1, y1 = box
     scale = 1000.0 if max(x1, y1) > 1 else 1.0
-    for region in sorted(annotations.regions, key=lambda r: abs(r.box[0] * scale - x0) + abs(r.box[1] * scale - y0)):
+    for region in sorted(
+        annotations.regions, key=lambda r: abs(r.box[0] * scale - x0) + abs(r.box[1] * scale - y0)
+    ):
         other = [v * scale for v in region.box]
         if box_iou(other, (x0, y0, x1, y1)) < 0.3:
             yield json.dumps([round(v) if scale > 1 else round(v, 3) for v in other]), "picture"
@@ -187,9 +238,15 @@ def _boxes(box: Iterable[float], annotations: Annotations, rng: np.random.Genera
 
 
 def _numbers(answer: str, value: float, rng: np.random.Generator) -> Iterator[str]:
-    """The nearest first: a count off by one or two, or a measured value off by a third to twice; formatted like the answer."""
+    """The nearest first: a count off by one or two, or a measured value off by a third to twice; formatted
+    like the answer.
+    """
     if value.is_integer() and abs(value) <= 20:
-        others: list[float] = [value + step for step in _shuffled((1, -1), rng)] + [value + 2, value - 2, value + 3]
+        others: list[float] = [value + step for step in _shuffled((1, -1), rng)] + [
+            value + 2,
+            value - 2,
+            value + 3,
+        ]
     else:
         others = [value * factor for factor in _shuffled((0.6, 0.7, 1.35, 1.5, 2.0), rng)]
     digits = len(match[1]) if (match := re.search(r"\.(\d+)", answer)) else 0
@@ -200,7 +257,9 @@ def _numbers(answer: str, value: float, rng: np.random.Generator) -> Iterator[st
 
 
 def _misread(answer: str, rng: np.random.Generator) -> Iterator[str]:
-    """The text with one to three characters replaced by similar ones, parts of it, and all such characters replaced."""
+    """The text with one to three characters replaced by similar ones, parts of it, and all such characters
+    replaced.
+    """
     indices = [i for i, sign in enumerate(answer) if sign.casefold() in MISREAD]
     for count in (1, 2, 3):
         if len(indices) >= count:

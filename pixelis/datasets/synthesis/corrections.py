@@ -1,7 +1,8 @@
-"""Demonstrations that make a mistake and correct it: mistaken calls, executed and excluded from the loss, before the golden ones.
+"""Demonstrations that make a mistake and correct it: mistaken calls, executed and excluded from the loss,
+before the golden ones.
 
-The thought of the turn after a mistake names it; the golden turns and answer follow unchanged. Sources: Pixelis, arXiv
-2603.25091 (self-correction), and Pixel-Reasoner, arXiv 2505.15966 (recrop once and twice).
+The thought of the turn after a mistake names it; the golden turns and answer follow unchanged. Sources:
+Pixelis, arXiv 2603.25091 (self-correction), and Pixel-Reasoner, arXiv 2505.15966 (recrop once and twice).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ REFUSED_LAST_SHARE = 0.6
 
 @dataclass(frozen=True)
 class MistakenCall:
-    """A mistaken call before a golden step: its arguments, the notice that follows it, and what is wrong with it."""
+    """A mistaken call before a golden step: its arguments, the notice that follows it, and what is wrong with
+    it.
+    """
 
     op: str
     target: str
@@ -96,16 +99,18 @@ def make_correction(
     ways: Sequence[str] = (),
     rewards: RewardsConfig | None = None,
 ) -> Demonstration:
-    """A self-correction made from a golden demonstration by one of ``ways``, names in ``WAYS`` (default: any of them).
+    """A self-correction made from a golden demonstration by one of ``ways``, names in ``WAYS`` (default: any
+    of them).
 
-    ``session`` is any session of the question. DataFailure ``no_distractor`` when no step permits such a mistake,
-    ``not_golden`` when the demonstration is itself wrong.
+    ``session`` is any session of the question. DataFailure ``no_distractor`` when no step permits such a
+    mistake, ``not_golden`` when the demonstration is itself wrong.
     """
     require_right(golden, rewards)
     allowed = list(ways or WAYS)
     calls = [i for i, step in enumerate(golden.turns) if step.op is not None]
     order = [allowed[i] for i in rng.permutation(len(allowed)).tolist()]
-    if "repaired_call" in order and rng.random() < REFUSED_LAST_SHARE:  # it fits every call and would crowd out the others
+    # It fits every call and would crowd out the others
+    if "repaired_call" in order and rng.random() < REFUSED_LAST_SHARE:
         order.append(order.pop(order.index("repaired_call")))
     for way in order:
         for index in [calls[i] for i in rng.permutation(len(calls)).tolist()]:
@@ -113,10 +118,14 @@ def make_correction(
                 return _corrected(golden, session.restarted(), index, way, rng)
             except PixelisError:  # this step does not permit this mistake; the next one may
                 continue
-    raise DataFailure(f"{golden.id}: no step permits a mistake by {' or '.join(allowed)}", code="no_distractor")
+    raise DataFailure(
+        f"{golden.id}: no step permits a mistake by {' or '.join(allowed)}", code="no_distractor"
+    )
 
 
-def _corrected(golden: Demonstration, session: Session, index: int, way: str, rng: np.random.Generator) -> Demonstration:
+def _corrected(
+    golden: Demonstration, session: Session, index: int, way: str, rng: np.random.Generator
+) -> Demonstration:
     names = session.replay(golden.turns[:index])
     right = golden.turns[index]
     target = names.get(str(right.target), right.target) or session.target
@@ -127,7 +136,9 @@ def _corrected(golden: Demonstration, session: Session, index: int, way: str, rn
         if not call.refused:
             _check_differs(call, place)
         think = " ".join(filter(None, (notice, mistakes().attempts.pick(rng))))
-        observation = session.call(think, call.op, call.target, learn=False, allow_error=call.refused, **call.arguments)
+        observation = session.call(
+            think, call.op, call.target, learn=False, allow_error=call.refused, **call.arguments
+        )
         if call.refused != (observation.status == "error"):
             outcome = "executed" if call.refused else "refused"
             raise DataFailure(f"{golden.id}: the mistaken {call.op} call was {outcome}", code="no_distractor")
@@ -159,7 +170,11 @@ def _check_differs(call: MistakenCall, place: Place) -> None:
 
 def recrop_once(place: Place) -> list[MistakenCall]:
     place.require_op("zoom_in")
-    return [place.call_at(near_miss(place.box, place.rng, MAX_IOU / 2), "recrop", "the crop lies beside the region")]
+    return [
+        place.call_at(
+            near_miss(place.box, place.rng, MAX_IOU / 2), "recrop", "the crop lies beside the region"
+        )
+    ]
 
 
 def recrop_twice(place: Place) -> list[MistakenCall]:
@@ -179,7 +194,11 @@ def oversized_zoom(place: Place) -> list[MistakenCall]:
     if box == WHOLE:
         raise DataFailure("the crop would be the whole picture", code="no_distractor")
     arguments = {"box": [round(v, 4) for v in box]}
-    return [MistakenCall("zoom_in", place.target, arguments, "oversized", "the crop is too large to see the details")]
+    return [
+        MistakenCall(
+            "zoom_in", place.target, arguments, "oversized", "the crop is too large to see the details"
+        )
+    ]
 
 
 def reselect_frames(place: Place) -> list[MistakenCall]:
@@ -188,12 +207,20 @@ def reselect_frames(place: Place) -> list[MistakenCall]:
     if not isinstance(clip, Clip):
         raise DataFailure("the target is no clip", code="no_distractor")
     observation = place.session.restarted().execute("select_frames", place.target, **place.step.arguments)
-    frames = other_frames([frame["index"] for frame in observation.data["frames"]], len(clip.times), place.rng)
-    return [MistakenCall("select_frames", place.target, {"frames": frames}, "frames", "the frames are of another moment")]
+    frames = other_frames(
+        [frame["index"] for frame in observation.data["frames"]], len(clip.times), place.rng
+    )
+    return [
+        MistakenCall(
+            "select_frames", place.target, {"frames": frames}, "frames", "the frames are of another moment"
+        )
+    ]
 
 
 def wrong_object(place: Place) -> list[MistakenCall]:
-    """The same operation at a neighbouring annotated thing that no step is about, or beside the object if there is none."""
+    """The same operation at a neighbouring annotated thing that no step is about, or beside the object if
+    there is none.
+    """
     place.require_op("segment_object_at", "read_text", "track_object", "get_properties")
     target, box = place.target, place.box
     root, frame, whole = root_of(place.session.images, target, box)
@@ -201,9 +228,15 @@ def wrong_object(place: Place) -> list[MistakenCall]:
         frame = int(place.step.arguments.get("start") or frame or 0)
     relevant = [whole, *_relevant_places(place, root)]
     annotations = place.golden.annotations
-    regions = [r for r in annotations.regions if r.media == root and (r.frame or 0) == (frame or 0)] if annotations else []
+    regions = (
+        [r for r in annotations.regions if r.media == root and (r.frame or 0) == (frame or 0)]
+        if annotations
+        else []
+    )
     for other in sorted(regions, key=lambda r: abs(r.box[0] - whole[0]) + abs(r.box[1] - whole[1])):
-        if any(box_iou(other.box, right) > MAX_IOU / 2 or holds_middle(other.box, right) for right in relevant):
+        if any(
+            box_iou(other.box, right) > MAX_IOU / 2 or holds_middle(other.box, right) for right in relevant
+        ):
             continue
         elsewhere = from_root(place.session.images, target, other.box)
         label = other.label
@@ -228,7 +261,9 @@ def _relevant_places(place: Place, root: str) -> list[Box]:
 
 
 def repaired_call(place: Place) -> list[MistakenCall]:
-    """A call that is refused: an unknown argument, an object that was never found, a frame beyond the end of the clip."""
+    """A call that is refused: an unknown argument, an object that was never found, a frame beyond the end of
+    the clip.
+    """
     op, target, right = place.op, place.target, place.step.arguments
     broken: list[tuple[str, dict[str, Any], str]] = []
     if op == "zoom_in" and "box" in right:
@@ -237,11 +272,15 @@ def repaired_call(place: Place) -> list[MistakenCall]:
     if op == "read_text":
         broken.append((op, {**right, "language": "en"}, "read_text has no such argument"))
     if op == "segment_object_at":
-        broken.append((op, {**right, "box": [0.1, 0.1, 0.3, 0.3], "point": [0.2, 0.2]}, "a point or a box, not both"))
+        broken.append(
+            (op, {**right, "box": [0.1, 0.1, 0.3, 0.3], "point": [0.2, 0.2]}, "a point or a box, not both")
+        )
     if op in ("get_properties", "track_object") and "object" in right:
         broken.append((op, {**right, "object": "obj1"}, "no object of this id was found before"))
     if op == "select_frames" and isinstance(clip := place.session.media.get(target), Clip):
-        broken.append((op, {"frames": [len(clip.times) + int(place.rng.integers(1, 50))]}, "the clip has no such frame"))
+        broken.append(
+            (op, {"frames": [len(clip.times) + int(place.rng.integers(1, 50))]}, "the clip has no such frame")
+        )
     broken = broken or [("crop_image", dict(right), "there is no such operation")]
     name, arguments, wrong = broken[int(place.rng.integers(len(broken)))]
     return [MistakenCall(name, target, arguments, "refused", wrong, refused=True)]

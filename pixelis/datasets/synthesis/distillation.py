@@ -1,6 +1,8 @@
-"""Demonstrations from replies ``<think>..</think><answer>..</answer>`` of another model, kept if the answer is right.
+"""Demonstrations from replies ``<think>..</think><answer>..</answer>`` of another model, kept if the answer
+is right.
 
-The replies come with the rows, or from a model that reads the annotations (R1-V, https://github.com/Deep-Agent/R1-V).
+The replies come with the rows, or from a model that reads the annotations (R1-V,
+https://github.com/Deep-Agent/R1-V).
 """
 
 from __future__ import annotations
@@ -20,23 +22,36 @@ MIN_CHARS, MAX_CHARS = 20, 4000
 """Length of a thought in characters."""
 FORM = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 SYSTEM = (
-    "You cannot see the picture, but you get a list of what is in it, with places as left, top, right, bottom from 0 to 1000. "
-    "Answer the question as if you saw the picture and never mention the list. Reply with your reasoning inside "
+    "You cannot see the picture, but you get a list of what is in it, with places as left, top, right, "
+    "bottom from 0 to 1000. "
+    "Answer the question as if you saw the picture and never mention the list. Reply with your reasoning "
+    "inside "
     "<think>...</think> and then the final answer, as short as possible, inside <answer>...</answer>."
 )
 
 
 class Distiller:
-    """Turns replies into demonstrations without operations; BadConfig if the model is only partly configured."""
+    """Turns replies into demonstrations without operations; BadConfig if the model is only partly
+    configured.
+    """
 
-    def __init__(self, settings: DistillationConfig, rewards: RewardsConfig | None = None, cache: str | Path | None = None):
+    def __init__(
+        self,
+        settings: DistillationConfig,
+        rewards: RewardsConfig | None = None,
+        cache: str | Path | None = None,
+    ):
         self.settings, self.rewards = settings, rewards
         self.client = None
         if settings.url:
-            self.client = LlmClient(settings, "synthesis.distillation", cache, calls_per_minute=settings.calls_per_minute)
+            self.client = LlmClient(
+                settings, "synthesis.distillation", cache, calls_per_minute=settings.calls_per_minute
+            )
 
     def distil(self, question: Question, draw: int = 0) -> Demonstration:
-        """The demonstration from reply number ``draw`` of the question; DataFailure with the cause if there is none."""
+        """The demonstration from reply number ``draw`` of the question; DataFailure with the cause if there
+        is none.
+        """
         think, answer = read_reply(self._reply(question, draw))
         if not is_right(question, answer, self.rewards):
             raise DataFailure(f"{question.id}: the answer {answer[:60]!r} is wrong", code="wrong_answer")
@@ -44,7 +59,9 @@ class Distiller:
         provenance = Provenance(source="", original_id=question.id, method="distillation", writer=writer)
         meta = {key: value for key, value in question.meta.items() if key != self.settings.responses}
         turns = [Step(think=think, answer=answer)]
-        return demonstration_of(question, turns, id=f"{question.id}-distillation-{draw}", meta=meta, provenance=provenance)
+        return demonstration_of(
+            question, turns, id=f"{question.id}-distillation-{draw}", meta=meta, provenance=provenance
+        )
 
     def close(self) -> None:
         """Close the client."""
@@ -77,7 +94,9 @@ class Distiller:
 def read_reply(text: str) -> tuple[str, str]:
     """(thought, answer) of a well-formed reply with a thought of acceptable length; otherwise DataFailure."""
     match = FORM.fullmatch(text)
-    if match is None or any(tag in match[1] + match[2] for tag in ("<think>", "</think>", "<answer>", "</answer>")):
+    if match is None or any(
+        tag in match[1] + match[2] for tag in ("<think>", "</think>", "<answer>", "</answer>")
+    ):
         raise DataFailure("the reply is not <think>..</think><answer>..</answer>", code="bad_format")
     think, answer = match[1].strip(), match[2].strip()
     if not answer:
@@ -99,9 +118,12 @@ def describe_annotations(annotations: Annotations) -> str:
         frame = "" if region.frame is None else f" in frame {region.frame}"
         lines.append(f"- {region.label} at {box}{frame}{attributes}")
     for line in annotations.lines:
-        lines.append(f'- the text "{line.text}"' + (f" at {[round(1000 * v) for v in line.box]}" if line.box else ""))
+        lines.append(
+            f'- the text "{line.text}"' + (f" at {[round(1000 * v) for v in line.box]}" if line.box else "")
+        )
     lines += [f"- from {event.start:g} s to {event.end:g} s: {event.text}" for event in annotations.events]
     lines += [
-        f"- {labels.get(r.subject, r.subject)} {r.predicate} {labels.get(r.object, r.object)}" for r in annotations.relations
+        f"- {labels.get(r.subject, r.subject)} {r.predicate} {labels.get(r.object, r.object)}"
+        for r in annotations.relations
     ]
     return "\n".join([*lines, *(f"- {caption}" for caption in annotations.captions)])

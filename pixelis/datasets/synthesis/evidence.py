@@ -1,7 +1,7 @@
 """Extracts named facts from executed calls, and derives the answer that other facts would give.
 
-A golden demonstration and one that looks elsewhere have facts of the same names, so that the answer of the other place
-can be derived.
+A golden demonstration and one that looks elsewhere have facts of the same names, so that the answer of the
+other place can be derived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pixelis.records import Annotations, Box, ImageView, Line, Region, Step
 from pixelis.rewards.scorers import box_iou, canonical, number
 
 MIN_SUBJECT_IOU = 0.3
-"""IoU from which on a call is about an annotated thing; below it, about the smallest annotated thing that contains its middle."""
+"""IoU from which on a call is about an annotated thing; below it, about the smallest annotated thing that
+contains its middle.
+"""
 MIN_VISIBLE = 0.8
 """Share of an annotated thing that must lie inside the place of a call for the call to show the thing."""
 
@@ -28,7 +30,8 @@ MIN_VISIBLE = 0.8
 class Evidence:
     """One executed call: the place it looked at (0..1 of the whole picture or frame) and its facts by name.
 
-    ``name`` is the description of the subject as in a question, or the text of a line; empty without a subject.
+    ``name`` is the description of the subject as in a question, or the text of a line; empty without a
+    subject.
     """
 
     step: Step
@@ -51,8 +54,12 @@ Pairs = Sequence[tuple[Evidence, Evidence]]
 """The same call in the golden demonstration and in the one that looks elsewhere."""
 
 
-def collect_evidence(steps: Sequence[Step], images: Sequence[ImageView], annotations: Annotations | None) -> list[Evidence]:
-    """The evidence of every successful call; ``images`` are those of the session in which the steps were executed."""
+def collect_evidence(
+    steps: Sequence[Step], images: Sequence[ImageView], annotations: Annotations | None
+) -> list[Evidence]:
+    """The evidence of every successful call; ``images`` are those of the session in which the steps were
+    executed.
+    """
     annotations = annotations or Annotations()
     names = naming.describe([region for region in annotations.regions if region.frame is None])
     known_images = {image.id for image in images}
@@ -91,7 +98,9 @@ def collect_evidence(steps: Sequence[Step], images: Sequence[ImageView], annotat
 
 
 def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
-    """The annotated thing with the highest IoU with the place, or the only thing that the place shows completely."""
+    """The annotated thing with the highest IoU with the place, or the only thing that the place shows
+    completely.
+    """
     place = item.place
     if place is None:
         return None
@@ -99,7 +108,9 @@ def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
     at_place = [t for t in candidates if t.media == item.root and (t.frame or 0) == (item.frame or 0)]
     boxes = [(candidate, candidate.box) for candidate in at_place if candidate.box is not None]
     overlap, best = max(
-        ((box_iou(box, place), candidate) for candidate, box in boxes), key=lambda pair: pair[0], default=(0.0, None)
+        ((box_iou(box, place), candidate) for candidate, box in boxes),
+        key=lambda pair: pair[0],
+        default=(0.0, None),
     )
     if overlap >= MIN_SUBJECT_IOU:
         return best
@@ -111,7 +122,9 @@ def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
 
 
 def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str, Any]:
-    """The one event that all shown frames lie in; for every event, whether, when first and when last it is shown."""
+    """The one event that all shown frames lie in; for every event, whether, when first and when last it is
+    shown.
+    """
     times = [frame["time"] for frame in data.get("frames", [])]
     if not times:
         return {}
@@ -184,7 +197,9 @@ MEASURES = (
     (r"\bleft\b|\bright\b", "object.x"),
     (r"above|below|higher|lower", "object.y"),
 )
-"""Words of a question and the measures that the question is then about: no other measure explains its answer."""
+"""Words of a question and the measures that the question is then about: no other measure explains its
+answer.
+"""
 
 
 def _concerns(question: str, key: str) -> bool:
@@ -195,12 +210,16 @@ def _concerns(question: str, key: str) -> bool:
     return any(re.search(words, question.casefold()) and key in keys.split() for words, keys in MEASURES)
 
 
-def derive_answer(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
-    """The answer that the other evidence gives in place of ``answer``, and the fact behind it; None if no fact explains it.
+def derive_answer(
+    question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]
+) -> tuple[str, str] | None:
+    """The answer that the other evidence gives in place of ``answer``, and the fact behind it; None if no
+    fact explains it.
 
-    ``accepts`` says whether a text is as good as the answer. The first explanation that fits counts: a fact is the answer
-    itself; the answer names the subject with the largest or smallest value; it says whether one subject has more than
-    another, whether an event is shown, or how many times more; it is a side or a direction.
+    ``accepts`` says whether a text is as good as the answer. The first explanation that fits counts: a fact
+    is the answer itself; the answer names the subject with the largest or smallest value; it says whether one
+    subject has more than another, whether an event is shown, or how many times more; it is a side or a
+    direction.
     """
     return (
         _equal_fact(question, answer, pairs, accepts)
@@ -212,7 +231,9 @@ def derive_answer(question: str, answer: str, pairs: Pairs, accepts: Callable[[s
     )
 
 
-def _equal_fact(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
+def _equal_fact(
+    question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]
+) -> tuple[str, str] | None:
     several = len({old.name for old, _ in pairs if old.name}) > 1
     for old, new in reversed(pairs):
         for name, value in old.facts.items():
@@ -232,15 +253,24 @@ def _extreme_subject(question: str, answer: str, pairs: Pairs) -> tuple[str, str
         return None
     names = [old.name.removeprefix("the ") for old, _ in pairs]
     for key in _fact_names(pairs):
-        rows = [i for i, (old, _) in enumerate(pairs) if _is_number(old.facts.get(key)) and names[i] and _concerns(question, key)]
+        rows = [
+            i
+            for i, (old, _) in enumerate(pairs)
+            if _is_number(old.facts.get(key)) and names[i] and _concerns(question, key)
+        ]
         if len({names[i] for i in rows}) < 2 or any(not _is_number(pairs[i][1].facts.get(key)) for i in rows):
             continue
         values = [{i: float(pairs[i][side].facts[key]) for i in rows} for side in (0, 1)]
         for extreme in (max, min):
             before, after = (extreme(rows, key=by_row.__getitem__) for by_row in values)
-            named = [re.search(rf"\b{re.escape(canonical(names[i]))}\b", canonical(answer)) for i in (before, after)]
+            named = [
+                re.search(rf"\b{re.escape(canonical(names[i]))}\b", canonical(answer))
+                for i in (before, after)
+            ]
             if named[0] and not named[1]:
-                return re.sub(re.escape(names[before]), names[after], answer, count=1, flags=re.IGNORECASE), key
+                return re.sub(
+                    re.escape(names[before]), names[after], answer, count=1, flags=re.IGNORECASE
+                ), key
     return None
 
 
@@ -249,12 +279,22 @@ def _fact_names(pairs: Pairs) -> Sequence[str]:
     return list(dict.fromkeys(key for old, _ in reversed(pairs) for key in old.facts))
 
 
-def _two_subjects(question: str, pairs: Pairs) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
-    """Measures that the question is about, of the first and the last named subject: name, both values before, both after."""
+def _two_subjects(
+    question: str, pairs: Pairs
+) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
+    """Measures that the question is about, of the first and the last named subject: name, both values before,
+    both after.
+    """
     for key in _fact_names(pairs):
-        rows = [(o, n) for o, n in pairs if o.name and _is_number(o.facts.get(key)) and _is_number(n.facts.get(key))]
+        rows = [
+            (o, n)
+            for o, n in pairs
+            if o.name and _is_number(o.facts.get(key)) and _is_number(n.facts.get(key))
+        ]
         if _concerns(question, key) and len(rows) >= 2 and rows[0][0].name != rows[-1][0].name:
-            before, after = ((float(rows[0][side].facts[key]), float(rows[-1][side].facts[key])) for side in (0, 1))
+            before, after = (
+                (float(rows[0][side].facts[key]), float(rows[-1][side].facts[key])) for side in (0, 1)
+            )
             yield key, before, after
 
 
@@ -279,7 +319,9 @@ def _event_shown(question: str, answer: str, pairs: Pairs) -> tuple[str, str] | 
     return None
 
 
-def _ratio(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]) -> tuple[str, str] | None:
+def _ratio(
+    question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]
+) -> tuple[str, str] | None:
     """How many times the value of one subject is that of the other: the ratio of the values elsewhere."""
     if number(answer) is None:
         return None
@@ -291,7 +333,9 @@ def _ratio(question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bo
 
 
 def _side(answer: str, pairs: Pairs) -> tuple[str, str] | None:
-    """A side of the first subject from the last, or the direction of a track; the opposite when the sign changes elsewhere."""
+    """A side of the first subject from the last, or the direction of a track; the opposite when the sign
+    changes elsewhere.
+    """
     words = set(re.findall(r"[a-z]+", canonical(answer)))
     places = [(old.place, new.place) for old, new in pairs if old.place and new.place]
     for sides, axis in SIDES:
@@ -299,10 +343,14 @@ def _side(answer: str, pairs: Pairs) -> tuple[str, str] | None:
             continue
         track = ("track.dx", "track.dy")[axis]
         differences = [
-            (track, float(old.facts[track]), float(new.facts.get(track, 0))) for old, new in pairs if track in old.facts
+            (track, float(old.facts[track]), float(new.facts.get(track, 0)))
+            for old, new in pairs
+            if track in old.facts
         ]
         if len(places) >= 2:
-            before, after = (middle(places[0][side])[axis] - middle(places[-1][side])[axis] for side in (0, 1))
+            before, after = (
+                middle(places[0][side])[axis] - middle(places[-1][side])[axis] for side in (0, 1)
+            )
             differences.append((("place.dx", "place.dy")[axis], before, after))
         for key, value, other in differences:
             word = sides[int(value > 0)]

@@ -17,7 +17,9 @@ from pixelis.records import Box, ImageView, Point, Region
 from pixelis.rewards.scorers import box_iou
 
 MIN_SIDE = 0.02
-"""Shortest side of a generated box: a view of a smaller one shows nothing, and the grid of coordinates is too coarse for it."""
+"""Shortest side of a generated box: a view of a smaller one shows nothing, and the grid of coordinates is too
+coarse for it.
+"""
 NEXT = 1.25
 """Ratio of distances from which on the nearer of two things is the one next to a third."""
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -62,22 +64,34 @@ def heading(dx: float, dy: float, tolerance: float = 33.0) -> str | None:
     return None
 
 
-def neighbours(box: Sequence[float], others: Sequence[Sequence[float]], width: int, height: int) -> dict[str, int]:
-    """The index of the box next to ``box`` by direction (left, right, up, down), where there is one beyond doubt.
+def neighbours(
+    box: Sequence[float], others: Sequence[Sequence[float]], width: int, height: int
+) -> dict[str, int]:
+    """The index of the box next to ``box`` by direction (left, right, up, down), where there is one beyond
+    doubt.
 
-    It lies within 33 degrees of the direction and wholly beyond the edge of ``box``, and any other box within 60 degrees is
-    farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
+    It lies within 33 degrees of the direction and wholly beyond the edge of ``box``, and any other box within
+    60 degrees is farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
     """
     x, y = middle(box)
     steps = [((u - x) * width, (v - y) * height) for u, v in map(middle, others)]
     result = {}
     for name, (ux, uy) in DIRECTIONS.items():
-        ahead = [(math.hypot(dx, dy), i) for i, (dx, dy) in enumerate(steps) if ux * dx + uy * dy > math.hypot(dx, dy) / 2]
+        ahead = [
+            (math.hypot(dx, dy), i)
+            for i, (dx, dy) in enumerate(steps)
+            if ux * dx + uy * dy > math.hypot(dx, dy) / 2
+        ]
         if not ahead:
             continue
         (distance, nearest), *rest = sorted(ahead)
         other = others[nearest]
-        gap = {"left": box[0] - other[2], "right": other[0] - box[2], "up": box[1] - other[3], "down": other[1] - box[3]}[name]
+        gap = {
+            "left": box[0] - other[2],
+            "right": other[0] - box[2],
+            "up": box[1] - other[3],
+            "down": other[1] - box[3],
+        }[name]
         alone = all(farther >= NEXT * distance for farther, _ in rest)
         if gap >= 0 and alone and heading(*steps[nearest]) == name:
             result[name] = nearest
@@ -126,7 +140,12 @@ def inside(box: Sequence[float]) -> Box:
 def outward(box: Sequence[float], grid: float = 0.001) -> Box:
     """The smallest box on a grid that covers a box, inside 0..1; models write coordinates on a grid."""
     x0, y0, x1, y1 = box
-    steps = [math.floor(x0 / grid + 1e-6), math.floor(y0 / grid + 1e-6), math.ceil(x1 / grid - 1e-6), math.ceil(y1 / grid - 1e-6)]
+    steps = [
+        math.floor(x0 / grid + 1e-6),
+        math.floor(y0 / grid + 1e-6),
+        math.ceil(x1 / grid - 1e-6),
+        math.ceil(y1 / grid - 1e-6),
+    ]
     a, b, c, d = (round(min(1.0, max(0.0, step * grid)), 6) for step in steps)
     return a, b, c, d
 
@@ -187,9 +206,13 @@ def same_place(box: Box, of: Box, to: Box) -> Box:
 
 
 def other_frames(frames: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
-    """As many consecutive frames of a clip of ``count``, none of them among ``frames``; DataFailure ``no_room``."""
+    """As many consecutive frames of a clip of ``count``, none of them among ``frames``; DataFailure
+    ``no_room``.
+    """
     size = len(frames)
-    starts = [start for start in range(count - size + 1) if set(frames).isdisjoint(range(start, start + size))]
+    starts = [
+        start for start in range(count - size + 1) if set(frames).isdisjoint(range(start, start + size))
+    ]
     if not starts:
         raise DataFailure("the clip has no other frames", code="no_room")
     start = int(rng.choice(starts))
@@ -200,7 +223,8 @@ def other_frames(frames: Sequence[int], count: int, rng: np.random.Generator) ->
 
 
 def place_of(op: str, arguments: Mapping[str, Any]) -> Box | None:
-    """The region that a call is about, 0..1 of its target: its box, a small square around its point, or the square of a zoom.
+    """The region that a call is about, 0..1 of its target: its box, a small square around its point, or the
+    square of a zoom.
 
     A read_text without a box is about the whole target; other calls without one are about no region.
     """
@@ -216,7 +240,9 @@ def place_of(op: str, arguments: Mapping[str, Any]) -> Box | None:
 
 
 def pointed_at(arguments: Mapping[str, Any], box: Box) -> dict[str, Any]:
-    """The arguments of a call with its region replaced by ``box``, or its point or zoom center by the middle of ``box``."""
+    """The arguments of a call with its region replaced by ``box``, or its point or zoom center by the middle
+    of ``box``.
+    """
     x0, y0, x1, y1 = (round(v, 4) for v in box)
     for key in ("point", "center"):
         if arguments.get(key) is not None:
@@ -225,7 +251,8 @@ def pointed_at(arguments: Mapping[str, Any], box: Box) -> dict[str, Any]:
 
 
 def root_of(images: Sequence[ImageView], target: str, box: Box) -> tuple[str, int | None, Box]:
-    """Media id, frame, and box of the whole picture or frame, for a box of a view; OperationError ``bad_target``.
+    """Media id, frame, and box of the whole picture or frame, for a box of a view; OperationError
+    ``bad_target``.
 
     A clip as a whole (the target of track_object) is its own root.
     """
@@ -238,7 +265,9 @@ def root_of(images: Sequence[ImageView], target: str, box: Box) -> tuple[str, in
 
 
 def from_root(images: Sequence[ImageView], target: str, box: Box) -> Box:
-    """The inverse of ``root_of``: a box of the whole picture as a box of the view; DataFailure ``no_room`` if it is outside."""
+    """The inverse of ``root_of``: a box of the whole picture as a box of the view; DataFailure ``no_room`` if
+    it is outside.
+    """
     if all(image.id != target for image in images):
         return box
     result = relative(to_root(chain(images, target)), box)

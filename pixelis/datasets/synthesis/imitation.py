@@ -1,7 +1,9 @@
-"""Cold-start demonstrations by in-context imitation: a vision-language model sees demonstrations and plays episodes.
+"""Cold-start demonstrations by in-context imitation: a vision-language model sees demonstrations and plays
+episodes.
 
-An episode is kept if its answer is right and every call succeeds when it is executed on the question's own pixels. A
-policy behind a Pixelis gateway needs no demonstrations. Source: cold start of Mini-o3 (arXiv 2509.07969).
+An episode is kept if its answer is right and every call succeeds when it is executed on the question's own
+pixels. A policy behind a Pixelis gateway needs no demonstrations. Source: cold start of Mini-o3 (arXiv
+2509.07969).
 """
 
 from __future__ import annotations
@@ -24,16 +26,30 @@ from pixelis.dialogue.chat import ChatConversation, ChatReply, Message
 from pixelis.dialogue.dialects import DIALECTS, Dialect
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, ImageView, Provenance, Question, StopReason, Trajectory, Turn
+from pixelis.records import (
+    Action,
+    Demonstration,
+    ImageView,
+    Provenance,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 from pixelis.rewards.llm_client import LlmClient
 
 MAX_IMAGES = 64
 """Images of an episode, beyond what a model can be sent."""
-INSTRUCTION = "Work as the assistant does in the following examples, of which only the text is given. Make one call in a turn."
+INSTRUCTION = (
+    "Work as the assistant does in the following examples, of which only the text is given. Make "
+    "one call in a turn."
+)
 
 
 class Imitator:
-    """Plays episodes with a model behind an OpenAI-compatible API. BadConfig without url, model, key or demonstrations.
+    """Plays episodes with a model behind an OpenAI-compatible API.
+
+    BadConfig without url, model, key or demonstrations.
 
     ``examples`` are the demonstrations to imitate; they are executed once for the text of their observations.
     """
@@ -48,35 +64,50 @@ class Imitator:
         cache: str | Path | None = None,
     ):
         if not examples and settings.plays == "turns":
-            raise BadConfig("synthesis.imitation needs demonstrations to imitate", fix="set imitation.demonstrations to a file")
+            raise BadConfig(
+                "synthesis.imitation needs demonstrations to imitate",
+                fix="set imitation.demonstrations to a file",
+            )
         self.settings, self.executor, self.rewards = settings, executor, rewards
         self.dialect: Dialect = DIALECTS[(dialogue or executor.dialogue).dialect]
         self.coordinates = self.dialect.scale or executor.coordinates
         self.operations = {name: op for name, op in executor.operations.items() if self.dialect.offers(op)}
-        self.client = LlmClient(settings, "synthesis.imitation", cache, calls_per_minute=settings.calls_per_minute)
+        self.client = LlmClient(
+            settings, "synthesis.imitation", cache, calls_per_minute=settings.calls_per_minute
+        )
         self.examples = [(_question_key(d), self._example(d)) for d in examples[: settings.shots]]
 
     def play(self, question: Question, draw: int = 0) -> Demonstration:
         """A successful episode; ``draw`` numbers repeated episodes of a question.
 
-        DataFailure ``wrong_answer``, ``call_refused`` (or the operation's code), ``over_turn``, ``no_truth``, or a
-        ``chat_...`` code.
+        DataFailure ``wrong_answer``, ``call_refused`` (or the operation's code), ``over_turn``, ``no_truth``,
+        or a ``chat_...`` code.
         """
-        trajectory = self._by_gateway(question, draw) if self.settings.plays == "gateway" else self._by_turns(question, draw)
+        trajectory = (
+            self._by_gateway(question, draw)
+            if self.settings.plays == "gateway"
+            else self._by_turns(question, draw)
+        )
         if trajectory.answer is None or not is_right(question, trajectory.answer, self.rewards):
-            raise DataFailure(f"{question.id}: the answer {trajectory.answer!r:.60} is wrong", code="wrong_answer")
+            raise DataFailure(
+                f"{question.id}: the answer {trajectory.answer!r:.60} is wrong", code="wrong_answer"
+            )
         session, think = self.executor.open(question), None
         for turn in trajectory.turns:
             if not turn.is_policy:
                 continue
             if turn.error is not None:
-                raise DataFailure(f"{question.id}: the call cannot be parsed ({turn.error})", code="call_refused")
+                raise DataFailure(
+                    f"{question.id}: the call cannot be parsed ({turn.error})", code="call_refused"
+                )
             scale = Scale.of(self.coordinates, [])
             think = DIALECTS[trajectory.dialect].parse(turn.text, self.operations, scale).think
             for action in turn.actions:
                 session.call(think, action.op, action.target, **action.arguments)
         session.answer(think, trajectory.answer)
-        provenance = Provenance(source="", original_id=question.id, method="imitation", writer=self.settings.model)
+        provenance = Provenance(
+            source="", original_id=question.id, method="imitation", writer=self.settings.model
+        )
         return session.demonstration(id=f"{question.id}-imitation-{draw}", provenance=provenance)
 
     def _by_turns(self, question: Question, draw: int) -> Trajectory:
@@ -95,13 +126,19 @@ class Imitator:
 
         def on_turn(turn: Turn, views: list[np.ndarray]) -> None:
             if turn.observation is not None and turn.observation.status != "ok":
-                raise DataFailure(f"{question.id}: a call failed: {turn.observation.text}", code="call_refused")
+                raise DataFailure(
+                    f"{question.id}: a call failed: {turn.observation.text}", code="call_refused"
+                )
 
         key = _question_key(question)  # its own demonstration would reveal the answer
         others = [text for example, text in self.examples if example != key]
         examples = "\n\n".join([INSTRUCTION, *(f"Example {i}\n{text}" for i, text in enumerate(others, 1))])
-        conversation = ChatConversation(ask, self.dialect, self.operations, self.coordinates, examples=examples)
-        trajectory = Trajectory(question_id=question.id, dialect=self.dialect.name, images=list(session.images))
+        conversation = ChatConversation(
+            ask, self.dialect, self.operations, self.coordinates, examples=examples
+        )
+        trajectory = Trajectory(
+            question_id=question.id, dialect=self.dialect.name, images=list(session.images)
+        )
         limits = Limits(settings.max_turns, settings.max_tokens, max_context=0, max_images=MAX_IMAGES)
         episode = Episode(trajectory, list(session.views))
         stop = asyncio.run(play(conversation, question, episode, _SessionTools(session), limits, on_turn))
@@ -127,7 +164,9 @@ class Imitator:
 
     def _example(self, demonstration: Demonstration) -> str:
         session = self.executor.open(demonstration)
-        earlier = [line for e in demonstration.history for line in (f"User: {e.question}", f"Assistant: {e.answer}")]
+        earlier = [
+            line for e in demonstration.history for line in (f"User: {e.question}", f"Assistant: {e.answer}")
+        ]
         lines = [*earlier, f"User: {demonstration.question}"]
         for step in demonstration.turns:
             content: Action | str
@@ -136,7 +175,10 @@ class Imitator:
             else:
                 content = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
             lines.append(
-                "Assistant: " + "".join(self.dialect.render(content, Scale.of(self.coordinates, session.images), step.think))
+                "Assistant: "
+                + "".join(
+                    self.dialect.render(content, Scale.of(self.coordinates, session.images), step.think)
+                )
             )
             if step.op is not None:
                 image_count = len(session.images)
@@ -144,7 +186,9 @@ class Imitator:
                 observation = session.steps[-1].observation
                 assert observation is not None
                 pieces = self.dialect.observation(observation, image_count, instruct=False)
-                lines.append("User: " + "".join(f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in pieces))
+                lines.append(
+                    "User: " + "".join(f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in pieces)
+                )
         return "\n".join(lines)
 
 
@@ -161,4 +205,7 @@ class _SessionTools:
 
 def _question_key(question: Question) -> tuple[str, ...]:
     """Equal for records of one question: its text and the names, without folders, of its files."""
-    return (question.conversation, *(Path(uri).name for item in question.media for uri in (item.frames or [item.uri])))
+    return (
+        question.conversation,
+        *(Path(uri).name for item in question.media for uri in (item.frames or [item.uri])),
+    )

@@ -1,4 +1,6 @@
-"""Names for annotated things: nouns and plurals, positions in words, and descriptions that fit one thing only."""
+"""Names for annotated things: nouns and plurals, positions in words, and descriptions that fit one thing
+only.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,27 @@ SIDES = {"left": "to its left", "right": "to its right", "up": "above it", "down
 PREPOSITIONS = {"left": "to the left of", "right": "to the right of", "up": "above", "down": "below"}
 COLOUR_KEYS = ("color", "colour")
 """Names of the attribute in data sets."""
-COLOUR_SYNONYMS = {"gray": "grey", "teal": "cyan", "magenta": "pink", "violet": "purple", "turquoise": "cyan", "maroon": "brown"}
+COLOUR_SYNONYMS = {
+    "gray": "grey",
+    "teal": "cyan",
+    "magenta": "pink",
+    "violet": "purple",
+    "turquoise": "cyan",
+    "maroon": "brown",
+}
 """Colour names of annotations, by which get_properties has other names."""
 _ARTICLE = re.compile(r"^(a|an|the|this|that|one|his|her|their|its)\s+", re.IGNORECASE)
-_PLURALS = {"person": "people", "man": "men", "woman": "women", "child": "children", "knife": "knives", "mouse": "mice"}
-_SAME_PLURAL = frozenset({"sheep", "scissors", "skis", "fish", "deer", "aircraft", "broccoli", "luggage", "fruit"})
+_PLURALS = {
+    "person": "people",
+    "man": "men",
+    "woman": "women",
+    "child": "children",
+    "knife": "knives",
+    "mouse": "mice",
+}
+_SAME_PLURAL = frozenset(
+    {"sheep", "scissors", "skis", "fish", "deer", "aircraft", "broccoli", "luggage", "fruit"}
+)
 
 
 def plural(label: str) -> str:
@@ -50,7 +68,9 @@ def colour_of(region: Region) -> str | None:
 
 
 def position(box: Sequence[float]) -> str:
-    """The ninth of the picture that holds the middle of a box: ``upper left``, ``middle right``, ``centre``."""
+    """The ninth of the picture that holds the middle of a box: ``upper left``, ``middle right``,
+    ``centre``.
+    """
     x, y = middle(box)
     across, down = ACROSS[min(2, int(3 * x))], DOWN[min(2, int(3 * y))]
     if across == down == "middle":
@@ -69,9 +89,11 @@ def noun(label: str) -> str:
 
 
 def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[str, str]:
-    """Descriptions by region id that fit one region only: "the red cup", "the leftmost cup", "the cup in the centre".
+    """Descriptions by region id that fit one region only: "the red cup", "the leftmost cup", "the cup in the
+    centre".
 
-    Labels in ``partial`` may belong to further things that are not annotated, so that only a position identifies one of them.
+    Labels in ``partial`` may belong to further things that are not annotated, so that only a position
+    identifies one of them.
     """
     by_noun: dict[str, list[Region]] = {}  # "cup", "a cup" and "the cup" of captions are one kind
     for region in regions:
@@ -86,9 +108,13 @@ def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[s
                     names[region.id] = f"the {name}"
                 elif colour and colours[colour] == 1 and colour.lower() not in name.lower().split():
                     names[region.id] = f"the {colour} {name}"
-            names.update({region_id: text for region_id, text in _extremes(members) if region_id not in names})
+            names.update(
+                {region_id: text for region_id, text in _extremes(members) if region_id not in names}
+            )
         cells = Counter(position(region.box) for region in members)
-        by_position = {r.id: f"the {name} in the {position(r.box)}" for r in members if cells[position(r.box)] == 1}
+        by_position = {
+            r.id: f"the {name} in the {position(r.box)}" for r in members if cells[position(r.box)] == 1
+        }
         names = {**by_position, **names}
     uses = Counter(names.values())  # "the red cup" may be a cup that is red and something labelled "red cup"
     return {region_id: name for region_id, name in names.items() if uses[name] == 1}
@@ -99,7 +125,9 @@ def _extremes(members: Sequence[Region], margin: float = 0.03) -> Iterable[tuple
     if len(members) < 2:
         return
     for name, axis, sign in (("leftmost", 0, 1), ("rightmost", 0, -1), ("topmost", 1, 1), ("lowest", 1, -1)):
-        (first, region), (second, _) = sorted(((sign * middle(r.box)[axis], r) for r in members), key=lambda pair: pair[0])[:2]
+        (first, region), (second, _) = sorted(
+            ((sign * middle(r.box)[axis], r) for r in members), key=lambda pair: pair[0]
+        )[:2]
         if second - first >= margin:
             yield region.id, f"the {name} {noun(region.label)}"
 

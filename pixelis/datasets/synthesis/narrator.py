@@ -1,7 +1,8 @@
 """Words the thoughts of a demonstration from templates: before an operation, after it, and before the answer.
 
-A thought consists of a framing of the question, a remark on the last observation, and the aim of the next operation; an
-aim never says what will be found. The style ``terse`` is for models with a tiny vocabulary and context.
+A thought consists of a framing of the question, a remark on the last observation, and the aim of the next
+operation; an aim never says what will be found. The style ``terse`` is for models with a tiny vocabulary and
+context.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Narrator:
             parts.append(self._pick(phrases.places, what=what, where=where))
         if topic and self.rng.random() < 0.4:
             parts.append(self._pick(phrases.doubts))
-        self._announcement = choose(tuple(t for t in phrases.voices[self.voice].texts if t != self._announcement), self.rng)
+        self._announcement = choose(
+            tuple(t for t in phrases.voices[self.voice].texts if t != self._announcement), self.rng
+        )
         parts.append(self._announcement.format(aim=self._pick(phrases.aims[aim], what=what, **slots)))
         return _sentences(parts)
 

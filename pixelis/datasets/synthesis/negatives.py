@@ -1,4 +1,5 @@
-"""Demonstrations with one deliberate error, made from golden ones: in the answer, the place looked at, or the last inference.
+"""Demonstrations with one deliberate error, made from golden ones: in the answer, the place looked at, or the
+last inference.
 
 The question's own scorer rejects each answer, and every call was executed. Source: Pixelis, arXiv 2603.25091.
 """
@@ -39,17 +40,24 @@ MAX_IOU = 0.1
 
 
 def make_negative(
-    kind: SampleKind, golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
+    kind: SampleKind,
+    golden: Demonstration,
+    session: Session,
+    rng: np.random.Generator,
+    rewards: RewardsConfig | None = None,
 ) -> Demonstration:
     """A demonstration of ``kind`` (outcome_negative, trap_perceptual, trap_logical) made from a golden one.
 
-    ``session`` is any session of the question. DataFailure ``no_place``, ``no_conclusion``, ``no_alternative``, ``no_room``
-    when the demonstration does not permit the error, ``not_golden`` when it is itself wrong.
+    ``session`` is any session of the question. DataFailure ``no_place``, ``no_conclusion``,
+    ``no_alternative``, ``no_room`` when the demonstration does not permit the error, ``not_golden`` when it
+    is itself wrong.
     """
     require_right(golden, rewards)
     result = MAKERS[kind](golden, session, rng, rewards)
     if result.final is None or not is_wrong(golden, result.final, rewards):
-        raise DataFailure(f"{golden.id}: the scorer {golden.scorer} does not reject {result.final!r}", code="not_wrong")
+        raise DataFailure(
+            f"{golden.id}: the scorer {golden.scorer} does not reject {result.final!r}", code="not_wrong"
+        )
     return result
 
 
@@ -59,7 +67,9 @@ def outcome_negative(
     """Replaces only the answer, by one of the same type and from the same picture where possible."""
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
     turns = [*golden.turns[:-1], golden.turns[-1].model_copy(update={"answer": answer})]
-    return altered_demonstration(golden, "outcome_negative", turns, answer=answer, truth=golden.final, origin=origin)
+    return altered_demonstration(
+        golden, "outcome_negative", turns, answer=answer, truth=golden.final, origin=origin
+    )
 
 
 def trap_logical(
@@ -89,7 +99,9 @@ def _fallacy(golden: Demonstration, origin: str) -> str:
 def trap_perceptual(
     golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
-    """Executes a near miss (a neighbouring thing, a cut-off box, other frames); the conclusion follows from what it shows."""
+    """Executes a near miss (a neighbouring thing, a cut-off box, other frames); the conclusion follows from
+    what it shows.
+    """
     original = session.restarted()
     original.replay(golden.turns)
     before = collect_evidence(original.steps, original.images, golden.annotations)
@@ -106,23 +118,32 @@ def trap_perceptual(
                 derived = (str(int(number(option_text) or 0) + difference), "count")
             elif len(after) == len(before):
                 pairs = list(zip(before, after, strict=True))
-                derived = derive_answer(golden.question, option_text, pairs, lambda text: is_right(golden, text, rewards))
+                derived = derive_answer(
+                    golden.question, option_text, pairs, lambda text: is_right(golden, text, rewards)
+                )
             if derived is not None and golden.scorer == "mc_letter":  # the letter of its option, if it is one
-                options = [canonical(option) for option in case_of(golden, None, golden.answers or []).options]
+                options = [
+                    canonical(option) for option in case_of(golden, None, golden.answers or []).options
+                ]
                 text = canonical(derived[0])
                 derived = (chr(ord("A") + options.index(text)), derived[1]) if text in options else None
             if derived is None or not is_wrong(golden, derived[0], rewards):
                 causes.append("no_conclusion")
                 continue
-        except PixelisError as failure:  # this near miss cannot be executed or shows nothing; the next one may
+        except (
+            PixelisError
+        ) as failure:  # this near miss cannot be executed or shows nothing; the next one may
             causes.append(failure.code)
             continue
         answer, fact = derived
         turns = list(variant.steps)
-        for index in range(int(injected["turn"]) + 1, len(turns)):  # a thought that quotes a number is about the other place
+        # A thought that quotes a number is about the other place
+        for index in range(int(injected["turn"]) + 1, len(turns)):
             if any(character.isdigit() for character in turns[index].think or ""):
                 turns[index] = turns[index].model_copy(update={"think": mistakes().continuations.pick(rng)})
-        turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=answer.rstrip(".")), answer=answer))
+        turns.append(
+            Step(think=mistakes().misperceptions.pick(rng, answer=answer.rstrip(".")), answer=answer)
+        )
         injected |= {"answer": answer, "truth": golden.final, "by": fact}
         return altered_demonstration(golden, "trap_perceptual", turns, **injected)
     code = max(set(causes), key=causes.count) if causes else "no_place"
@@ -133,7 +154,11 @@ def _option_text(golden: Demonstration) -> str:
     """The golden answer, or the text of the option that its letter names."""
     options = case_of(golden, None, golden.answers or []).options
     sign = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
-    return options[ord(sign) - ord("A")] if sign and len(sign) == 1 and sign < chr(ord("A") + len(options)) else str(golden.final)
+    return (
+        options[ord(sign) - ord("A")]
+        if sign and len(sign) == 1 and sign < chr(ord("A") + len(options))
+        else str(golden.final)
+    )
 
 
 Variant = tuple[Session, dict[str, Any], int]
@@ -143,10 +168,13 @@ Variant = tuple[Session, dict[str, Any], int]
 def _variants(
     golden: Demonstration, session: Session, before: list[Evidence], rng: np.random.Generator
 ) -> Iterator[Callable[[], Variant]]:
-    """Near misses to try, best first: another thing counted, a neighbouring annotated thing, a cut line, other frames, beside."""
+    """Near misses to try, best first: another thing counted, a neighbouring annotated thing, a cut line,
+    other frames, beside.
+    """
     segmented = [item for item in before if item.step.op == "segment_object_at"]
     option_text = _option_text(golden)
-    if segmented and number(option_text) == len(segmented) and "." not in option_text:  # decimals are measured, not counted
+    # Decimals are measured, not counted
+    if segmented and number(option_text) == len(segmented) and "." not in option_text:
         for other in _others(golden, segmented[-1], [item.place for item in segmented if item.place]):
             yield partial(_count_another, session, segmented[-1], other, rng)
         if len(segmented) > 1:
@@ -156,7 +184,8 @@ def _variants(
         yield from (partial(_mark_otherwise, golden, session, before[-1], more) for more in (True, False))
         return
     if before[-1].step.op == "compare":
-        for region in _regions(golden, before[-1])[:MAX_TRIES]:  # a part of the pictures in place of all of them
+        # A part of the pictures in place of all of them
+        for region in _regions(golden, before[-1])[:MAX_TRIES]:
             box = [round(v, 3) for v in region.box]
             arguments = {**before[-1].step.arguments, "box": box, "other_box": box}
             yield partial(_with_arguments, session, before[-1], arguments, way="part", place=box)
@@ -172,7 +201,9 @@ def _variants(
             continue
         if place_of(str(item.step.op), item.step.arguments) is None or item.place is None:
             continue
-        for other in _others(golden, item, [place for past in before if (place := past.place) and past is not item]):
+        for other in _others(
+            golden, item, [place for past in before if (place := past.place) and past is not item]
+        ):
             yield partial(_look_elsewhere, golden, session, item, other.box, other)
         if item.step.op == "read_text":  # the text without its right or left end
             x0, y0, x1, y1 = item.subject_box
@@ -180,7 +211,9 @@ def _variants(
             part = (x0, y0, x0 + length, y1) if rng.random() < 0.5 else (x1 - length, y0, x1, y1)
             yield partial(_look_elsewhere, golden, session, item, part, None)
         with contextlib.suppress(DataFailure):
-            yield partial(_look_elsewhere, golden, session, item, near_miss(item.subject_box, rng, MAX_IOU), None)
+            yield partial(
+                _look_elsewhere, golden, session, item, near_miss(item.subject_box, rng, MAX_IOU), None
+            )
 
 
 def _others(golden: Demonstration, item: Evidence, avoid: Sequence[Box]) -> list[Any]:
@@ -188,7 +221,9 @@ def _others(golden: Demonstration, item: Evidence, avoid: Sequence[Box]) -> list
     if golden.annotations is None or item.place is None:
         return []
     annotations = golden.annotations
-    candidates: Sequence[Region | Line] = annotations.lines if isinstance(item.subject, Line) else annotations.regions
+    candidates: Sequence[Region | Line] = (
+        annotations.lines if isinstance(item.subject, Line) else annotations.regions
+    )
     x, y = item.subject_box[:2]
     near: list[tuple[float, int, Any]] = []
     for index, candidate in enumerate(candidates):
@@ -224,10 +259,13 @@ def _look_elsewhere(
             part = width <= 2 * own_width and height <= 2 * own_height and holds_middle(subject, whole)
             if same_picture and (box_iou(whole, subject) >= MAX_IOU or part):
                 arguments = pointed_at(
-                    arguments, from_root(session.images, renamed(target, names), same_place(whole, subject, to))
+                    arguments,
+                    from_root(session.images, renamed(target, names), same_place(whole, subject, to)),
                 )
                 start = index if start < 0 else start
-        names = session.replay([executed.model_copy(update={"think": step.think, "arguments": arguments})], names)
+        names = session.replay(
+            [executed.model_copy(update={"think": step.think, "arguments": arguments})], names
+        )
         if arguments != step.arguments or step.target in changed_views:
             changed_views.add(str(executed.observation.id) if executed.observation else "")
     if start < 0:
@@ -247,7 +285,9 @@ def _sides(box: Box) -> tuple[float, float]:
     return box[2] - box[0], box[3] - box[1]
 
 
-def _with_arguments(original: Session, item: Evidence, arguments: dict[str, Any], change: int = 0, **injected: Any) -> Variant:
+def _with_arguments(
+    original: Session, item: Evidence, arguments: dict[str, Any], change: int = 0, **injected: Any
+) -> Variant:
     """The demonstration with other arguments for one call; later calls refer to its new results."""
     session = original.restarted()
     changed = item.step.model_copy(update={"arguments": arguments})
@@ -285,12 +325,20 @@ def _overlook(original: Session, missed: Evidence) -> Variant:
         if executed is not missed.step:
             names = session.replay([executed], names)
     turn = original.calls.index(missed.step) - 1
-    return session, {"turn": turn, "way": "overlooked", "missed": missed.name, "place": list(missed.subject_box)}, -1
+    return (
+        session,
+        {"turn": turn, "way": "overlooked", "missed": missed.name, "place": list(missed.subject_box)},
+        -1,
+    )
 
 
 def _regions(golden: Demonstration, item: Evidence) -> list[Region]:
     """The annotated things of the picture that a call is about."""
-    return [r for r in golden.annotations.regions if r.media == item.root and r.frame is None] if golden.annotations else []
+    return (
+        [r for r in golden.annotations.regions if r.media == item.root and r.frame is None]
+        if golden.annotations
+        else []
+    )
 
 
 def _mark_otherwise(golden: Demonstration, original: Session, item: Evidence, more: bool) -> Variant:

@@ -1,7 +1,7 @@
 """Schedules attempts until every quota of task, kind and source is met; a killed run resumes from its shards.
 
-The attempts of a round depend only on the results before it, and the outcome of an attempt only on its row, task, kind
-and the seed. So a run that is killed and resumed builds the same samples as an uninterrupted run.
+The attempts of a round depend only on the results before it, and the outcome of an attempt only on its row,
+task, kind and the seed. So a run that is killed and resumed builds the same samples as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -39,15 +39,17 @@ MIN_MEASURED = 20
 SPARE = 1.05
 """Planned attempts relative to those that the yield requires."""
 MIN_ATTEMPTS = 32
-"""Attempts of a quota in every round after the first: rounds should be few, because each starts a pool of workers."""
+"""Attempts of a quota in every round after the first: rounds should be few, because each starts a pool of
+workers.
+"""
 
 
 @dataclass
 class Quota:
     """A target and its progress.
 
-    ``next_row``: the first row of the current pass without an attempt; ``pass_start``: samples completed before the
-    current pass; ``draw``: number of earlier passes.
+    ``next_row``: the first row of the current pass without an attempt; ``pass_start``: samples completed
+    before the current pass; ``draw``: number of earlier passes.
     """
 
     task: str
@@ -74,12 +76,17 @@ class Quota:
 
 
 def quotas(settings: SynthesisConfig) -> list[Quota]:
-    """The quotas of every enabled task by kind and source, which add up to the task's target; BadConfig without any task."""
+    """The quotas of every enabled task by kind and source, which add up to the task's target; BadConfig
+    without any task.
+    """
     result = []
     for name, task in settings.tasks.items():
         if not task.enabled:
             continue
-        weights = {source: weight / sum(task.source_datasets.values()) for source, weight in task.source_datasets.items()}
+        weights = {
+            source: weight / sum(task.source_datasets.values())
+            for source, weight in task.source_datasets.items()
+        }
         shares = {(k, s): a * b for k, a in settings.shares().items() for s, b in weights.items()}
         counts = apportion(task.target_sample_count, list(shares.values()))
         result += [
@@ -88,12 +95,17 @@ def quotas(settings: SynthesisConfig) -> list[Quota]:
             if count
         ]
     if not result:
-        raise BadConfig("synthesis.tasks names no enabled task", fix="add at least one task with its source_datasets")
+        raise BadConfig(
+            "synthesis.tasks names no enabled task", fix="add at least one task with its source_datasets"
+        )
     return result
 
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to ``total``: each share rounded down, the largest remainders up. Shares add up to 1."""
+    """Whole numbers that add up to ``total``: each share rounded down, the largest remainders up.
+
+    Shares add up to 1.
+    """
     exact = [total * share for share in shares]
     counts = [math.floor(value + 1e-9) for value in exact]
     order = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
@@ -103,7 +115,8 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 
 
 class SourceRows:
-    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``: this process holds 8 bytes of each.
+    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``: this process holds 8 bytes
+    of each.
 
     ``bad``: number of unusable rows by source.
     """
@@ -116,7 +129,9 @@ class SourceRows:
         self._open: dict[str, Iterator[Question]] = {}
 
     def get(self, source: str, row: int) -> str | None:
-        """The row as JSON, None beyond the last; raises as the reader does, and BadInput for a source without rows."""
+        """The row as JSON, None beyond the last; raises as the reader does, and BadInput for a source without
+        rows.
+        """
         if source not in self._open:
             settings = self.settings.datasources[source]
             self._open[source] = read_questions(
@@ -149,9 +164,11 @@ class SourceRows:
 
 
 class QuotaScheduler:
-    """The state of a synthesis and its files: plans in ``rounds/``, outcomes in ``shards/``, samples in ``samples/``.
+    """The state of a synthesis and its files: plans in ``rounds/``, outcomes in ``shards/``, samples in
+    ``samples/``.
 
-    A shard is complete when its file in ``shards/`` exists. It is written after its samples; both are renamed into place.
+    A shard is complete when its file in ``shards/`` exists. It is written after its samples; both are renamed
+    into place.
     """
 
     def __init__(self, folder: str | Path, settings: SynthesisConfig, seed: int):
@@ -207,22 +224,29 @@ class QuotaScheduler:
         return True
 
     def commit(self, outcomes: Sequence[tuple[Demonstration | None, str]]) -> int:
-        """Write the next shard of the round: for each of its attempts in order, a sample, or None and the cause.
+        """Write the next shard of the round: for each of its attempts in order, a sample, or None and the
+        cause.
 
-        Samples beyond a target, and samples that repeat another, are dropped as ``surplus`` and ``duplicate``. Returns
-        the number of samples written.
+        Samples beyond a target, and samples that repeat another, are dropped as ``surplus`` and
+        ``duplicate``. Returns the number of samples written.
         """
         first = self.shards * SHARD
         samples: list[Demonstration] = []
         record = []
-        for attempt, (sample, cause) in zip(self.attempts[first : first + len(outcomes)], outcomes, strict=True):
+        for attempt, (sample, cause) in zip(
+            self.attempts[first : first + len(outcomes)], outcomes, strict=True
+        ):
             quota, key = self.quotas[attempt.quota], ""
             if sample is not None:
                 key = content_key(sample)
-                cause = "surplus" if quota.completed >= quota.target else "duplicate" if key in self.seen else ""
+                cause = (
+                    "surplus" if quota.completed >= quota.target else "duplicate" if key in self.seen else ""
+                )
                 if not cause:
                     samples.append(sample)
-            writer = sample.provenance.writer or "" if sample is not None and sample.provenance is not None else ""
+            writer = (
+                sample.provenance.writer or "" if sample is not None and sample.provenance is not None else ""
+            )
             self._apply(quota, key, cause, writer)
             record.append([attempt.quota, key, cause, writer])
         name = f"{self.round:03d}-{self.shards:05d}"
@@ -238,7 +262,11 @@ class QuotaScheduler:
 
     def shortfall(self) -> dict[str, int]:
         """Number of missing samples by quota."""
-        return {quota.key: quota.target - quota.completed for quota in self.quotas.values() if quota.completed < quota.target}
+        return {
+            quota.key: quota.target - quota.completed
+            for quota in self.quotas.values()
+            if quota.completed < quota.target
+        }
 
     def summary(self) -> dict[str, Any]:
         """Counts by task, kind and source, targets, missing samples, and the causes of failed attempts."""
@@ -262,15 +290,21 @@ class QuotaScheduler:
             "tasks": {name: dict(counts) for name, counts in tasks.items()},
             "shortfall": self.shortfall(),
             "dropped": dict(causes.most_common()),
-            "dropped_by_task_and_kind": {name: dict(counts.most_common()) for name, counts in drops.items() if counts},
+            "dropped_by_task_and_kind": {
+                name: dict(counts.most_common()) for name, counts in drops.items() if counts
+            },
         }
 
     def _next(self, quota: Quota, count: int, rows: SourceRows) -> list[Attempt]:
-        """Up to ``count`` further attempts of a quota, which ends after its last pass or a pass without samples."""
+        """Up to ``count`` further attempts of a quota, which ends after its last pass or a pass without
+        samples.
+        """
         result: list[Attempt] = []
         while len(result) < count:
             if rows.get(quota.source, quota.next_row) is None:
-                if result:  # whether this pass was fruitless is known when these attempts are done: decide in the next round
+                # Whether this pass was fruitless is known when these attempts are done: decide in the next
+                # round
+                if result:
                     break
                 fruitless = quota.completed == quota.pass_start and quota.attempts > 0
                 quota.ended = quota.draw + 1 >= PASSES or fruitless
@@ -304,7 +338,9 @@ class QuotaScheduler:
                     f"{self.folder} holds a synthesis with other settings or another seed",
                     fix="choose another run.dir, or start over with run.resume=false",
                 )
-            self.round, self.attempts, self.shards = int(path.stem), [Attempt(*row) for row in state["attempts"]], 0
+            self.round = int(path.stem)
+            self.attempts = [Attempt(*row) for row in state["attempts"]]
+            self.shards = 0
             for key, (next_row, draw, pass_start, ended) in state["cells"].items():
                 quota = self.quotas[key]
                 quota.next_row, quota.draw, quota.pass_start, quota.ended = next_row, draw, pass_start, ended

@@ -1,4 +1,6 @@
-"""A demonstration under construction: annotations, the session that executes operations, and the wording of thoughts."""
+"""A demonstration under construction: annotations, the session that executes operations, and the wording of
+thoughts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from pixelis.errors import DataFailure
 from pixelis.operations import colours, masks
 from pixelis.operations.geometry import chain, clamp, relative, to_root
 from pixelis.operations.segment_object_at import percent
-from pixelis.records import Annotations, Box, Demonstration, Exchange, Level, Line, Provenance, Question, Region
+from pixelis.records import (
+    Annotations,
+    Box,
+    Demonstration,
+    Exchange,
+    Level,
+    Line,
+    Provenance,
+    Question,
+    Region,
+)
 from pixelis.rewards.scorers import box_iou
 
 T = TypeVar("T")
@@ -37,9 +49,20 @@ LETTERS = ("A", "B", "C", "D", "E", "F")
 
 
 class Sample:
-    """A question being built from annotated media. Forms call ``ask``, execute operations and finish with ``done``."""
+    """A question being built from annotated media.
 
-    def __init__(self, question: Question, rng: np.random.Generator, executor: Executor, style: Style, task: str, form: str):
+    Forms call ``ask``, execute operations and finish with ``done``.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        rng: np.random.Generator,
+        executor: Executor,
+        style: Style,
+        task: str,
+        form: str,
+    ):
         self.question, self.rng, self.executor, self.task, self.form = question, rng, executor, task, form
         self.annotations = question.annotations or Annotations()
         self.narrator = Narrator(rng, style)
@@ -54,16 +77,20 @@ class Sample:
         return self.executor.open(self.question)
 
     def ask(self, form: str = "", /, **slots: object) -> None:
-        """Word a question of this form, or of another ``form`` of the task, and set the topic of the thoughts."""
+        """Word a question of this form, or of another ``form`` of the task, and set the topic of the
+        thoughts.
+        """
         self.phrases = questions()[self.task][form or self.form]
         self.slots, self.topic = slots, self.phrases.topic.format(**slots)
         if self.phrases.questions:
             self.text = capitalised(choose(self.phrases.questions, self.rng).format(**slots))
 
     def follow(self, task: str, form: str, make: Form) -> None:
-        """Make the question one that follows another about the same media, which ``make`` builds from a task's form.
+        """Make the question one that follows another about the same media, which ``make`` builds from a
+        task's form.
 
-        Its question and executed answer become the history, as a service receives them: without its calls and their views.
+        Its question and executed answer become the history, as a service receives them: without its calls and
+        their views.
         """
         self.require(not self.history)
         earlier = make(Sample(self.question, self.rng, self.executor, self.narrator.style, task, form))
@@ -74,7 +101,9 @@ class Sample:
 
     def unsuitable(self) -> DataFailure:
         """The failure of a form whose annotations do not fit: another form may."""
-        return DataFailure(f"{self.question.id}: the annotations offer nothing to ask for {self.form}", code="unsuitable")
+        return DataFailure(
+            f"{self.question.id}: the annotations offer nothing to ask for {self.form}", code="unsuitable"
+        )
 
     def require(self, condition: object) -> None:
         """DataFailure ``unsuitable`` unless the condition holds."""
@@ -84,7 +113,9 @@ class Sample:
     def check(self, condition: object, code: str) -> None:
         """DataFailure with a code unless the executed operations agree with the annotations."""
         if not condition:
-            raise DataFailure(f"{self.question.id}: {self.form}: the operations contradict the annotations", code=code)
+            raise DataFailure(
+                f"{self.question.id}: {self.form}: the operations contradict the annotations", code=code
+            )
 
     def pick(self, options: Sequence[T]) -> T:
         """One of the options; ``unsuitable`` when there are none."""
@@ -114,7 +145,9 @@ class Sample:
 
     @cached_property
     def partial(self) -> frozenset[str]:
-        """Labels with possibly more instances than are annotated: crowds, missed things, all if annotations were dropped."""
+        """Labels with possibly more instances than are annotated: crowds, missed things, all if annotations
+        were dropped.
+        """
         dropped = bool(self.question.meta.get("dropped"))
         labels = {r.label for r in self.annotations.regions if dropped or r.attributes.get("iscrowd")}
         return frozenset((*self.question.meta.get("not_exhaustive", ()), *labels))
@@ -146,7 +179,8 @@ class Sample:
         return self.narrator.think(aim, what, self.topic if not self.session.steps else "", where, **slots)
 
     def zoom(self, box: Box, think: str, target: str, about: Box) -> tuple[str, float]:
-        """Zoom to a box of ``target``, which must show all of ``about`` (0..1 of the whole picture), or else ``not_shown``.
+        """Zoom to a box of ``target``, which must show all of ``about`` (0..1 of the whole picture), or else
+        ``not_shown``.
 
         Returns the id of the view and the share of its width or height that ``about`` takes up.
         """
@@ -154,18 +188,24 @@ class Sample:
         view = str(observation.images[0].id)
         visible = to_root(chain(self.session.images, view))
         self.check(geometry.covered(about, visible) > 0.95, "not_shown")
-        return view, max((about[2] - about[0]) / (visible[2] - visible[0]), (about[3] - about[1]) / (visible[3] - visible[1]))
+        return view, max(
+            (about[2] - about[0]) / (visible[2] - visible[0]),
+            (about[3] - about[1]) / (visible[3] - visible[1]),
+        )
 
     def within(self, view: str, box: Box) -> Box:
         """A box of the whole picture as a box of a view, inside 0..1."""
         return clamp(relative(to_root(chain(self.session.images, view)), box))
 
     def segment(self, region: Region, what: str = "", locate: bool = False) -> dict[str, Any]:
-        """Segment an annotated thing; the record of the object, or ``outline_differs`` if it is not the annotated one.
+        """Segment an annotated thing; the record of the object, or ``outline_differs`` if it is not the
+        annotated one.
 
         ``what`` describes it in the thought before; with ``locate`` that thought may say where it is.
         """
-        think = self.think("segment", what or self.description(region), where=self.position(region) if locate else "")
+        think = self.think(
+            "segment", what or self.description(region), where=self.position(region) if locate else ""
+        )
         truth = self.mask(region)
         place: dict[str, Any] = {"box": geometry.outward(geometry.grown(region.box, 0.04), self.grid)}
         if truth is not None and self.chance(POINT_SHARE):
@@ -173,7 +213,10 @@ class Sample:
         observation = self.session.call(think, "segment_object_at", target=region.media, **place)
         result = observation.data["objects"][0]
         if truth is not None:
-            self.check(geometry.mask_iou(masks.decode(result["mask"]).full(), truth) >= MIN_MASK_IOU, "outline_differs")
+            self.check(
+                geometry.mask_iou(masks.decode(result["mask"]).full(), truth) >= MIN_MASK_IOU,
+                "outline_differs",
+            )
         else:
             self.check(box_iou(result["box"], region.box) >= MIN_BOX_IOU, "outline_differs")
         height, width = self.picture(region).shape[:2]
@@ -183,28 +226,42 @@ class Sample:
 
     def description(self, region: Region) -> str:
         """The name of a region, or its label and position if it has no unambiguous name."""
-        return self.names.get(region.id, f"the {naming.noun(region.label)} in the {naming.position(region.box)}")
+        return self.names.get(
+            region.id, f"the {naming.noun(region.label)} in the {naming.position(region.box)}"
+        )
 
     def position(self, region: Region) -> str:
         """The part of the picture that a region is in; empty if its description contains it."""
         return "" if " in the " in self.description(region) else naming.position(region.box)
 
     def colour(self, region: Region) -> str | None:
-        """The annotated colour, or that of most of the pixels in the annotated mask; None without a clear one."""
+        """The annotated colour, or that of most of the pixels in the annotated mask; None without a clear
+        one.
+        """
         if result := naming.colour_of(region):
             return result
         mask = self.mask(region)
         if mask is None or np.count_nonzero(mask) < 64:
             return None
-        _, name, share = colours.dominant(self.picture(region)[mask][:: max(1, np.count_nonzero(mask) // 20_000)])
+        _, name, share = colours.dominant(
+            self.picture(region)[mask][:: max(1, np.count_nonzero(mask) // 20_000)]
+        )
         return name if share >= MIN_COLOUR_SHARE else None
 
-    def measure(self, segmented: Mapping[str, Any], region: Region, groups: list[str], quality: str) -> dict[str, Any]:
+    def measure(
+        self, segmented: Mapping[str, Any], region: Region, groups: list[str], quality: str
+    ) -> dict[str, Any]:
         """Measure properties of a segmented object; values by ``group.name``."""
         think = self.think("measure", self.description(region), quality=quality)
-        observation = self.session.call(think, "get_properties", target=region.media, object=segmented["id"], groups=groups)
+        observation = self.session.call(
+            think, "get_properties", target=region.media, object=segmented["id"], groups=groups
+        )
         measured = observation.data["properties"]
-        return {f"{group}.{name}": entry["value"] for group, values in measured.items() for name, entry in values.items()}
+        return {
+            f"{group}.{name}": entry["value"]
+            for group, values in measured.items()
+            for name, entry in values.items()
+        }
 
     # Finishing
 
@@ -219,10 +276,11 @@ class Sample:
         truth: str | None = None,
         **results: Any,
     ) -> Demonstration:
-        """The demonstration with this answer, after the form's conclusion for ``case``, which may use ``results``.
+        """The demonstration with this answer, after the form's conclusion for ``case``, which may use
+        ``results``.
 
-        ``also`` are other accepted truths; ``truth`` is the annotated value of a measured answer. With ``wrong`` answers the
-        question becomes multiple choice, and the answer the letter of the right option.
+        ``also`` are other accepted truths; ``truth`` is the annotated value of a measured answer. With
+        ``wrong`` answers the question becomes multiple choice, and the answer the letter of the right option.
         """
         think = self.narrator.conclude(self.phrases.conclusions[case].format(**{**self.slots, **results}))
         text, truths, options = self.text, list(dict.fromkeys([truth or answer, *also])), {}
@@ -245,7 +303,11 @@ class Sample:
             level=self.level,
             meta={**self.question.meta, **options},
             provenance=Provenance(
-                source=source, original_id=original, method=f"{self.task}/{self.form}", version=VERSION, writer="template"
+                source=source,
+                original_id=original,
+                method=f"{self.task}/{self.form}",
+                version=VERSION,
+                writer="template",
             ),
         )
 

@@ -32,7 +32,9 @@ CACHED_GOLDEN = 16
 
 @dataclass(frozen=True)
 class Attempt:
-    """One sample to build: ``row`` counts from 0 in the source, ``draw`` counts the earlier passes over the source."""
+    """One sample to build: ``row`` counts from 0 in the source, ``draw`` counts the earlier passes over the
+    source.
+    """
 
     task: str
     kind: SampleKind
@@ -47,10 +49,11 @@ class Attempt:
 
 
 class SampleBuilder:
-    """Builds samples by the configured method, with an executor and the clients of models, whose replies ``folder`` caches.
+    """Builds samples by the configured method, with an executor and the clients of models, whose replies
+    ``folder`` caches.
 
-    ``examples`` are the demonstrations that imitation shows. BadConfig for unknown operations, and for a model without
-    url, name or key.
+    ``examples`` are the demonstrations that imitation shows. BadConfig for unknown operations, and for a
+    model without url, name or key.
     """
 
     def __init__(
@@ -66,7 +69,9 @@ class SampleBuilder:
         self.settings, self.seed, self.rewards = settings, seed, rewards
         self.executor = Executor(toolbox, dialogue)
         if settings.method == "templates":
-            check_operations((name for name, task in settings.tasks.items() if task.enabled), self.executor.operations)
+            check_operations(
+                (name for name, task in settings.tasks.items() if task.enabled), self.executor.operations
+            )
         self._golden: OrderedDict[tuple[str, str, int, int], Demonstration | PixelisError] = OrderedDict()
         cache = Path(folder) / "replies.sqlite" if folder is not None else None
         self.rewriter = LlmRewriter(settings.writer, cache) if settings.writer.url else None
@@ -99,7 +104,11 @@ class SampleBuilder:
             raise DataFailure(f"{question.id}: {type(error).__name__}: {error}", code="crashed") from error
         if sample.kind in ("golden", "self_correction") and not is_right(sample, sample.final, self.rewards):
             raise DataFailure(f"{question.id}: the answer {sample.final!r} is not right", code="not_right")
-        weight = {"trap_perceptual": "trap", "trap_logical": "trap", "self_correction": "self_correction"}.get(sample.kind)
+        weight = {
+            "trap_perceptual": "trap",
+            "trap_logical": "trap",
+            "self_correction": "self_correction",
+        }.get(sample.kind)
         return sample.model_copy(update={"weight": getattr(self.settings.weights, weight) if weight else 1.0})
 
     def close(self) -> None:
@@ -130,7 +139,9 @@ class SampleBuilder:
         else:
             rng = self._rng(attempt, question, "golden")
             golden = TASKS[attempt.task].make(question, rng, self.executor, self.settings.thoughts)
-        provenance = golden.provenance or Provenance(source="", original_id=question.id, method=self.settings.method)
+        provenance = golden.provenance or Provenance(
+            source="", original_id=question.id, method=self.settings.method
+        )
         source = provenance.source or self.settings.datasources[attempt.source].path
         turns = [turn.model_dump_json() for turn in golden.turns]
         update = {
@@ -141,13 +152,27 @@ class SampleBuilder:
         return golden.model_copy(update=update)
 
     def _rng(self, attempt: Attempt, question: Question, kind: str) -> np.random.Generator:
-        parts = [str(part) for part in (self.seed, attempt.source, question.id, attempt.row, attempt.draw, attempt.task, kind)]
+        parts = [
+            str(part)
+            for part in (
+                self.seed,
+                attempt.source,
+                question.id,
+                attempt.row,
+                attempt.draw,
+                attempt.task,
+                kind,
+            )
+        ]
         return np.random.default_rng(list(hashlib.sha256("\x1f".join(parts).encode()).digest()))
 
 
 def content_key(sample: Demonstration) -> str:
     """Equal for samples of equal content: kind, media, conversation, answer and calls."""
     calls = [(turn.op, turn.target, turn.arguments) for turn in sample.turns if turn.op is not None]
-    media = [(item.uri or item.frames, item.spans) if item.spans else item.uri or item.frames for item in sample.media]
+    media = [
+        (item.uri or item.frames, item.spans) if item.spans else item.uri or item.frames
+        for item in sample.media
+    ]
     think = sample.turns[-1].think if not calls else ""
     return sample_id(sample.kind, media, sample.conversation, sample.final, calls, think)

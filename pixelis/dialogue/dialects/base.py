@@ -1,7 +1,8 @@
-"""Base class of dialects: the syntax of thoughts, calls and answers, and the wording of prompts and observations.
+"""Base class of dialects: the syntax of thoughts, calls and answers, and the wording of prompts and
+observations.
 
-Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one scale per
-episode; a box in another scale is refused, never guessed.
+Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one
+scale per episode; a box in another scale is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -65,13 +66,14 @@ class Reply:
 class Dialect(ABC):
     """Thoughts and answers in tags, calls as JSON in the tag ``call``; None for a dialect without operations.
 
-    ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the model's own.
-    ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags. ``parallel_calls``: a turn may have several calls.
-    ``stop``: a text with which a turn ends, and its generation.
+    ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the
+    model's own. ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags. ``parallel_calls``:
+    a turn may have several calls. ``stop``: a text with which a turn ends, and its generation.
 
-    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn counts. ``both``:
-    what a turn with a call and an answer is; ``end``: a call if the call ends the turn. ``clamps``: boxes partly outside the
-    image are cut at its border, unless ``dialogue.clamp`` says otherwise; ``rows_clamp``: they were cut in the system's rows.
+    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn
+    counts. ``both``: what a turn with a call and an answer is; ``end``: a call if the call ends the turn.
+    ``clamps``: boxes partly outside the image are cut at its border, unless ``dialogue.clamp`` says
+    otherwise; ``rows_clamp``: they were cut in the system's rows.
     """
 
     name: ClassVar[str]
@@ -93,20 +95,28 @@ class Dialect(ABC):
         self._call = re.compile(rf"<{self.call}>(.*?)</{self.call}>" if self.call else r"(?!)", re.DOTALL)
         self._answer = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
-    # -- between text and the canonical action -----------------------------------------------------------------------------
+    # -- between text and the canonical action
+    # -----------------------------------------------------------------------------
 
     @abstractmethod
     def offers(self, operation: type[Operation]) -> bool:
         """True if the dialect can express calls of this operation."""
 
     def adapt(self, action: Action) -> Action:
-        """Convert an action to what the dialect can express. Raises OperationError ``unknown_op`` or ``bad_arguments``."""
+        """Convert an action to what the dialect can express.
+
+        Raises OperationError ``unknown_op`` or ``bad_arguments``.
+        """
         return action
 
-    def render(self, content: Action | Sequence[Action] | str, scale: Scale, think: str | None = None) -> list[str]:
-        """Render a policy turn with calls (Action) or an answer (str), in pieces; Tags may become special tokens.
+    def render(
+        self, content: Action | Sequence[Action] | str, scale: Scale, think: str | None = None
+    ) -> list[str]:
+        """Render a policy turn with calls (Action) or an answer (str), in pieces; Tags may become special
+        tokens.
 
-        Raises OperationError when the dialect cannot express the action or its box is below the resolution of the scale.
+        Raises OperationError when the dialect cannot express the action or its box is below the resolution of
+        the scale.
         """
         if isinstance(content, str):
             return [*self._render_thought(think), *self._render_answer(content)]
@@ -115,7 +125,12 @@ class Dialect(ABC):
         out = self._render_thought(think)
         for number, action in enumerate([content] if isinstance(content, Action) else content):
             call = self._write_call(self.adapt(action), self._scaled(scale))
-            out += [*(["\n"] if number else []), Tag(f"<{self.call}>"), self._json(call), Tag(f"</{self.call}>")]
+            out += [
+                *(["\n"] if number else []),
+                Tag(f"<{self.call}>"),
+                self._json(call),
+                Tag(f"</{self.call}>"),
+            ]
         return out
 
     def pieces(self, text: str) -> list[str]:
@@ -124,33 +139,45 @@ class Dialect(ABC):
         return [Tag(piece) if piece in self.tags else piece for piece in tags.split(text) if piece]
 
     def rewrite(self, text: str, actions: Sequence[Action], scale: Scale) -> str:
-        """The text with ``actions`` as its calls; further fields and all other text stay. Raises OperationError as `render`.
+        """The text with ``actions`` as its calls; further fields and all other text stay.
+
+        Raises OperationError as `render`.
 
         A single action replaces the call that counts, several replace the first ones.
         """
         _, body = self._split(text)
         calls = self._counted_calls(body, len(actions))
         if len(calls) != len(actions):
-            raise OperationError("the turn has no call" if not calls else "the turn has fewer calls", code="bad_json")
+            raise OperationError(
+                "the turn has no call" if not calls else "the turn has fewer calls", code="bad_json"
+            )
         start = len(self._cut(text)) - len(body)
         for call, action in reversed(list(zip(calls, actions, strict=True))):
             old, new = self._load(call[1]), self._write_call(self.adapt(action), self._scaled(scale))
             if isinstance(old, dict):
                 inner = {
-                    key: {**old[key], **new[key]} for key in old if isinstance(old[key], dict) and isinstance(new.get(key), dict)
+                    key: {**old[key], **new[key]}
+                    for key in old
+                    if isinstance(old[key], dict) and isinstance(new.get(key), dict)
                 }
                 new = {**old, **new, **inner}
             written = call[1].replace(call[1].strip(), self._json(new))
             text = text[: start + call.start(1)] + written + text[start + call.end(1) :]
         return text
 
-    def parse(self, text: str, operations: Mapping[str, type[Operation]], scale: Scale, max_calls: int = 1) -> Reply:
-        """Parse a policy turn. Never raises: an invalid call is a Reply with ``error``, whatever the turn's other calls are.
+    def parse(
+        self, text: str, operations: Mapping[str, type[Operation]], scale: Scale, max_calls: int = 1
+    ) -> Reply:
+        """Parse a policy turn.
 
-        ``max_calls``: calls that count. A dialect that refuses several refuses more than these, others ignore what comes after.
+        Never raises: an invalid call is a Reply with ``error``, whatever the turn's other calls are.
 
-        Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit (several calls, or a call
-        and an answer, in a dialect that allows one). Tags inside the thought are ignored; the last of several answers counts.
+        ``max_calls``: calls that count. A dialect that refuses several refuses more than these, others ignore
+        what comes after.
+
+        Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit
+        (several calls, or a call and an answer, in a dialect that allows one). Tags inside the thought are
+        ignored; the last of several answers counts.
         """
         think, body = self._split(text)
         answers = self._answers(self._call.sub("", body))
@@ -169,16 +196,22 @@ class Dialect(ABC):
                 allowed = "one" if max_calls == 1 else f"at most {max_calls}"
                 raise OperationError(f"{max(opened, closed)} calls in a turn, make {allowed}", code="limit")
             if not calls or (self.several == "refuse" and len(calls) < max(opened, closed)):
-                raise OperationError("the call is not closed" if opened else "the call is not opened", code="bad_json")
+                raise OperationError(
+                    "the call is not closed" if opened else "the call is not opened", code="bad_json"
+                )
             if answers and self.both == "refuse":
                 raise OperationError("call or answer, not both", code="limit")
-            first, *rest = (self._read_call(self._load(match[1]), operations, self._scaled(scale)) for match in calls)
+            first, *rest = (
+                self._read_call(self._load(match[1]), operations, self._scaled(scale)) for match in calls
+            )
             return Reply(think=think, action=first, further_actions=tuple(rest))
         except OperationError as error:
             return Reply(think=think, error=error)
 
     def well_formed(self, text: str, calls: int = 1) -> bool:
-        """True for a thought (optional in some dialects), then exactly ``calls`` calls or one answer, and no other text."""
+        """True for a thought (optional in some dialects), then exactly ``calls`` calls or one answer, and no
+        other text.
+        """
         think, body = self._split(text)
         body = body.strip()
         if calls > 1:
@@ -198,10 +231,16 @@ class Dialect(ABC):
         return "</think>" not in text or text.lstrip().startswith("<think>")
 
     def thought(self, text: str) -> str:
-        """What a policy turn says before its call or answer, without tags. ``text`` may be the beginning of a turn."""
+        """What a policy turn says before its call or answer, without tags.
+
+        ``text`` may be the beginning of a turn.
+        """
         think, body = self._split(text)
         if think is None:
-            first = min((place for tag in self.tags if "think" not in tag and (place := body.find(tag)) >= 0), default=None)
+            first = min(
+                (place for tag in self.tags if "think" not in tag and (place := body.find(tag)) >= 0),
+                default=None,
+            )
             think = body[:first].replace("<think>", "", 1)
         return think.strip()
 
@@ -237,10 +276,17 @@ class Dialect(ABC):
         return matches or [body[start:end] for start, end in boxed(body)] if self.boxes else matches
 
     def _split(self, text: str) -> tuple[str | None, str]:
-        """The thought and what follows it. Text before the thought, as Reason-RFT's captions, belongs to neither."""
+        """The thought and what follows it.
+
+        Text before the thought, as Reason-RFT's captions, belongs to neither.
+        """
         text = self._cut(text)
         thought, closing, body = text.partition("</think>")
-        return (thought.partition("<think>")[2] if "<think>" in thought else thought, body) if closing else (None, text)
+        return (
+            (thought.partition("<think>")[2] if "<think>" in thought else thought, body)
+            if closing
+            else (None, text)
+        )
 
     def _cut(self, text: str) -> str:
         """The text up to the dialect's ``stop``."""
@@ -251,7 +297,8 @@ class Dialect(ABC):
         clamp = self.clamps if scale.clamp is None else scale.clamp
         return dataclasses.replace(scale, kind=self.scale or scale.kind, clamp=clamp)
 
-    # -- wording ---------------------------------------------------------------------------------------------------------------
+    # -- wording
+    # ---------------------------------------------------------------------------------------------------------------
 
     def system(
         self,
@@ -270,7 +317,8 @@ class Dialect(ABC):
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         """The turn that shows an observation after ``images_so_far`` earlier images.
 
-        A success is ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error bad_box: message``.
+        A success is ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error
+        bad_box: message``.
         """
         if observation.status == "error":
             text = error_text(observation)
@@ -288,10 +336,14 @@ def calls_allowed(max_calls: int) -> str:
 
 
 def interleaved(text: str, views: Sequence[ImageView]) -> list[Piece]:
-    """The text with its pictures and clips at their marks, see `place_media`; all before it if the views are in another order."""
+    """The text with its pictures and clips at their marks, see `place_media`; all before it if the views are
+    in another order.
+    """
     groups: dict[tuple[str, str | None], list[ImageView]] = {}
     for view in views:
-        groups.setdefault(("image", view.id) if view.frame is None else ("video", view.parent), []).append(view)
+        groups.setdefault(("image", view.id) if view.frame is None else ("video", view.parent), []).append(
+            view
+        )
     shown, pieces = list(groups.values()), place_media(text, [kind for kind, _ in groups])
     if (numbers := [piece for piece in pieces if isinstance(piece, int)]) != sorted(numbers):
         return [*views, text]
@@ -304,7 +356,9 @@ def error_text(observation: Observation) -> str:
 
 
 def default_target(sizes: Mapping[str, Any] | None) -> str:
-    """The target of a call without one: the first picture, or the first clip of a question without pictures."""
+    """The target of a call without one: the first picture, or the first clip of a question without
+    pictures.
+    """
     return DEFAULT_TARGET if not sizes or DEFAULT_TARGET in sizes else next(iter(sizes))
 
 
@@ -348,8 +402,13 @@ def describe_view(view: ImageView) -> str:
     return f"{view.id} (frame {view.frame} of the video {view.parent}{time})"
 
 
-def checked_action(operations: Mapping[str, type[Operation]], op: str, target: str, arguments: dict[str, Any]) -> Action:
-    """The action of a call, with its arguments checked and completed by the operation. Raises OperationError."""
+def checked_action(
+    operations: Mapping[str, type[Operation]], op: str, target: str, arguments: dict[str, Any]
+) -> Action:
+    """The action of a call, with its arguments checked and completed by the operation.
+
+    Raises OperationError.
+    """
     checked = operations[op].check(arguments)
     return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
 
@@ -359,10 +418,15 @@ def numbers_schema(kind: str, count: int) -> dict[str, Any]:
     return {"type": "array", "items": {"type": kind}, "minItems": count, "maxItems": count}
 
 
-def function(name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
+def function(
+    name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]
+) -> dict[str, Any]:
     """The JSON schema of a call in the format of tool prompts."""
     parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 def signatures(schemas: Sequence[dict[str, Any]]) -> Tag:

@@ -10,12 +10,16 @@ from pixelis.dialogue.dialects.plain import Plain
 from pixelis.errors import OperationError
 from pixelis.records import ImageView
 
-RULE = "\nReason step by step. Write the final answer on a line of its own at the end, in the form `Answer: ...`."
+RULE = (
+    "\nReason step by step. Write the final answer on a line of its own at the end, in the form "
+    "`Answer: ...`."
+)
 _LINE = re.compile(r"answer\s*:[ \t]*([^\n]+)", re.IGNORECASE)
 
 
 class Dapo(Plain):
-    """Reasoning, then ``Answer: 7``: the last of several counts, upper and lower case are alike (DAPO, arXiv 2503.14476).
+    """Reasoning, then ``Answer: 7``: the last of several counts, upper and lower case are alike (DAPO, arXiv
+    2503.14476).
 
     The public code reads only the last 300 characters; here the line may stand anywhere after the thought.
     """

@@ -1,4 +1,6 @@
-"""DeepEyes: image_zoom_in_tool and image_rotate_tool on the question's picture, in pixels of the picture as shown."""
+"""DeepEyes: image_zoom_in_tool and image_rotate_tool on the question's picture, in pixels of the picture as
+shown.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, Coordinates, ImageView, Observation
 
 TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
-"""Supported operations and their names in calls; ``rotate`` is supported if toolbox.operations has one of that name."""
+"""Supported operations and their names in calls; ``rotate`` is supported if toolbox.operations has one of
+that name.
+"""
 SCHEMAS = {
     "zoom_in": function(
         TOOLS["zoom_in"],
@@ -58,12 +62,14 @@ CALL = "call a function inside <tool_call>...</tool_call> if you need to see mor
 
 
 class DeepEyes(Dialect):
-    """A thought, then ``<tool_call>{"name":"image_zoom_in_tool","arguments":{"bbox_2d":[..]}}</tool_call>`` or an answer in tags.
+    """A thought, then ``<tool_call>{"name":"image_zoom_in_tool","arguments":{"bbox_2d":[..]}}</tool_call>``
+    or an answer in tags.
 
-    Boxes are pixels of the first picture as shown; crops of crops and other pictures cannot be named. Angles are clockwise,
-    as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last of several calls counts (with
-    ``max_calls`` above 1 the first ones, as in `visual_toolbox_v5`), but an answer before any call; fractions of pixels are
-    rounded, further fields are ignored, and a region of 30 pixels or less, or thinner than 1:100, is refused.
+    Boxes are pixels of the first picture as shown; crops of crops and other pictures cannot be named. Angles
+    are clockwise, as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last
+    of several calls counts (with ``max_calls`` above 1 the first ones, as in `visual_toolbox_v5`), but an
+    answer before any call; fractions of pixels are rounded, further fields are ignored, and a region of 30
+    pixels or less, or thinner than 1:100, is refused.
     """
 
     name = "deepeyes"
@@ -97,7 +103,10 @@ class DeepEyes(Dialect):
     ) -> list[Piece]:
         if not operations:
             return []
-        return [Tag(SYSTEM.format(calls=calls_allowed(max_calls))), signatures([SCHEMAS[name] for name in operations])]
+        return [
+            Tag(SYSTEM.format(calls=calls_allowed(max_calls))),
+            signatures([SCHEMAS[name] for name in operations]),
+        ]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         return [*interleaved(text, views), *self._rule(tools, instruct)]
@@ -124,7 +133,11 @@ class DeepEyes(Dialect):
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         forms = {TOOLS[name]: name for name in operations if name in TOOLS}
-        known = {key: call[key] for key in ("name", "arguments") if key in call} if isinstance(call, dict) else call
+        known = (
+            {key: call[key] for key in ("name", "arguments") if key in call}
+            if isinstance(call, dict)
+            else call
+        )
         name, arguments = named_call(known, list(forms))
         op, target = forms[name], first_image(scale)
         key = FIELDS[op]
@@ -142,14 +155,19 @@ class DeepEyes(Dialect):
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:
-    """A box in pixels of the image as shown. Raises ``too_small`` or ``bad_box`` for a region that DeepEyes refuses."""
+    """A box in pixels of the image as shown.
+
+    Raises ``too_small`` or ``bad_box`` for a region that DeepEyes refuses.
+    """
     if isinstance(value, list) and all(type(v) in (int, float) for v in value):
         value = [round(v) for v in value]
     left, top, right, bottom = scale.read("bbox_2d", value, target)  # type: ignore[misc]
     width, height = scale.extent(target)
     sides = round((right - left) * width), round((bottom - top) * height)
     if min(sides) <= MIN_SIDE:
-        raise OperationError(f"the region is {sides[0]}x{sides[1]} pixels, more than {MIN_SIDE} are needed", code="too_small")
+        raise OperationError(
+            f"the region is {sides[0]}x{sides[1]} pixels, more than {MIN_SIDE} are needed", code="too_small"
+        )
     if max(sides) > MAX_RATIO * min(sides):
         raise OperationError(f"the region is thinner than 1:{MAX_RATIO}", code="bad_box")
     return left, top, right, bottom

@@ -40,12 +40,14 @@ _WIRE_ID = re.compile(r"observation_(\d{1,4})(?!\d)")
 
 
 class MiniO3(Dialect):
-    """A thought, then ``<grounding>{"bbox_2d":[..],"source":"observation_1"}</grounding>`` or an answer in tags.
+    """A thought, then ``<grounding>{"bbox_2d":[..],"source":"observation_1"}</grounding>`` or an answer in
+    tags.
 
-    ``original_image`` is the first picture, or the first frame of a clip; ``observation_1`` is the first successful
-    observation. As in Mini-o3's code ``observation_0`` is the picture, words after the number and single or mixed quotes are
-    read, and a turn ends with its first call, also inside a thought or before an answer. Calls are written with a blank after
-    commas and colons, the box first: Mini-o3's parser reads no other form.
+    ``original_image`` is the first picture, or the first frame of a clip; ``observation_1`` is the first
+    successful observation. As in Mini-o3's code ``observation_0`` is the picture, words after the number and
+    single or mixed quotes are read, and a turn ends with its first call, also inside a thought or before an
+    answer. Calls are written with a blank after commas and colons, the box first: Mini-o3's parser reads no
+    other form.
     """
 
     name = "mini_o3"
@@ -77,7 +79,12 @@ class MiniO3(Dialect):
             return [Tag(ANSWER_RULE)]
         if len(views) < 2:
             return [Tag(RULE)]
-        return [Tag(RULE), Tag("\nFurther sources: "), ", ".join(describe_view(view) for view in views[1:]), Tag(".")]
+        return [
+            Tag(RULE),
+            Tag("\nFurther sources: "),
+            ", ".join(describe_view(view) for view in views[1:]),
+            Tag("."),
+        ]
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         if observation.status == "error":
@@ -86,7 +93,10 @@ class MiniO3(Dialect):
 
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         box = scale.write(action.arguments["box"], action.target)
-        return {"bbox_2d": box, "source": ORIGINAL if action.target == first_image(scale) else _wire_id(action.target)}
+        return {
+            "bbox_2d": box,
+            "source": ORIGINAL if action.target == first_image(scale) else _wire_id(action.target),
+        }
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         if not isinstance(call, dict):
@@ -95,7 +105,9 @@ class MiniO3(Dialect):
             raise OperationError("answer without operations", code="unknown_op")
         only(call, ("bbox_2d", "source"))
         target = self._target(call["source"], scale)
-        return checked_action(operations, ZOOM, target, {"box": scale.read("bbox_2d", call["bbox_2d"], target)})
+        return checked_action(
+            operations, ZOOM, target, {"box": scale.read("bbox_2d", call["bbox_2d"], target)}
+        )
 
     def _load(self, text: str) -> Any:
         return strict_json(_QUOTED.sub(r'\1"\2"', text) if "'" in text else text)
@@ -106,8 +118,16 @@ class MiniO3(Dialect):
         match = _WIRE_ID.match(source)
         name = f"observation_{int(match[1])}" if match else source
         if not scale.images:
-            return f"obs{match[1]}" if match and int(match[1]) else DEFAULT_TARGET if name in ORIGINALS else source
-        targets = {_wire_id(image): image for image in scale.images[1:]} | dict.fromkeys(ORIGINALS, scale.images[0])
+            return (
+                f"obs{match[1]}"
+                if match and int(match[1])
+                else DEFAULT_TARGET
+                if name in ORIGINALS
+                else source
+            )
+        targets = {_wire_id(image): image for image in scale.images[1:]} | dict.fromkeys(
+            ORIGINALS, scale.images[0]
+        )
         if name not in targets:
             names = [ORIGINAL, *(target for target in targets if target not in ORIGINALS)]
             raise OperationError(f"no image {source[:20]}, use {', '.join(names[:8])}", code="bad_target")

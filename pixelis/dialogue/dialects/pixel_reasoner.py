@@ -59,7 +59,10 @@ SCHEMAS = {
         ["target_frames"],
     ),
 }
-SYSTEM = "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer before you answer.\n\n"
+SYSTEM = (
+    "You are a helpful assistant.\n\n# Tools\n\nYou may call one function per turn to look closer "
+    "before you answer.\n\n"
+)
 RULE = "\nReason step by step{call}, and put the final answer in \\boxed{{}}."
 CALL = " and call functions when you need to see more"
 _END_OF_THOUGHT = re.compile(rf"<tool_call>|{BOXED.pattern}")
@@ -67,12 +70,14 @@ _END = re.compile(r"[\s.$*\])]*")
 
 
 class PixelReasoner(Dialect):
-    """Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer in ``\\boxed{}``.
+    """Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer
+    in ``\\boxed{}``.
 
-    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the first clip from
-    1. Boxes are written in fractions of the image; larger whole numbers are read as pixels of the image as shown. ``padding``:
-    fraction of width and height added on each side of every crop. As in Pixel-Reasoner's code a turn is a call only if it
-    ends with one, and the last of several calls counts.
+    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the
+    first clip from
+    1. Boxes are written in fractions of the image; larger whole numbers are read as pixels of the image as
+       shown. ``padding``: fraction of width and height added on each side of every crop. As in
+       Pixel-Reasoner's code a turn is a call only if it ends with one, and the last of several calls counts.
     """
 
     name = "pixel_reasoner"
@@ -136,7 +141,11 @@ class PixelReasoner(Dialect):
         size = "{}x{}".format(*images[0].view_size)
         if images[0].frame is None:
             return [f"Image {images_so_far + 1}, the region asked for ({size}): ", *images]
-        numbers = str(images_so_far + 1) if len(images) == 1 else f"{images_so_far + 1} to {images_so_far + len(images)}"
+        numbers = (
+            str(images_so_far + 1)
+            if len(images) == 1
+            else f"{images_so_far + 1} to {images_so_far + len(images)}"
+        )
         frames = ", ".join(str(image.frame + 1) for image in images if image.frame is not None)
         return [f"Images {numbers}, frames {frames} ({size}): ", *images]
 
@@ -163,8 +172,12 @@ class PixelReasoner(Dialect):
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
         if action.op == "select_frames":
             if action.target != _clip(scale):
-                raise OperationError(f"pixel_reasoner has no name for {action.target[:20]}", code="bad_target")
-            arguments: dict[str, Any] = {"target_frames": [number + 1 for number in action.arguments["frames"]]}
+                raise OperationError(
+                    f"pixel_reasoner has no name for {action.target[:20]}", code="bad_target"
+                )
+            arguments: dict[str, Any] = {
+                "target_frames": [number + 1 for number in action.arguments["frames"]]
+            }
         else:
             number, box = _number(action.target, scale), scale.write(action.arguments["box"], action.target)
             if max(box) > 1:

@@ -11,11 +11,15 @@ from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView
 
-RULE = "\nFirst think inside <think> </think> tags, then give the final answer inside <answer> </answer> tags."
+RULE = (
+    "\nFirst think inside <think> </think> tags, then give the final answer inside <answer> </answer> tags."
+)
 
 
 class Plain(Dialect):
-    """``<think>..</think><answer>..</answer>``, requested at the end of the question; no system turn of its own."""
+    """``<think>..</think><answer>..</answer>``, requested at the end of the question; no system turn of its
+    own.
+    """
 
     name = "plain"
     call = None

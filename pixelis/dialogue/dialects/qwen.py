@@ -30,13 +30,19 @@ TOOLS = f"""{ANSWER_RULE}
 
 {{calls}} Every result has its own id. \
 The images of the question are: """
-UNITS = {"thousand": "0 to 1000 of the image", "pixels": "pixels of the image as shown", "unit": "0 to 1 of the image"}
+UNITS = {
+    "thousand": "0 to 1000 of the image",
+    "pixels": "pixels of the image as shown",
+    "unit": "0 to 1 of the image",
+}
 
 
 class Qwen(Dialect):
-    """``<think>..</think>`` (optional), then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or ``<answer>..</answer>``.
+    """``<think>..</think>`` (optional), then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or
+    ``<answer>..</answer>``.
 
-    The argument ``target`` names the image. Coordinates have the names of ``PLACES`` in calls, such as ``bbox_2d`` for ``box``.
+    The argument ``target`` names the image. Coordinates have the names of ``PLACES`` in calls, such as
+    ``bbox_2d`` for ``box``.
     """
 
     name = "qwen"
@@ -74,7 +80,8 @@ class Qwen(Dialect):
             return [Tag(ANSWER_RULE)]
         schemas = [self.schema(operation, coordinates) for operation in operations.values()]
         # Ids are part of the question, so they are plain text.
-        rules, pictures = TOOLS.format(calls=calls_allowed(max_calls)), ", ".join(describe_view(view) for view in views)
+        rules = TOOLS.format(calls=calls_allowed(max_calls))
+        pictures = ", ".join(describe_view(view) for view in views)
         return [Tag(rules), pictures or "none", Tag("\n\n" + signatures(schemas))]
 
     def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
@@ -104,7 +111,9 @@ class Qwen(Dialect):
             if field_name not in fields:
                 continue
             if (value := arguments.pop(place.wire, None)) is not None:
-                arguments[field_name] = scale.read_argument(field_name, value, image_of(place, arguments, target))
+                arguments[field_name] = scale.read_argument(
+                    field_name, value, image_of(place, arguments, target)
+                )
             elif fields[field_name].is_required():
                 raise OperationError(f"{place.wire} is missing", code="bad_arguments")
         return checked_action(operations, name, target, arguments)
@@ -123,7 +132,11 @@ def _place_schema(name: str, kind: Coordinates) -> dict[str, Any] | None:
     shape = numbers_schema("number" if kind == "unit" else "integer", place.count)
     if place.many:
         shape = {"type": "array", "items": shape, "maxItems": MAX_PLACES}
-    unit = UNITS[kind] if place.image == "target" else UNITS[kind].replace("the image", f"the image `{place.image}`")
+    unit = (
+        UNITS[kind]
+        if place.image == "target"
+        else UNITS[kind].replace("the image", f"the image `{place.image}`")
+    )
     return {**shape, "description": f"{'each ' if place.many else ''}{names} in {unit}"}
 
 
@@ -132,5 +145,8 @@ def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     schema = {key: value for key, value in schema.items() if key != "title"}
     kinds = [kind for kind in schema.get("anyOf", []) if kind.get("type") != "null"]
     if len(kinds) == 1 and len(kinds) < len(schema["anyOf"]):
-        schema = {**kinds[0], **{key: value for key, value in schema.items() if key != "anyOf" and value is not None}}
+        schema = {
+            **kinds[0],
+            **{key: value for key, value in schema.items() if key != "anyOf" and value is not None},
+        }
     return schema

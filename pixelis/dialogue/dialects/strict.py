@@ -10,7 +10,10 @@ from pixelis.errors import OperationError
 
 
 def strict_json(text: str) -> Any:
-    """Parse JSON. Raises ``bad_json`` for duplicate keys, NaN, infinities, huge numbers, lone surrogates and deep nesting."""
+    """Parse JSON.
+
+    Raises ``bad_json`` for duplicate keys, NaN, infinities, huge numbers, lone surrogates and deep nesting.
+    """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(items)
@@ -43,12 +46,16 @@ def strict_json(text: str) -> Any:
 
 
 def named_call(call: Any, names: list[str]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of ``{"name":..,"arguments":{..}}``; ``bad_json``, ``unknown_op``, ``bad_arguments``."""
+    """Name and arguments of ``{"name":..,"arguments":{..}}``; ``bad_json``, ``unknown_op``,
+    ``bad_arguments``.
+    """
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         raise OperationError('a call is {"name":...,"arguments":{...}}', code="bad_json")
     name, arguments = call["name"], call["arguments"]
     if not isinstance(name, str) or name not in names:
-        raise OperationError(f"use {', '.join(names)}" if names else "answer without operations", code="unknown_op")
+        raise OperationError(
+            f"use {', '.join(names)}" if names else "answer without operations", code="unknown_op"
+        )
     if not isinstance(arguments, dict):
         raise OperationError("arguments is an object", code="bad_arguments")
     return name, dict(arguments)

@@ -72,14 +72,20 @@ class AgentRequest(StrictModel, QuestionRequest):
     cache: bool | None = None
 
     def file_ids(self) -> list[str]:
-        fields = [self.image, self.video, *(urls for earlier in self.history for urls in (earlier.image, earlier.video))]
+        fields = [
+            self.image,
+            self.video,
+            *(urls for earlier in self.history for urls in (earlier.image, earlier.video)),
+        ]
         return [url for urls in fields for url in _listed(urls) if re.match(FILE_ID, url)]
 
     def conversation(self) -> Conversation:
         conversation = Conversation(self.question.strip())
         for i, earlier in enumerate(self.history):
             media = conversation.attach(*self._media(earlier, f"history[{i}]."))
-            conversation.history.append(Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media))
+            conversation.history.append(
+                Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media)
+            )
         conversation.attach(*self._media(self, ""))
         return conversation
 
@@ -87,7 +93,9 @@ class AgentRequest(StrictModel, QuestionRequest):
         return self._placed(body.image, "image", param), self._placed(body.video, "video", param)
 
     def _placed(self, urls: str | list[str], kind: Literal["image", "video"], param: str) -> list[Placed]:
-        places = [f"{param}{kind}"] if isinstance(urls, str) else [f"{param}{kind}[{n}]" for n in range(len(urls))]
+        places = (
+            [f"{param}{kind}"] if isinstance(urls, str) else [f"{param}{kind}[{n}]" for n in range(len(urls))]
+        )
         return [
             (file_url(self._files, url, kind, place) if re.match(FILE_ID, url) else url, place)
             for url, place in zip(_listed(urls), places, strict=True)
@@ -137,10 +145,18 @@ class AgentFormat:
         if request.samples is not None and request.samples > config.serve.samples:
             raise ApiError(400, f"`samples` is at most {config.serve.samples}", "invalid_value", "samples")
         if request.max_turns is not None and request.max_turns > config.dialogue.max_turns_test:
-            raise ApiError(400, f"`max_turns` is at most {config.dialogue.max_turns_test}", "invalid_value", "max_turns")
+            raise ApiError(
+                400, f"`max_turns` is at most {config.dialogue.max_turns_test}", "invalid_value", "max_turns"
+            )
         self.stream = request.stream
         self.query = agent_query(
-            config, request, request.samples, request.operations, request.max_turns, request.learn, request.remember
+            config,
+            request,
+            request.samples,
+            request.operations,
+            request.max_turns,
+            request.learn,
+            request.remember,
         )
         self.cache_key = reply_cache_key("/v1/agent", self.query, request.seed, request.cache)
 
@@ -186,7 +202,8 @@ def without_tokens(trajectory: Trajectory, uris: dict[str, str]) -> Trajectory:
     turns = []
     for turn in trajectory.turns:
         observation = turn.observation
-        if observation is not None and observation.images:  # each picture travels once, under `trajectory.images`
+        # Each picture travels once, under `trajectory.images`
+        if observation is not None and observation.images:
             observation = observation.model_copy(update={"images": with_uris(observation.images, {})})
         turns.append(turn.model_copy(update={"tokens": [], "log_probs": [], "observation": observation}))
     return trajectory.model_copy(update={"turns": turns, "images": with_uris(trajectory.images, uris)})

@@ -48,11 +48,18 @@ class ReadMessage(NamedTuple):
 
 
 def add_media(
-    images: list[Placed], clips: list[Placed], role: str, url: str, kind: Literal["image", "video"] | None, place: str
+    images: list[Placed],
+    clips: list[Placed],
+    role: str,
+    url: str,
+    kind: Literal["image", "video"] | None,
+    place: str,
 ) -> None:
     """Add a picture or clip at ``place``, None: by its URL. Raises ApiError 400 unless the user sends it."""
     if role != "user":
-        raise ApiError(400, f"pictures belong in a user message, not in a {role} message", "invalid_value", place)
+        raise ApiError(
+            400, f"pictures belong in a user message, not in a {role} message", "invalid_value", place
+        )
     is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
     (clips if is_clip else images).append((url, place))
 
@@ -76,20 +83,30 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
     if kind == "json_object":
         return AnswerFormat(OBJECT)
     if kind != "json_schema":
-        raise ApiError(400, f"`{param}.type` must be text, json_object or json_schema", "invalid_value", f"{param}.type")
-    if not isinstance(schema, dict) or not isinstance(schema.get("name"), str) or not isinstance(schema.get("schema"), dict):
+        raise ApiError(
+            400, f"`{param}.type` must be text, json_object or json_schema", "invalid_value", f"{param}.type"
+        )
+    if (
+        not isinstance(schema, dict)
+        or not isinstance(schema.get("name"), str)
+        or not isinstance(schema.get("schema"), dict)
+    ):
         raise ApiError(400, f"`{param}` needs a `name` and a `schema`", "missing_parameter", param)
     return AnswerFormat(schema["schema"])
 
 
-def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None) -> Conversation:
+def read_messages(
+    messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None
+) -> Conversation:
     """The conversation of the messages of ``param``, which continue ``earlier``.
 
     Messages of one user in a row are one question, also with a reply without an answer in between; system
     messages precede the first one. Raises ApiError 400 otherwise.
     """
     conversation = copy.deepcopy(earlier) if earlier is not None else Conversation("")
-    texts, media, roles = [conversation.question] if conversation.question else [], conversation.unnamed, list[str]()
+    texts = [conversation.question] if conversation.question else []
+    media = conversation.unnamed
+    roles = list[str]()
 
     def refuse(problem: str) -> ApiError:
         return ApiError(400, problem, "unsupported_conversation", param)
@@ -103,7 +120,9 @@ def read_messages(messages: Iterable[ReadMessage], param: str, earlier: Conversa
             text = "" if _BLAND.fullmatch(text) else text
         elif role == "assistant":
             if not roles or roles[-1] != "user":
-                raise refuse(f"`{param}[{i}]` is an answer without a question: user and assistant messages alternate")
+                raise refuse(
+                    f"`{param}[{i}]` is an answer without a question: user and assistant messages alternate"
+                )
             if text:
                 conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
                 texts, media = [], []

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
@@ -15,7 +23,12 @@ MAX_ANSWER_CHARS = 1000
 MAX_COMMENT_CHARS = 4000
 ID = r"^[A-Za-z0-9_-]{1,80}$"
 """Ids of experiences and reviews."""
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -46,7 +59,11 @@ class ApiError(Exception):
         extra_headers: dict[str, str] | None = None,
     ):
         super().__init__(message)
-        self.status, self.message, self.code, self.param, self.retry_after_s = status, message, code, param, retry_after_s
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
         self.extra_headers = extra_headers or {}
 
     def body(self) -> dict[str, Any]:
@@ -95,7 +112,9 @@ PlainText = Annotated[str, AfterValidator(_plain_text)]
 def text_or(other: Any) -> Any:
     """The type of a string or an ``other`` JSON value; errors are of the one that the value looks like."""
     kinds = Annotated[str, Tag("a string")] | Annotated[other, Tag("no string")]
-    return Annotated[kinds, Discriminator(lambda value: "a string" if isinstance(value, str) else "no string")]
+    return Annotated[
+        kinds, Discriminator(lambda value: "a string" if isinstance(value, str) else "no string")
+    ]
 
 
 def parse_body(model: type[Model], body: bytes) -> Model:
@@ -104,7 +123,9 @@ def parse_body(model: type[Model], body: bytes) -> Model:
         return model.model_validate_json(body)
     except ValidationError as error:
         # Without the input: it may be megabytes of picture, and an error must not echo it.
-        raise validation_error(error.errors(include_input=False, include_url=False, include_context=False)) from None
+        raise validation_error(
+            error.errors(include_input=False, include_url=False, include_context=False)
+        ) from None
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
@@ -127,5 +148,7 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         reason = first["msg"].removeprefix("Invalid JSON: ")
         return ApiError(400, f"the body is not valid JSON: {reason}", "invalid_json")
     message = f"`{param}`: {first['msg']}" if param else first["msg"]
-    codes = {"missing": "missing_parameter"} | {name: name for name in ("invalid_characters", "unsupported_part")}
+    codes = {"missing": "missing_parameter"} | {
+        name: name for name in ("invalid_characters", "unsupported_part")
+    }
     return ApiError(400, message, codes.get(first["type"], "invalid_value"), param or None)

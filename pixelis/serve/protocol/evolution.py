@@ -95,7 +95,9 @@ class ReviewDecision(StrictModel):
     @model_validator(mode="after")
     def _answer_only_if_approved(self) -> ReviewDecision:
         if self.answer is not None and self.decision == "reject":
-            raise ApiError(400, "a rejected update is not learnt from: leave `answer` out", "invalid_value", "answer")
+            raise ApiError(
+                400, "a rejected update is not learnt from: leave `answer` out", "invalid_value", "answer"
+            )
         return self
 
 

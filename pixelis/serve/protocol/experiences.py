@@ -33,7 +33,9 @@ class FeedbackRequest(StrictModel):
     @model_validator(mode="after")
     def _not_empty(self) -> FeedbackRequest:
         if self.correct is None and self.answer is None and not self.comment.strip():
-            raise ApiError(400, "feedback needs `correct`, an `answer` or a `comment`", "missing_parameter", "correct")
+            raise ApiError(
+                400, "feedback needs `correct`, an `answer` or a `comment`", "missing_parameter", "correct"
+            )
         return self
 
 

@@ -34,7 +34,9 @@ class LogProbs(BaseModel):
     refusal: None = None
 
     @classmethod
-    def of(cls, trajectory: Trajectory, content: str, pieces: Sequence[bytes], top: Sequence[bytes]) -> LogProbs | None:
+    def of(
+        cls, trajectory: Trajectory, content: str, pieces: Sequence[bytes], top: Sequence[bytes]
+    ) -> LogProbs | None:
         """The tokens of the last policy turn that spell ``content``, or the answer that begins with it.
 
         ``pieces`` are the bytes of the turn's tokens, ``top`` of its ``top_log_probs`` in order. None if the
@@ -70,10 +72,15 @@ async def answer_log_probs(
     None without an answer and where a sample does not spell it. An answer that neighbours alone elected is no
     sample's.
     """
-    foreign = None if any(v.elected and v.id == answer.winner.id for v in answer.verdict.votes) else answer.winner
+    foreign = (
+        None if any(v.elected and v.id == answer.winner.id for v in answer.verdict.votes) else answer.winner
+    )
     turns = [last_turn(t) if t.answer and t is not foreign else None for _, t in choices]
     spelled = [turn.tokens if turn is not None else [] for turn in turns]
-    top = [[token for place in turn.top_log_probs for token, _ in place] if turn is not None else [] for turn in turns]
+    top = [
+        [token for place in turn.top_log_probs for token, _ in place] if turn is not None else []
+        for turn in turns
+    ]
     pieces = await agent.router.pieces(spelled + top)
     rows = zip(choices, pieces[: len(turns)], pieces[len(turns) :], strict=True)
     return [

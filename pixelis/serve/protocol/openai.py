@@ -17,7 +17,13 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_format, read_messages, refuse_unsupported
+from pixelis.serve.protocol.conversation import (
+    ReadMessage,
+    add_media,
+    answer_format,
+    read_messages,
+    refuse_unsupported,
+)
 from pixelis.serve.protocol.errors import ApiError, text_or
 from pixelis.serve.protocol.files import FileReference, file_url
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
@@ -93,7 +99,10 @@ class Part(LenientModel):
             raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
         for name, example in (("image_url", "image/png"), ("video_url", "video/mp4")):
             if isinstance(part.get(name), str):
-                text = '`{name}` must be an object with the address as its `url`: {{"url": "data:{example};base64,..."}}'
+                text = (
+                    '`{name}` must be an object with the address as its `url`: {{"url": '
+                    '"data:{example};base64,..."}}'
+                )
                 raise PydanticCustomError("invalid_value", text, {"name": name, "example": example})
         return part
 
@@ -107,13 +116,17 @@ class Message(LenientModel):
 
         ``files`` are the data URLs of uploaded files. Raises ApiError 400 for a part without content.
         """
-        parts = [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
+        parts = (
+            [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
+        )
         texts, images, clips = list[str](), list[Placed](), list[Placed]()
         for j, part in enumerate(parts):
             place = f"{param}.content[{j}]"
             content: Any = getattr(part, part.type)
             if content is None:
-                raise ApiError(400, f"a part of type `{part.type}` needs `{part.type}`", "invalid_value", place)
+                raise ApiError(
+                    400, f"a part of type `{part.type}` needs `{part.type}`", "invalid_value", place
+                )
             if part.type == "text":
                 texts.append(content.strip())
             elif part.type in ("image_url", "video_url"):
@@ -223,9 +236,15 @@ class Choice(BaseModel):
         """The choice of a sample with the answer ``content``, which ends before the first of ``stops``."""
         reason, refusal = trajectory.stop_reason.value, None
         if content is None:
-            refusal = f"no sample reached an answer ({reason})" if index == 0 else f"this sample reached no answer ({reason})"
+            refusal = (
+                f"no sample reached an answer ({reason})"
+                if index == 0
+                else f"this sample reached no answer ({reason})"
+            )
         else:
-            content = content[: min((place for stop in stops if (place := content.find(stop)) >= 0), default=None)]
+            content = content[
+                : min((place for stop in stops if (place := content.find(stop)) >= 0), default=None)
+            ]
         truncated = content is None and reason in ("length", "over_turn", "over_context", "over_images")
         message = ChatMessage(content=content, refusal=refusal)
         return cls(index=index, message=message, finish_reason="length" if truncated else "stop")
@@ -272,12 +291,16 @@ class ChatCompletion(BaseModel):
     pixelis: PixelisFields
 
     @classmethod
-    def of(cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()) -> ChatCompletion:
+    def of(
+        cls, model: str, answer: Answer, seconds: float, n: int = 1, stops: Sequence[str] = ()
+    ) -> ChatCompletion:
         """The completion of an answer after ``seconds``, with ``n`` choices cut at the first of ``stops``."""
         return cls(
             model=model,
             system_fingerprint=f"policy-{answer.group.policy_version}",
-            choices=[Choice.of(index, content, t, stops) for index, (content, t) in enumerate(choices(answer, n))],
+            choices=[
+                Choice.of(index, content, t, stops) for index, (content, t) in enumerate(choices(answer, n))
+            ],
             usage=Usage.of(answer.group.trajectories),
             pixelis=PixelisFields.of(answer, seconds),
         )
@@ -312,10 +335,18 @@ class ChatFormat:
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
         answers = request.answer_format
         top = request.top_logprobs or 0
-        self.query = agent_query(config, request, max_tokens=max_tokens, top_p=request.top_p, top_log_probs=top, answers=answers)
-        self.cache_key = reply_cache_key(f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed)
+        self.query = agent_query(
+            config, request, max_tokens=max_tokens, top_p=request.top_p, top_log_probs=top, answers=answers
+        )
+        self.cache_key = reply_cache_key(
+            f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed
+        )
         self.thoughts = ThoughtStream(config.dialogue.dialect)
-        self.chunk: dict[str, Any] = {"id": new_id("chatcmpl"), "object": "chat.completion.chunk", "created": int(time.time())}
+        self.chunk: dict[str, Any] = {
+            "id": new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+        }
         self.chunk |= {"model": self.model, "system_fingerprint": None}
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
@@ -342,13 +373,17 @@ class ChatFormat:
 
     def stream_turn(self, event: TurnEvent) -> str:
         rest = self.thoughts.end(event) if event.sample == 0 and event.turn.is_policy else ""
-        return sse_event(self._chunk({"reasoning": rest} if rest else {}) | {"pixelis": {"event": event.model_dump(mode="json")}})
+        return sse_event(
+            self._chunk({"reasoning": rest} if rest else {})
+            | {"pixelis": {"event": event.model_dump(mode="json")}}
+        )
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
         self.chunk["system_fingerprint"] = reply["system_fingerprint"]
         chunks = []
         for choice in reply["choices"]:
-            role = {"role": "assistant"} if choice["index"] else {}  # the first choice has begun with the stream
+            # The first choice has begun with the stream
+            role = {"role": "assistant"} if choice["index"] else {}
             delta = {k: v for k, v in choice["message"].items() if k != "role" and v is not None}
             chunks += [
                 self._chunk(role | delta, index=choice["index"], logprobs=choice["logprobs"]),
@@ -363,7 +398,9 @@ class ChatFormat:
         """A chunk that is an error body, which the official client raises."""
         return sse_event(error.body())
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, logprobs: Any = None) -> Any:
+    def _chunk(
+        self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, logprobs: Any = None
+    ) -> Any:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return {**self.chunk, "choices": [choice]}
 
@@ -381,4 +418,6 @@ class ModelList(BaseModel):
 
 
 def unknown_model(name: str, served: str) -> ApiError:
-    return ApiError(404, f"model `{name[:100]}` is not available here; use `{served}`", "model_not_found", "model")
+    return ApiError(
+        404, f"model `{name[:100]}` is not available here; use `{served}`", "model_not_found", "model"
+    )

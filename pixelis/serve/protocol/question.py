@@ -78,7 +78,8 @@ class Conversation:
 class QuestionRequest(BaseModel):
     """The fields that all question bodies share. The class variables name fields in error messages.
 
-    The body may name uploaded files; ``use_files`` gives their data URLs by id before ``conversation`` is called.
+    The body may name uploaded files; ``use_files`` gives their data URLs by id before ``conversation`` is
+    called.
     """
 
     question_param: ClassVar[str]
@@ -153,8 +154,11 @@ def agent_query(
     sent = [text for e in conversation.history[conversation.stored :] for text in (e.question, e.answer)]
     for text in [*sent, conversation.question]:
         check_question(text, config.serve.max_question_chars, body.question_param)
-    # Stored ones may be longer: the question with the schema that its answer had to fulfil, the answer as the policy wrote it.
-    for text in [text for e in conversation.history[: conversation.stored] for text in (e.question, e.answer)]:
+    # Stored ones may be longer: the question with the schema that its answer had to fulfil, the answer as the
+    # policy wrote it.
+    for text in [
+        text for e in conversation.history[: conversation.stored] for text in (e.question, e.answer)
+    ]:
         check_question(text, len(text), body.question_param)
     if answers is not None:
         check_question(answers.instruction, len(answers.instruction), "response_format")
@@ -174,20 +178,30 @@ def agent_query(
     tokens = min(max_tokens or max_turn_tokens, max_turn_tokens)
     priority = config.serve.priority if body.priority is None else body.priority
     seed = secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED
-    # The learner expects log-probs of the configured sampling distribution: answers sampled differently are not learnt from.
-    # And of a required format the policy learns nothing: samples that lack it did not vote.
-    on_policy = answers is None and (temperature, top_p, tokens) == (default.temperature, default.top_p, max_turn_tokens)
+    # The learner expects log-probs of the configured sampling distribution: answers sampled differently are
+    # not learnt from. And of a required format the policy learns nothing: samples that lack it did not vote.
+    on_policy = answers is None and (temperature, top_p, tokens) == (
+        default.temperature,
+        default.top_p,
+        max_turn_tokens,
+    )
     return AgentQuery(
         question=conversation.question + (answers.instruction if answers is not None else ""),
         images=conversation.images,
         clips=conversation.clips,
         history=conversation.history,
         places=conversation.places,
-        samples=1 if temperature == 0 else samples or config.serve.samples,  # greedy samples would all be the same
+        # Greedy samples would all be the same
+        samples=1 if temperature == 0 else samples or config.serve.samples,
         sampling=SamplingParams(temperature, top_p, tokens, seed, priority, top_log_probs),
-        operations=operations and bool(config.toolbox.operations and (conversation.images or conversation.clips)),
+        operations=operations
+        and bool(config.toolbox.operations and (conversation.images or conversation.clips)),
         max_turns=max_turns or config.dialogue.max_turns_test,
-        learn=learn and bool(remember) and on_policy and operations and bool(conversation.images or conversation.clips),
+        learn=learn
+        and bool(remember)
+        and on_policy
+        and operations
+        and bool(conversation.images or conversation.clips),
         remember=remember,
         answers=answers,
         user=body.user or None,
@@ -230,7 +244,10 @@ def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool
 
 
 def _hashes(sources: Sequence[str | bytes]) -> list[str]:
-    return [hashlib.sha256(source if isinstance(source, bytes) else source.encode()).hexdigest() for source in sources]
+    return [
+        hashlib.sha256(source if isinstance(source, bytes) else source.encode()).hexdigest()
+        for source in sources
+    ]
 
 
 def check_question(text: str, max_chars: int, param: str = "question") -> str:

@@ -41,7 +41,13 @@ class ResponseEvents:
         """A piece of the thought of the next turn."""
         events = self._start_over(attempt)
         if self.thought is None:
-            item = {"id": self._id("rs"), "type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
+            item = {
+                "id": self._id("rs"),
+                "type": "reasoning",
+                "summary": [],
+                "content": [],
+                "status": "in_progress",
+            }
             opened, place = self._open(item, {"type": "reasoning_text", "text": ""})
             events, self.thought = events + opened, {**place, "text": ""}
         place = {name: value for name, value in self.thought.items() if name != "text"}
@@ -69,7 +75,9 @@ class ResponseEvents:
                 self.calls.append(index)
                 place = {"output_index": index, "item_id": item["id"]}
                 events += [
-                    self.event("response.output_item.added", output_index=index, item=item | {"arguments": ""}),
+                    self.event(
+                        "response.output_item.added", output_index=index, item=item | {"arguments": ""}
+                    ),
                     self.event("response.mcp_call.in_progress", **place),
                     self.event("response.mcp_call_arguments.done", **place, arguments=arguments),
                 ]
@@ -88,14 +96,27 @@ class ResponseEvents:
     def item(self, item: dict[str, Any]) -> list[str]:
         self.output.append(item)
         place = len(self.output) - 1
-        return [self.event(f"response.output_item.{name}", output_index=place, item=item) for name in ("added", "done")]
+        return [
+            self.event(f"response.output_item.{name}", output_index=place, item=item)
+            for name in ("added", "done")
+        ]
 
     def message(self, text: str | None, refusal: str | None, log_probs: list[dict[str, Any]]) -> list[str]:
         """The answer with its tokens, or the reason why there is none."""
         kind, name = ("output_text", "text") if text is not None else ("refusal", "refusal")
         content = (text if text is not None else refusal) or ""
-        part = {"type": kind, name: content, **({"annotations": [], "logprobs": log_probs} if text is not None else {})}
-        item = {"id": self._id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        part = {
+            "type": kind,
+            name: content,
+            **({"annotations": [], "logprobs": log_probs} if text is not None else {}),
+        }
+        item = {
+            "id": self._id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
         delta: dict[str, Any] = {"logprobs": log_probs} if text is not None else {}
         events, place = self._open(item, {**part, name: ""})
         events += [
@@ -123,7 +144,10 @@ class ResponseEvents:
             return []
         place, self.thought = self.thought, None
         part = {"type": "reasoning_text", "text": place.pop("text")}
-        return [self.event("response.reasoning_text.done", **place, text=part["text"]), *self._close(place, part, status)]
+        return [
+            self.event("response.reasoning_text.done", **place, text=part["text"]),
+            *self._close(place, part, status),
+        ]
 
     def _open(self, item: dict[str, Any], part: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """Add an item with one part; returns the events and the fields that name the part."""
@@ -157,7 +181,11 @@ class ThoughtStream:
 
     def end(self, event: TurnEvent) -> str:
         """What a complete policy turn adds to what has been sent of it."""
-        rest = self._new(self.dialect.thought(event.turn.text)) if event.attempt == self.attempt or not self.sent else ""
+        rest = (
+            self._new(self.dialect.thought(event.turn.text))
+            if event.attempt == self.attempt or not self.sent
+            else ""
+        )
         self.attempt, self.text, self.sent = event.attempt, "", ""
         return rest
 

@@ -18,8 +18,21 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.keys import Caller
-from pixelis.serve.protocol.conversation import ReadMessage, add_media, answer_format, read_messages, refuse_unsupported
-from pixelis.serve.protocol.errors import MAX_COMMENT_CHARS, MAX_NAME_CHARS, ApiError, PlainText, StrictModel, text_or
+from pixelis.serve.protocol.conversation import (
+    ReadMessage,
+    add_media,
+    answer_format,
+    read_messages,
+    refuse_unsupported,
+)
+from pixelis.serve.protocol.errors import (
+    MAX_COMMENT_CHARS,
+    MAX_NAME_CHARS,
+    ApiError,
+    PlainText,
+    StrictModel,
+    text_or,
+)
 from pixelis.serve.protocol.files import FileReference
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.openai import Choice, LenientModel, PixelisFields, Usage, unknown_model
@@ -73,7 +86,8 @@ class InputPart(LenientModel):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind not in PARTS:
             text = (
-                "parts of type `{kind}` are not supported: send `input_text`, `input_image`, `input_video` and `input_file` parts"
+                "parts of type `{kind}` are not supported: send `input_text`, `input_image`, "
+                "`input_video` and `input_file` parts"
             )
             raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
         return part
@@ -98,8 +112,14 @@ class InputItem(LenientModel):
     def message(self, param: str, files: Mapping[str, str]) -> ReadMessage:
         """The message's content. Raises ApiError 400 without a role or for a part without content."""
         if self.role is None:
-            raise ApiError(400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role")
-        parts = [InputPart(type="input_text", text=self.content)] if isinstance(self.content, str) else self.content or []
+            raise ApiError(
+                400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role"
+            )
+        parts = (
+            [InputPart(type="input_text", text=self.content)]
+            if isinstance(self.content, str)
+            else self.content or []
+        )
         texts, images, clips = list[str](), list[Placed](), list[Placed]()
         for j, part in enumerate(parts):
             place = f"{param}.content[{j}]"
@@ -111,9 +131,13 @@ class InputItem(LenientModel):
             name, kind = CONTENTS[part.type]
             content = getattr(part, name)
             if content is None and part.file_id is None and part.file_data is None:
-                raise ApiError(400, f"a part of type `{part.type}` needs `{name}` or `file_id`", "invalid_value", place)
+                raise ApiError(
+                    400, f"a part of type `{part.type}` needs `{name}` or `file_id`", "invalid_value", place
+                )
             if part.file_id is not None or part.file_data is not None:
-                content = FileReference(file_id=part.file_id, file_data=part.file_data).url(files, kind, place)
+                content = FileReference(file_id=part.file_id, file_data=part.file_data).url(
+                    files, kind, place
+                )
             add_media(images, clips, self.role, content, kind, place)
         return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
 
@@ -150,7 +174,10 @@ def _few_pairs(metadata: Any) -> Any:
 
 
 Metadata = Annotated[
-    dict[Annotated[PlainText, Field(max_length=MAX_KEY_CHARS)], Annotated[PlainText, Field(max_length=MAX_VALUE_CHARS)]],
+    dict[
+        Annotated[PlainText, Field(max_length=MAX_KEY_CHARS)],
+        Annotated[PlainText, Field(max_length=MAX_VALUE_CHARS)],
+    ],
     BeforeValidator(_few_pairs),
 ]
 
@@ -193,14 +220,18 @@ class ResponsesRequest(QuestionRequest):
 
     def file_ids(self) -> list[str]:
         contents = (
-            [item.content for item in self.input if isinstance(item.content, list)] if not isinstance(self.input, str) else []
+            [item.content for item in self.input if isinstance(item.content, list)]
+            if not isinstance(self.input, str)
+            else []
         )
         return [part.file_id for content in contents for part in content if part.file_id is not None]
 
     def conversation(self) -> Conversation:
         """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
-            raise ApiError(400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs")
+            raise ApiError(
+                400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs"
+            )
         unsupported = {
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
             "reasoning.effort": (self.reasoning or {}).get("effort") is not None,
@@ -290,7 +321,9 @@ def _outcome(trajectory: Trajectory, answer: str | None, log_probs: LogProbs | N
     items = ResponseEvents(trajectory.dialect, trajectory.id.removeprefix("traj_"))
     for turn in trajectory.turns:
         items.turn(turn)
-    items.message(choice.message.content, choice.message.refusal, log_probs.model_dump()["content"] if log_probs else [])
+    items.message(
+        choice.message.content, choice.message.refusal, log_probs.model_dump()["content"] if log_probs else []
+    )
     truncated = choice.finish_reason == "length"
     return {
         "status": "incomplete" if truncated else "completed",
@@ -371,7 +404,9 @@ class ResponsesFormat:
     def _parameters(self, answer: Answer) -> dict[str, Any]:
         """The fields of a stored response that its experience lacks."""
         changes = {"completed_at": int(time.time()), "usage": _usage(answer)}
-        parameters = self.base.model_copy(update=changes).model_dump(mode="json", exclude={"id", "status", "output", "pixelis"})
+        parameters = self.base.model_copy(update=changes).model_dump(
+            mode="json", exclude={"id", "status", "output", "pixelis"}
+        )
         return {**parameters, "seconds": round(answer.seconds, 4)}
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
@@ -384,7 +419,9 @@ class ResponsesFormat:
 
     def stream_start(self) -> str:
         response = self.base.model_dump(mode="json")
-        return "".join(self.events.event(f"response.{name}", response=response) for name in ("created", "in_progress"))
+        return "".join(
+            self.events.event(f"response.{name}", response=response) for name in ("created", "in_progress")
+        )
 
     def stream_text(self, event: TextEvent) -> str:
         thought = self.thoughts.add(event)

@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 
-from pixelis.serve.dependencies import EntityId, JsonBody, Scoped, Sender, State, authorise, require_json, require_writable
+from pixelis.serve.dependencies import (
+    EntityId,
+    JsonBody,
+    Scoped,
+    Sender,
+    State,
+    authorise,
+    require_json,
+    require_writable,
+)
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.evolution import (
     DecisionReply,
@@ -77,13 +86,17 @@ async def evolution_status(state: State) -> EvolutionStatus:
 
 
 @router.post("/v1/evolution/pause", dependencies=WRITES)
-async def pause(state: State, caller: Sender, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
+async def pause(
+    state: State, caller: Sender, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]
+) -> EvolutionReply:
     """Pause learning until `resume`, restarts included."""
     return await _reply(state, "pause", await state.call_evolution("pause", caller.label))
 
 
 @router.post("/v1/evolution/resume", dependencies=WRITES)
-async def resume(state: State, caller: Sender, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]) -> EvolutionReply:
+async def resume(
+    state: State, caller: Sender, body: Annotated[EmptyRequest, Depends(JsonBody(EmptyRequest))]
+) -> EvolutionReply:
     """Resume learning."""
     return await _reply(state, "resume", await state.call_evolution("resume", caller.label))
 
@@ -104,7 +117,9 @@ async def roll_back(
 ) -> EvolutionReply:
     """Serve an earlier promoted version again, and withdraw the later ones."""
     by, timeout_s = caller.label, state.config.serve.timeout_s
-    return await _reply(state, "rollback", await state.call_evolution("roll_back", body.version, by, timeout_s=timeout_s))
+    return await _reply(
+        state, "rollback", await state.call_evolution("roll_back", body.version, by, timeout_s=timeout_s)
+    )
 
 
 @router.get("/v1/review", dependencies=[Depends(Scoped("steer"))])
@@ -128,7 +143,10 @@ async def get_review(state: State, id: EntityId) -> ReviewReply:
 
 @router.post("/v1/review/{id}", dependencies=WRITES)
 async def decide(
-    state: State, caller: Sender, id: EntityId, body: Annotated[ReviewDecision, Depends(JsonBody(ReviewDecision))]
+    state: State,
+    caller: Sender,
+    id: EntityId,
+    body: Annotated[ReviewDecision, Depends(JsonBody(ReviewDecision))],
 ) -> DecisionReply:
     """Approve or reject an update. It can be decided once."""
     decision = (body.decision == "approve", caller.label, body.comment, body.answer, body.reviewer.strip())
@@ -136,7 +154,9 @@ async def decide(
     return DecisionReply(id=id, decision=body.decision, result=result)
 
 
-async def _reply(state: GatewayState, order: Literal["pause", "resume", "promote", "rollback"], result: Any) -> EvolutionReply:
+async def _reply(
+    state: GatewayState, order: Literal["pause", "resume", "promote", "rollback"], result: Any
+) -> EvolutionReply:
     return EvolutionReply(order=order, result=result, status=await state.read_evolution("status", _NO_VALUES))
 
 

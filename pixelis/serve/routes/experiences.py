@@ -56,7 +56,12 @@ LAST_ID = "\U0010ffff"
 
 KeyName = Annotated[str | None, Query(pattern=NAME, description="the name of another key")]
 SEARCH_CHECKS = [Depends(require_json), Depends(require_room), Depends(limit_rate)]
-FEEDBACK_CHECKS = [Depends(Scoped("feedback")), Depends(require_writable), Depends(require_json), Depends(limit_rate)]
+FEEDBACK_CHECKS = [
+    Depends(Scoped("feedback")),
+    Depends(require_writable),
+    Depends(require_json),
+    Depends(limit_rate),
+]
 
 router = APIRouter(tags=["experiences"], dependencies=[Depends(authorise)])
 
@@ -66,7 +71,9 @@ async def add_feedback(
     state: State, caller: Sender, body: Annotated[FeedbackRequest, Depends(JsonBody(FeedbackRequest))]
 ) -> FeedbackReply:
     """Store feedback with an experience. It is redacted, and not used for training."""
-    feedback = Feedback(correct=body.correct, answer=body.answer, comment=body.comment, created_at=time.time())
+    feedback = Feedback(
+        correct=body.correct, answer=body.answer, comment=body.comment, created_at=time.time()
+    )
     await _visible(state, caller, body.experience_id)
     experience = await state.with_timeout(state.agent.feedback(body.experience_id, feedback, caller.label))
     return FeedbackReply(experience_id=body.experience_id, count=len(experience.feedback))
@@ -93,7 +100,9 @@ async def list_experiences(
         raise ApiError(400, message, "invalid_value", "before")
     page_end = created_at, id or LAST_ID
     experiences = await state.with_timeout(memory.list(limit, page_end, _readable(caller, key, user)))
-    next_before = f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
+    next_before = (
+        f"{experiences[-1].created_at!r}/{experiences[-1].id}" if len(experiences) == limit else None
+    )
     return ExperienceList(data=[_shown(e, caller) for e in experiences], next_before=next_before)
 
 
@@ -117,7 +126,10 @@ async def search_experiences(
     except TimeoutError:
         message = f"no result within {state.config.serve.timeout_s:g} s"
         raise ApiError(504, message, "timeout", retry_after_s=1.0) from None
-    matches = [FoundExperience(experience=_shown(n.experience, caller), similarity=n.similarity) for n in result.neighbours]
+    matches = [
+        FoundExperience(experience=_shown(n.experience, caller), similarity=n.similarity)
+        for n in result.neighbours
+    ]
     return FoundExperiences(data=matches, partial=result.partial)
 
 
@@ -145,7 +157,8 @@ async def delete_user(
     state: State, caller: Sender, user: Annotated[PlainText, Query(min_length=1)], key: KeyName = None
 ) -> DeletionReply:
     """Delete everything stored from a user's requests; `key`, for another key, needs `steer`."""
-    # Waiting updates are dropped before their experience: if a call fails in between, the same request still finds them.
+    # Waiting updates are dropped before their experience: if a call fails in between, the same request still
+    # finds them.
     name = _space(caller, key, "steer").owner(user) or ""
     memory, timeout_s, ids = _memory(state), _delete_timeout_s(state), list[str]()
     await state.agent.drain(ACTOR_TIMEOUT_S)
@@ -175,7 +188,9 @@ async def _visible(state: GatewayState, caller: Caller, id: str) -> Experience:
     try:
         experience = await state.with_timeout(_memory(state).get(id))
     except DataFailure as error:
-        raise ApiError(500, f"{error.message}: its operator can repair it from an export", error.code) from None
+        raise ApiError(
+            500, f"{error.message}: its operator can repair it from an export", error.code
+        ) from None
     if experience is None or not caller.may_see(experience.user):
         raise _unknown(id)
     return experience
@@ -203,7 +218,9 @@ async def _forget(state: GatewayState, ids: list[str]) -> None:
         await state.call_evolution("forget", ids, timeout_s=_delete_timeout_s(state))
 
 
-async def _audit_deletion(state: GatewayState, caller: Caller, ids: list[str], details: dict[str, Any]) -> None:
+async def _audit_deletion(
+    state: GatewayState, caller: Caller, ids: list[str], details: dict[str, Any]
+) -> None:
     if state.evolves:
         event = ("deletion", caller.label, "delete", "success", {**details, "count": len(ids)})
         try:
@@ -223,7 +240,10 @@ def _memory(state: GatewayState) -> Memory:
 
 
 def _shown(experience: Experience, caller: Caller) -> Experience:
-    shown = {"trajectory": without_tokens(experience.trajectory, {}), "verdict": verdict_for(caller, experience.verdict)}
+    shown = {
+        "trajectory": without_tokens(experience.trajectory, {}),
+        "verdict": verdict_for(caller, experience.verdict),
+    }
     return experience.model_copy(update=shown)
 
 

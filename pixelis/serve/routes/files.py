@@ -14,7 +14,16 @@ from pixelis.operations.encoded import media_type
 from pixelis.operations.image import image_pixels
 from pixelis.operations.video import clip_pixels
 from pixelis.serve.after_reply import REFUSALS
-from pixelis.serve.dependencies import EntityId, Scoped, Sender, State, limit_rate, read_upload, require_room, require_writable
+from pixelis.serve.dependencies import (
+    EntityId,
+    Scoped,
+    Sender,
+    State,
+    limit_rate,
+    read_upload,
+    require_room,
+    require_writable,
+)
 from pixelis.serve.files import Purpose
 from pixelis.serve.multipart import FormField
 from pixelis.serve.protocol.errors import ApiError
@@ -31,7 +40,9 @@ router = APIRouter(tags=["files"], dependencies=[Depends(Scoped("ask"))])
 
 
 @router.post("/v1/files", dependencies=UPLOAD_CHECKS)
-async def create_file(state: State, caller: Sender, form: Annotated[dict[str, FormField], Depends(read_upload)]) -> FileObject:
+async def create_file(
+    state: State, caller: Sender, form: Annotated[dict[str, FormField], Depends(read_upload)]
+) -> FileObject:
     """Store a picture or clip. Questions name it by its `id` until it expires."""
     unknown = set(form).difference(("file", "purpose", "expires_after[anchor]", "expires_after[seconds]"))
     if unknown:
@@ -59,10 +70,14 @@ async def create_file(state: State, caller: Sender, form: Annotated[dict[str, Fo
     name = "".join(c for c in name if c.isprintable())[:MAX_FILENAME_CHARS] or "file"
     await asyncio.to_thread(_check_media, state, upload.content)
     try:
-        file = await asyncio.to_thread(state.files.add, caller.name, upload.content, name, cast(Purpose, purpose), ttl_s)
+        file = await asyncio.to_thread(
+            state.files.add, caller.name, upload.content, name, cast(Purpose, purpose), ttl_s
+        )
     except InfraFailure as error:
         reason = REFUSALS.get(error.code, "I/O error")
-        raise ApiError(507, f"the disk of the service stores no file: {reason}", error.code, retry_after_s=60.0) from None
+        raise ApiError(
+            507, f"the disk of the service stores no file: {reason}", error.code, retry_after_s=60.0
+        ) from None
     return FileObject.of(file)
 
 

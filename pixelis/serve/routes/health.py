@@ -66,7 +66,9 @@ async def healthz(state: State, response: Response) -> Health:
     return Health(status=status, generators=len(generators), memory=memory)
 
 
-@router.get("/metrics", dependencies=[Depends(Scoped("read", "steer"))], response_class=Response, responses=TEXT)
+@router.get(
+    "/metrics", dependencies=[Depends(Scoped("read", "steer"))], response_class=Response, responses=TEXT
+)
 async def metrics(state: State) -> Response:
     """Prometheus metrics of the replica that answers."""
     return Response(state.counters.text(), media_type=CONTENT_TYPE)

@@ -30,18 +30,30 @@ EXAMPLES = (
 """File, source and question of each example, in the world of pixelis-nano. The backgrounds are scikit-image's
 rocket (SpaceX), coffee (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
 ABOUT_NANO = (
-    "reads handwritten digits on small cards with coloured frames, hidden in photographs like those of the examples.",
-    "It was trained for nothing else: it cannot describe pictures, read words or chat, and about other pictures it only guesses.",
+    (
+        "reads handwritten digits on small cards with coloured frames, hidden in photographs like those of "
+        "the "
+        "examples."
+    ),
+    (
+        "It was trained for nothing else: it cannot describe pictures, read words or chat, and about other "
+        "pictures it only guesses."
+    ),
 )
 ABOUT_OTHERS = (
-    "answers questions about what a picture shows: what is there, where, how many, and which words are written on it.",
+    (
+        "answers questions about what a picture shows: what is there, where, how many, and which words are "
+        "written on it."
+    ),
     "It cannot look anything up outside the picture, and it can be wrong: check answers that matter.",
 )
 """A sentence each about what the model, named before it, can and cannot do."""
 SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 HEADERS = {
-    # Only the page's own scripts, styles and connections: markup smuggled in by an answer can neither load nor send anything.
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; media-src blob:; base-uri 'none'; "
+    # Only the page's own scripts, styles and connections: markup smuggled in by an answer can neither load
+    # nor send anything.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; media-src blob:; base-uri "
+    "'none'; "
     "form-action 'none'; frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -56,13 +68,20 @@ def add_page(app: FastAPI, config: Config, needs_key: bool) -> None:
     """
     files = page_files()
     files["settings.json"] = json.dumps(page_settings(config, needs_key)).encode()
-    for path, name in (("/", "index.html"), ("/docs", "docs.html"), *((f"/page/{name}", name) for name in files)):
-        app.add_route(path, _file_handler(name, files[name]), methods=["GET", "HEAD"], include_in_schema=False)
+    for path, name in (
+        ("/", "index.html"),
+        ("/docs", "docs.html"),
+        *((f"/page/{name}", name) for name in files),
+    ):
+        app.add_route(
+            path, _file_handler(name, files[name]), methods=["GET", "HEAD"], include_in_schema=False
+        )
 
 
 def page_files() -> dict[str, bytes]:
     """The served files by name: the page's own and Swagger UI's."""
-    folder, swagger = importlib.resources.files("pixelis.serve") / "page", importlib.resources.files("fastapi_swagger.resources")
+    folder = importlib.resources.files("pixelis.serve") / "page"
+    swagger = importlib.resources.files("fastapi_swagger.resources")
     items = [item for item in folder.iterdir() if item.name.rpartition(".")[2] in MEDIA_TYPES]
     return {item.name: item.read_bytes() for item in [*items, *(swagger / name for name in SWAGGER_FILES)]}
 
@@ -94,7 +113,9 @@ def _file_handler(name: str, content: bytes) -> Callable[[Request], Awaitable[Re
     headers = HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
 
     async def send(request: Request) -> Response:
-        etags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+        etags = [
+            tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")
+        ]
         if headers["ETag"] in etags:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=media_type, headers=headers)  # Starlette adds the charset to text

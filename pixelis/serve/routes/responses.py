@@ -11,7 +11,16 @@ from fastapi.responses import Response
 from pixelis.errors import DataFailure
 from pixelis.records import Exchange, Experience
 from pixelis.serve.agent import data_url
-from pixelis.serve.dependencies import Admitted, EntityId, QuestionBody, RequestTiming, Scoped, Sender, State, require_writable
+from pixelis.serve.dependencies import (
+    Admitted,
+    EntityId,
+    QuestionBody,
+    RequestTiming,
+    Scoped,
+    Sender,
+    State,
+    require_writable,
+)
 from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import Conversation
@@ -33,7 +42,9 @@ from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 router = APIRouter(tags=["questions"], dependencies=[Depends(Scoped("ask"))])
 
 
-@router.post("/v1/responses", response_model=ResponseObject, responses={200: {"content": STREAM}}, dependencies=CHECKS)
+@router.post(
+    "/v1/responses", response_model=ResponseObject, responses={200: {"content": STREAM}}, dependencies=CHECKS
+)
 async def create_response(
     state: State,
     caller: Sender,
@@ -44,7 +55,9 @@ async def create_response(
     """Answer a question by the vote of several samples. `stream` sends reasoning, operations and answer."""
     if body.previous_response_id is not None:
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
-    return await respond(state, await signed(state, ResponsesFormat, body, timing.started, caller), timing.deadline)
+    return await respond(
+        state, await signed(state, ResponsesFormat, body, timing.started, caller), timing.deadline
+    )
 
 
 @router.get("/v1/responses/{id}")
@@ -55,9 +68,13 @@ async def get_response(state: State, caller: Sender, id: EntityId, request: Requ
         if (name == "include" and value != LOG_PROBS) or (name == "stream" and value == "false"):
             continue
         if name != "include_obfuscation":
-            raise ApiError(400, f"`{name[:100]}` is not supported: leave it out", "unsupported_parameter", name[:100])
+            raise ApiError(
+                400, f"`{name[:100]}` is not supported: leave it out", "unsupported_parameter", name[:100]
+            )
     experience = await _own(state, caller, id)
-    response = stored_response(experience.model_copy(update={"verdict": verdict_for(caller, experience.verdict)}))
+    response = stored_response(
+        experience.model_copy(update={"verdict": verdict_for(caller, experience.verdict)})
+    )
     if response is None:
         raise _unknown(id)
     return response
@@ -95,7 +112,10 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
 
     def refuse(reason: str) -> ApiError:
         return ApiError(
-            400, f"{reason}: send the earlier messages in `input`", "unsupported_conversation", "previous_response_id"
+            400,
+            f"{reason}: send the earlier messages in `input`",
+            "unsupported_conversation",
+            "previous_response_id",
         )
 
     question, answer = experience.question, experience.verdict.answer
@@ -109,8 +129,13 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     earlier = {id for exchange in question.history for id in exchange.media}
     own = [media.id for media in question.media if media.id not in earlier]
     conversation = Conversation("", images, history=list(question.history))
-    # A stored picture has the size that the policy saw: only its crops show details. They leave room for new pictures and views.
-    crops = [image.id for image in experience.trajectory.images if image.parent is not None and image.id in pictures]
+    # A stored picture has the size that the policy saw: only its crops show details. They leave room for new
+    # pictures and views.
+    crops = [
+        image.id
+        for image in experience.trajectory.images
+        if image.parent is not None and image.id in pictures
+    ]
     room = max(0, state.config.dialogue.max_images // 2 - len(images))
     shown = [(data_url(pictures[id]), "previous_response_id") for id in crops[max(0, len(crops) - room) :]]
     if answer is None:  # the next question is asked together with this one
@@ -129,4 +154,6 @@ async def _experience(state: GatewayState, id: str) -> Experience | None:
     try:
         return await state.with_timeout(memory.get("exp_" + id.removeprefix(PREFIX)))
     except DataFailure as error:
-        raise ApiError(500, f"{error.message}: its operator can repair it from an export", error.code) from None
+        raise ApiError(
+            500, f"{error.message}: its operator can repair it from an export", error.code
+        ) from None

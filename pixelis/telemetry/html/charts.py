@@ -42,7 +42,9 @@ class Chart:
     width, height = WIDTH, HEIGHT
 
 
-def line_chart(series: Mapping[str, Series], share: bool = False, bands: Mapping[str, Band] | None = None) -> Chart | None:
+def line_chart(
+    series: Mapping[str, Series], share: bool = False, bands: Mapping[str, Band] | None = None
+) -> Chart | None:
     """Place named series of finite (x, y) points in a chart; None if every series is empty.
 
     ``share``: the values are shares, drawn from 0 to 100 % if all of them are in 0..1. A line of more than
@@ -102,4 +104,6 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
 def _thin(points: Series) -> list[tuple[float, float]]:
     run = -(-len(points) // MAX_POINTS)
     chunks = [points[i : i + run] for i in range(0, len(points), run)]
-    return [(sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk)) for chunk in chunks]
+    return [
+        (sum(x for x, _ in chunk) / len(chunk), sum(y for _, y in chunk) / len(chunk)) for chunk in chunks
+    ]

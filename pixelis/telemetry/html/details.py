@@ -44,11 +44,19 @@ def details_of(observation: Observation) -> Details | None:
     lines = mappings(data.get("lines"))
     groups = data["properties"] if isinstance(data.get("properties"), Mapping) else {}
     details = Details(
-        objects=[_object(item) for item in mappings(data.get("objects"))[:MAX_OBJECTS] if item.get("kind") != "track"],
+        objects=[
+            _object(item)
+            for item in mappings(data.get("objects"))[:MAX_OBJECTS]
+            if item.get("kind") != "track"
+        ],
         lines=[(str(line.get("text", "")), _confidence(line)) for line in lines[:MAX_LINES]],
         more_lines=max(0, len(lines) - MAX_LINES),
         tracks=[_track(track) for track in mappings(data.get("tracks"))],
-        properties=[(str(group), _values(values)) for group, values in groups.items() if isinstance(values, Mapping) and values],
+        properties=[
+            (str(group), _values(values))
+            for group, values in groups.items()
+            if isinstance(values, Mapping) and values
+        ],
     )
     return details if details.objects or details.lines or details.tracks or details.properties else None
 
@@ -78,7 +86,8 @@ def _values(values: Mapping[Any, Any]) -> list[Value]:
         unit = ""
         if isinstance(value, Mapping) and "value" in value:
             unit, value = str(value.get("unit") or ""), value["value"]
-        label, shown_unit = str(name).replace("_", " "), "" if unit in OBVIOUS_UNITS else unit.replace("^2", "²")
+        label = str(name).replace("_", " ")
+        shown_unit = "" if unit in OBVIOUS_UNITS else unit.replace("^2", "²")
         colour = ""
         if unit in ("0..255", "RGB 0..255") and isinstance(value, (list, tuple)) and len(value) == 3:
             channels = [round(c) for v in value if (c := as_number(v)) is not None and 0 <= c <= 255]

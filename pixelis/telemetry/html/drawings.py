@@ -80,12 +80,22 @@ def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
         return []
     caller = next((number for number in range(turn - 1, -1, -1) if trajectory.turns[number].is_policy), turn)
     calls = trajectory.turns[caller].actions[turn - caller - 1 :]
-    action = calls[0] if calls else Action(op=str(observation.data.get("op", "")), target=str(observation.data.get("target", "")))
+    action = (
+        calls[0]
+        if calls
+        else Action(op=str(observation.data.get("op", "")), target=str(observation.data.get("target", "")))
+    )
     if (target := _locate(trajectory.images, action.target)) is None:
         return []
     root, frame, region = target
-    earlier = [t.observation for t in trajectory.turns[:turn] if t.observation is not None and t.observation.status == "ok"]
-    objects = {o["id"]: o for e in earlier for o in mappings(e.data.get("objects")) if isinstance(o.get("id"), str)}
+    earlier = [
+        t.observation
+        for t in trajectory.turns[:turn]
+        if t.observation is not None and t.observation.status == "ok"
+    ]
+    objects = {
+        o["id"]: o for e in earlier for o in mappings(e.data.get("objects")) if isinstance(o.get("id"), str)
+    }
     is_zoom = any(view.box is not None for view in observation.images) and not observation.data.get("objects")
     data = drawable(observation.data, {} if is_zoom else action.arguments, objects, region)
     if not any(data.values()):
@@ -95,7 +105,11 @@ def drawings(trajectory: Trajectory, turn: int) -> list[Drawing]:
     for item in mappings(data["objects"])[:1]:
         if isinstance(item.get("root"), str) and (item["root"], item.get("frame")) != (root, frame):
             root, frame, region = item["root"], as_index(item.get("frame")), geometry.WHOLE
-    time = next((v.time for v in trajectory.images if v.parent == root and v.frame == frame), None) if frame is not None else None
+    time = (
+        next((v.time for v in trajectory.images if v.parent == root and v.frame == frame), None)
+        if frame is not None
+        else None
+    )
     shows_target = not any(observation.data.get(key) for key in DRAWABLE)
     x0, y0, x1, y1 = region
     if (x1 - x0) * (y1 - y0) > 0.4 or x1 <= 0 or y1 <= 0 or x0 >= 1 or y0 >= 1:
@@ -112,15 +126,27 @@ def _track_drawings(
     """One drawing for each returned frame, or for TRACK_FRAMES frames spread over the tracks."""
     numbers = [view.frame for view in observation.images if view.frame is not None]
     if len(numbers) < 2:
-        tracked = {index for track in tracks for n in as_list(track.get("frames")) if (index := as_index(n)) is not None}
+        tracked = {
+            index
+            for track in tracks
+            for n in as_list(track.get("frames"))
+            if (index := as_index(n)) is not None
+        }
         numbers = subsample(sorted(tracked), TRACK_FRAMES)
-    times = {v.frame: v.time for v in trajectory.images if v.parent == root and v.frame is not None and v.time is not None}
+    times = {
+        v.frame: v.time
+        for v in trajectory.images
+        if v.parent == root and v.frame is not None and v.time is not None
+    }
     for frame in mappings(observation.data.get("frames")):
         index, time = as_index(frame.get("index")), as_number(frame.get("time"))
         if index is not None and time is not None:
             times.setdefault(index, time)
     views = {view.frame: view.id for view in observation.images}
-    return [Drawing(root, n, times.get(n), geometry.WHOLE, {"tracks": tracks}, TRACK_PIXELS, views.get(n, "")) for n in numbers]
+    return [
+        Drawing(root, n, times.get(n), geometry.WHOLE, {"tracks": tracks}, TRACK_PIXELS, views.get(n, ""))
+        for n in numbers
+    ]
 
 
 def required_frames(trajectory: Trajectory) -> dict[str, list[int]]:
@@ -150,7 +176,9 @@ def full_picture(
 
 def _locate(images: Sequence[ImageView], target: str) -> tuple[str, int | None, Box] | None:
     """The media, frame and region of a target; None if one of its parents is missing."""
-    if target not in {view.id for view in images} and any(v.parent == target and v.frame is not None for v in images):
+    if target not in {view.id for view in images} and any(
+        v.parent == target and v.frame is not None for v in images
+    ):
         return target, None, geometry.WHOLE
     try:
         links = geometry.chain(images, target)

@@ -90,7 +90,9 @@ class EpisodePage:
 
     def stills(self) -> list[Shot]:
         # An episode whose prompt did not fit has no images, but the question still has its own.
-        views = self.trajectory.images or [ImageView(id=media.id) for media in self.question.media if media.kind == "image"]
+        views = self.trajectory.images or [
+            ImageView(id=media.id) for media in self.question.media if media.kind == "image"
+        ]
         return [Shot(v, self.pictures.get(v.id), self._marks_on(v.id)) for v in views if v.parent is None]
 
     def first_look(self, shot: Shot) -> np.ndarray | None:
@@ -98,11 +100,16 @@ class EpisodePage:
         width, height = shot.view.view_size
         if (
             shot.picture is None
-            or not 0 < min(width, height) <= max(width, height) <= min(PAGE_PIXELS, *shot.picture.shape[:2]) // 2
+            or not 0
+            < min(width, height)
+            <= max(width, height)
+            <= min(PAGE_PIXELS, *shot.picture.shape[:2]) // 2
         ):
             return None
         # The same reduction as operations.pixel_budget.fit, so that the reader sees what the policy saw.
-        return np.asarray(Image.fromarray(shot.picture).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0))
+        return np.asarray(
+            Image.fromarray(shot.picture).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        )
 
     def clips(self) -> dict[str, list[Shot]]:
         first = {name for turn in self.trajectory.turns if turn.role == "user" for name in turn.images}
@@ -123,8 +130,12 @@ class EpisodePage:
         for place, turn in enumerate(self.trajectory.turns):
             if turn.is_policy:
                 number += 1
-                yield TurnPage(turn, number, is_answer=turn is policy_turns[-1] and self.trajectory.answer is not None)
-            elif turn.role == "tool" and not (turn.observation is not None and turn.observation.status == "error"):
+                yield TurnPage(
+                    turn, number, is_answer=turn is policy_turns[-1] and self.trajectory.answer is not None
+                )
+            elif turn.role == "tool" and not (
+                turn.observation is not None and turn.observation.status == "error"
+            ):
                 yield self._tool_turn(place, turn)
             else:
                 yield TurnPage(turn)
@@ -142,7 +153,12 @@ class EpisodePage:
         if painted and observation is not None and observation.data.get("tracks"):
             frames = []  # the drawings already show them, with the track
         crops = [
-            Crop(name, marks.get(name), self.pictures.get(name), views[name].source_size if name in views else (0, 0))
+            Crop(
+                name,
+                marks.get(name),
+                self.pictures.get(name),
+                views[name].source_size if name in views else (0, 0),
+            )
             for name in names
             if name not in views or views[name].frame is None
         ]
@@ -167,9 +183,12 @@ class EpisodePage:
                 continue
             try:
                 links = geometry.chain(self.trajectory.images, view.id)
-            except OperationError:  # a view with a missing parent has no place in the picture; its crop is still shown
+            except (
+                OperationError
+            ):  # a view with a missing parent has no place in the picture; its crop is still shown
                 continue
-            if links[0].frame is not None and links[0].box is not None:  # part of a frame that is not on the page
+            # Part of a frame that is not on the page
+            if links[0].frame is not None and links[0].box is not None:
                 continue
             marks[view.id] = Mark(len(marks) + 1, links[0].id, geometry.to_root(links))
         return marks

@@ -28,7 +28,9 @@ LOSSLESS_PIXELS = 128
 
 def clean(value: Any) -> Any:
     """Replace invisible characters of a text; other values and markup pass unchanged."""
-    return INVISIBLE.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return (
+        INVISIBLE.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    )
 
 
 def text(value: object, limit: int = MAX_TEXT) -> Markup:
@@ -40,7 +42,9 @@ def text(value: object, limit: int = MAX_TEXT) -> Markup:
 
 def transcript(value: str) -> str:
     """The text of a turn; each run of picture placeholders becomes one short note."""
-    return PADS.sub(lambda run: f"[picture: {run.group().count('_pad|>')} tokens]", value[: 50 * MAX_TEXT]).strip()
+    return PADS.sub(
+        lambda run: f"[picture: {run.group().count('_pad|>')} tokens]", value[: 50 * MAX_TEXT]
+    ).strip()
 
 
 def as_json(value: Any) -> str:
@@ -97,7 +101,9 @@ def data_url(picture: np.ndarray, longest: int = PAGE_PIXELS) -> str:
     Raises BadInput for any other array.
     """
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
-        raise BadInput(f"expected a uint8 picture [height, width, 3], got {picture.dtype} {list(picture.shape)}")
+        raise BadInput(
+            f"expected a uint8 picture [height, width, 3], got {picture.dtype} {list(picture.shape)}"
+        )
     image = Image.fromarray(np.ascontiguousarray(picture))
     image.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()

@@ -32,7 +32,9 @@ def render_ranks(file: RankFile) -> str:
         # Share of the energy that each rank retains.
         retained = [accumulate(value * value for value in curve) for curve in values]
         totals = [layer["frobenius_norm"] ** 2 for layer in group]
-        energies[kind] = _mean([[min(1.0, e / total) for e in curve] for curve, total in zip(retained, totals, strict=True)])
+        energies[kind] = _mean(
+            [[min(1.0, e / total) for e in curve] for curve, total in zip(retained, totals, strict=True)]
+        )
     return render(
         "ranks.html",
         title="LoRA ranks",

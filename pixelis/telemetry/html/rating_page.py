@@ -27,4 +27,10 @@ def render_ratings(page: str, items: Sequence[RatingItem]) -> str:
     """
     script = source("ratings.js").strip()
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
-    return render("ratings.html", title="Which answer is better?", page=page, items=items, script_hash=f"sha256-{digest}")
+    return render(
+        "ratings.html",
+        title="Which answer is better?",
+        page=page,
+        items=items,
+        script_hash=f"sha256-{digest}",
+    )

@@ -24,7 +24,17 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-for _name in ("text", "transcript", "as_json", "fact", "number", "percent", "points", "thousands", "data_url"):
+for _name in (
+    "text",
+    "transcript",
+    "as_json",
+    "fact",
+    "number",
+    "percent",
+    "points",
+    "thousands",
+    "data_url",
+):
     _environment.filters[_name] = getattr(filters, _name)
 _environment.globals["line_chart"] = line_chart
 

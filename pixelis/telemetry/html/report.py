@@ -63,7 +63,9 @@ def write_report(
 ) -> Path:
     """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report``."""
     folder = Path(run_dir)
-    return write_page(folder / file, render_report(summary, curves, episodes, title or folder.resolve().name, examples))
+    return write_page(
+        folder / file, render_report(summary, curves, episodes, title or folder.resolve().name, examples)
+    )
 
 
 def render_report(
@@ -110,12 +112,16 @@ def render_report(
         problems=[(name, problem) for name, problem in diagnoses if problem],
         stages={stage: figures for stage, steps in stages.items() if (figures := _figures(steps))},
         episodes=episodes,
-        seconds={name: clock(took) for name, value in seconds.items() if (took := as_number(value)) is not None},
+        seconds={
+            name: clock(took) for name, value in seconds.items() if (took := as_number(value)) is not None
+        },
     )
 
 
 def _result(arm: Mapping[str, Any], name: str | None = None) -> Result:
-    calls, rapr, errors = arm.get("operations"), as_number(arm.get("rapr")), as_number(arm.get("tool_error_rate"))
+    calls = arm.get("operations")
+    rapr = as_number(arm.get("rapr"))
+    errors = as_number(arm.get("tool_error_rate"))
     return Result(
         name=str(arm.get("name", "")) if name is None else name,
         accuracy=as_number(arm.get("accuracy")),
@@ -136,7 +142,11 @@ def _interval(value: Any) -> tuple[float, float] | None:
 def _differences(paired: Any) -> list[tuple[str, float | None, tuple[float, float] | None]]:
     """Name, mean and interval of paired differences `{"rft_minus_sft": {"mean": ..., "ci95": [...]}}`."""
     return [
-        (name.replace("_minus_", " minus "), as_number(difference.get("mean")), _interval(difference.get("ci95")))
+        (
+            name.replace("_minus_", " minus "),
+            as_number(difference.get("mean")),
+            _interval(difference.get("ci95")),
+        )
         for name, difference in (paired.items() if isinstance(paired, dict) else ())
         if isinstance(difference, dict)
     ]
@@ -144,7 +154,10 @@ def _differences(paired: Any) -> list[tuple[str, float | None, tuple[float, floa
 
 def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
     """Results before and after adapting to changed pictures, their differences, and other facts."""
-    arms = {name: shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]} for name in ("before", "after")}
+    arms = {
+        name: shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]}
+        for name in ("before", "after")
+    }
     paired = {key: value for key, value in shift.items() if "_minus_" in key and isinstance(value, dict)}
     facts: dict[str, Any] = {}
     for key, value in shift.items():
@@ -165,12 +178,21 @@ def _figures(steps: Sequence[Mapping[str, Any]]) -> list[Figure]:
         for key, value in row.items():
             if "/" in key and (y := as_number(value)) is not None:
                 series.setdefault(key, []).append((float(number) if step is None else step, y))
-    shares = {key: points for key, points in series.items() if _name(key) in SHARES and not key.startswith("reward/")}
+    shares = {
+        key: points
+        for key, points in series.items()
+        if _name(key) in SHARES and not key.startswith("reward/")
+    }
     if not any(_name(key) == "accuracy" for key in shares) and "reward/accuracy" in series:
         shares = {"reward/accuracy": series["reward/accuracy"], **shares}
     rewards = {key: points for key, points in series.items() if key.startswith("reward/")}
-    # A policy-gradient loss says nothing about quality, so the loss is important only where nothing else is known.
-    losses = {key: points for key, points in series.items() if _name(key) == "loss"} if not shares and not rewards else {}
+    # A policy-gradient loss says nothing about quality, so the loss is important only where nothing else is
+    # known.
+    losses = (
+        {key: points for key, points in series.items() if _name(key) == "loss"}
+        if not shares and not rewards
+        else {}
+    )
     important = {"shares": shares, "rewards": rewards, "loss": losses}
     others = [{key: points} for key, points in series.items() if key not in {*shares, *rewards, *losses}]
     words = {key: SHARES.get(_name(key)) for key in series}

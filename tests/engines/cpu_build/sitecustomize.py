@@ -1,9 +1,11 @@
 """Lets vLLM's CPU build run in this environment, in every process whose PYTHONPATH names this folder.
 
-torchvision's GPU build registers two operators of its compiled part when it is imported; on a torch without CUDA that part does
-not load and the import fails. vLLM's image processors need torchvision, but not those operators: declaring them is enough.
+torchvision's GPU build registers two operators of its compiled part when it is imported; on a torch without
+CUDA that part does not load and the import fails. vLLM's image processors need torchvision, but not those
+operators: declaring them is enough.
 
-vLLM asks the weight of a layer on which device its adapters belong. Of int8 layers the CPU build has released the weight.
+vLLM asks the weight of a layer on which device its adapters belong. Of int8 layers the CPU build has released
+the weight.
 """
 
 import importlib.abc
@@ -21,7 +23,9 @@ class _Declare(importlib.abc.MetaPathFinder):
                 self.library = torch.library.Library("torchvision", "DEF")
                 _libraries.append(self.library)
                 for operator in ("nms", "qnms"):
-                    self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                    self.library.define(
+                        f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                    )
         return None
 
 
@@ -36,7 +40,9 @@ class _Device(importlib.abc.MetaPathFinder):
         def patched(module):
             run(module)
             of = module._get_lora_device
-            module._get_lora_device = lambda layer: of(layer) if getattr(layer, "weight", layer) is not None else "cpu"
+            module._get_lora_device = lambda layer: (
+                of(layer) if getattr(layer, "weight", layer) is not None else "cpu"
+            )
 
         spec.loader.exec_module = patched
         return spec

@@ -33,12 +33,22 @@ def episode(number: int, answer: str | None) -> Trajectory:
     if answer is not None:
         turns.append(Turn(role="assistant", tokens=[TOKENS[answer], 5], log_probs=[-0.3, -0.4]))
     stop = StopReason.LENGTH if answer is None else StopReason.ANSWER
-    return Trajectory(id=f"t{number}", question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=stop, advantage=0.0)
+    return Trajectory(
+        id=f"t{number}",
+        question_id="q",
+        group_id="g",
+        turns=turns,
+        answer=answer,
+        stop_reason=stop,
+        advantage=0.0,
+    )
 
 
 def task(answers: list[str | None], label: str) -> UpdateTask:
     episodes = [episode(i, answer) for i, answer in enumerate(answers)]
-    return UpdateTask(question_id="q", trajectories=episodes, pseudo_label=label, confidence=0.8, created_at=0.0)
+    return UpdateTask(
+        question_id="q", trajectories=episodes, pseudo_label=label, confidence=0.8, created_at=0.0
+    )
 
 
 @given(st.lists(st.sampled_from(["7", "8", "9", None]), max_size=8), st.sampled_from(["7", "8"]))
@@ -98,7 +108,8 @@ def test_with_augmentations_an_episode_is_learnt_in_both_lights() -> None:
     source = update_source(serve={"augmentations": ["autocontrast", "grey_world"]})
     plain, other = source._agreeing([as_group(seen)], [{"t0": views, "t1": views}])
     assert [view[0, 0].tolist() for view in plain.views] == [[200, 160, 120], [100, 80, 60]]
-    assert [view[0, 0].tolist() for view in other.views] == [[160, 160, 160], [80, 80, 80]]  # the light of the whole picture
+    # The light of the whole picture
+    assert [view[0, 0].tolist() for view in other.views] == [[160, 160, 160], [80, 80, 80]]
     assert plain.tokens.tolist() == other.tokens.tolist()
 
 

@@ -1,4 +1,6 @@
-"""Routers that load or observe versions: choice of the generator, reservations, joining and leaving members, timeouts."""
+"""Routers that load or observe versions: choice of the generator, reservations, joining and leaving members,
+timeouts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from pixelis.records import Group, Question, Trajectory
 QUICK = RouterTimeouts(rollout_s=5.0, load_s=5.0, retry_pause_s=0.001)
 
 
-# -- following -----------------------------------------------------------------------------------------------------------------
+# -- following
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def follower(size: int = 3) -> GeneratorRouter:
@@ -64,7 +67,8 @@ def test_a_follower_observes_promotions_and_rollbacks() -> None:
     before_change = time.monotonic()
     router.observe_version(first, 5, time.monotonic())
     assert pick(router) == "g0"
-    router.observe_version(first, 4, time.monotonic())  # rolled back: the lower version is now the promoted one
+    # Rolled back: the lower version is now the promoted one
+    router.observe_version(first, 4, time.monotonic())
     assert (router.version, pick(router)) == (4, "g0")
     router.observe_version(first, 5, before_change)  # a request that began before the change
     assert router.version == 4
@@ -108,7 +112,8 @@ def test_a_follower_polls_outdated_generators_until_they_have_changed() -> None:
     asyncio.run(body())
 
 
-# -- loading versions ------------------------------------------------------------------------------------------------------------
+# -- loading versions
+# ------------------------------------------------------------------------------------------------------------
 
 
 class Actor:
@@ -139,7 +144,9 @@ class Actor:
     async def _group(self, question: Question, group_id: str, n: int) -> Group:
         self.requests, version = self.requests + 1, self.version
         await self.may_answer.wait()
-        episodes = [Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)]
+        episodes = [
+            Trajectory(question_id=question.id, group_id=group_id, policy_version=version) for _ in range(n)
+        ]
         return Group(id=group_id, question=question, trajectories=episodes, policy_version=version)
 
 
@@ -402,7 +409,9 @@ def test_timeouts_follow_the_recipe_unless_they_are_set() -> None:
     nano, big = load("configs/nano/rft.yaml"), load("configs/qwen2_5_vl_7b/rft.yaml")
     assert nano.rollout_timeout_s == 600
     d, t = big.dialogue, big.toolbox.timeout_s
-    assert big.rollout_timeout_s >= 2 * d.max_turns * (d.max_turn_tokens / 10 + t), "the longest episode, and one before it"
+    assert big.rollout_timeout_s >= 2 * d.max_turns * (d.max_turn_tokens / 10 + t), (
+        "the longest episode, and one before it"
+    )
     assert big.load_timeout_s > big.rollout_timeout_s
     more = load("configs/qwen2_5_vl_7b/rft.yaml", ["dialogue.max_turns=32"])
     assert more.rollout_timeout_s > big.rollout_timeout_s

@@ -24,7 +24,12 @@ def test_a_lost_node_is_reported_once_with_its_actors() -> None:
     with listening() as first:
         second = listening()
         nodes: list[dict[str, Any]] = [
-            {"NodeID": id, "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": server.getsockname()[1]}
+            {
+                "NodeID": id,
+                "Alive": True,
+                "NodeManagerAddress": "127.0.0.1",
+                "NodeManagerPort": server.getsockname()[1],
+            }
             for id, server in (("a", first), ("b", second))
         ]
         watch.check(nodes)
@@ -35,7 +40,9 @@ def test_a_lost_node_is_reported_once_with_its_actors() -> None:
         assert reports == [("b", "127.0.0.1", ["learner 1", "learner 2"])]
 
 
-def test_a_lost_generator_node_is_reported_after_another_node_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_generator_node_is_reported_after_another_node_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     table = {"1": {"name": "run-generator-0", "bundles_to_node_id": {0: "b"}}}
     monkeypatch.setattr(node_watch, "placement_group_table", lambda: table)
     reports: list[tuple[str, str, list[str]]] = []

@@ -77,7 +77,9 @@ class Dying(GeneratorRouter):
 def new_promotion(folder: Path, store: Any, judge: Judge, dies_at: int = -1) -> Promotion:
     async def note(*_: Any) -> None: ...
 
-    config = load(None, [f"run.dir={folder}", "evolution.canary.questions=q.jsonl", "evolution.canary.count=100"])
+    config = load(
+        None, [f"run.dir={folder}", "evolution.canary.questions=q.jsonl", "evolution.canary.count=100"]
+    )
     return Promotion(config, Handle(store), Dying(dies_at), judge, note)  # type: ignore[arg-type]
 
 
@@ -102,7 +104,9 @@ def test_a_candidate_without_evidence_is_not_served_and_the_learner_goes_on_from
     assert (store.list()[1].status, promotion.curve[-1]["decision"]) == (VersionStatus.CANDIDATE, "wait")
     assert ("promotion", "wait", "skipped") in entries
     ordered = asyncio.run(promotion.promote(1, "ann"))
-    assert (ordered["promoted"], ordered["reason"]) == (False, "inconclusive"), "a person needs evidence, too, unless forced"
+    assert (ordered["promoted"], ordered["reason"]) == (False, "inconclusive"), (
+        "a person needs evidence, too, unless forced"
+    )
     asyncio.run(offer(promotion, store, 2.0))
     assert (promotion.served, promotion.restore, promotion.base) == (2, None, 2)
 
@@ -121,7 +125,9 @@ class Slow(GeneratorRouter):
         await super().load(version, arrange)
 
 
-def test_a_fall_of_the_version_before_does_not_roll_back_one_that_is_promoted_meanwhile(tmp_path: Path) -> None:
+def test_a_fall_of_the_version_before_does_not_roll_back_one_that_is_promoted_meanwhile(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         store, judge = Store(str(tmp_path)), Judge()
         judge.right = {0: 90, 1: 95, 2: 99}
@@ -129,7 +135,9 @@ def test_a_fall_of_the_version_before_does_not_roll_back_one_that_is_promoted_me
         await offer(promotion, store, 1.0)
         assert promotion.served == 1
         router = promotion.router = Slow(2)
-        promoting = asyncio.create_task(promotion.offer(store.publish(adapter(2.0), "evolve", 0, {}, promote=False)))
+        promoting = asyncio.create_task(
+            promotion.offer(store.publish(adapter(2.0), "evolve", 0, {}, promote=False))
+        )
         await router.entered.wait()
         judge.right[1] = 50
         watch = asyncio.create_task(promotion.check_served())

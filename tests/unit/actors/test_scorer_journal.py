@@ -1,4 +1,6 @@
-"""The Scorer's journal: a restarted actor continues exactly, whenever it was killed, and callers' text stays out of it."""
+"""The Scorer's journal: a restarted actor continues exactly, whenever it was killed, and callers' text stays
+out of it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def group(number: int, right: int) -> Group:
-    question = Question(id=f"q{number}", question="write to jane.doe@example.org", answers=["7"], scorer="exact")
+    question = Question(
+        id=f"q{number}", question="write to jane.doe@example.org", answers=["7"], scorer="exact"
+    )
     turns = [Turn(role="assistant", text="thought " * 50, tokens=[1], log_probs=[-0.1])]
     trajectories = [
         Trajectory(
@@ -44,7 +48,9 @@ def started(folder: Path) -> Any:
 
 def seen(scorer: Any) -> tuple[int, list[str]]:
     normaliser = scorer.grader.normaliser
-    return normaliser.statistics["accuracy"][0] if "accuracy" in normaliser.statistics else 0, sorted(normaliser.pending)
+    return normaliser.statistics["accuracy"][0] if "accuracy" in normaliser.statistics else 0, sorted(
+        normaliser.pending
+    )
 
 
 def test_a_line_cut_by_a_crash_does_not_swallow_the_next_group(tmp_path: Path) -> None:
@@ -58,7 +64,9 @@ def test_a_line_cut_by_a_crash_does_not_swallow_the_next_group(tmp_path: Path) -
     assert seen(started(tmp_path)) == seen(scorer) == (0, ["g0", "g1"])
 
 
-def test_a_group_of_a_step_that_ended_is_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_of_a_step_that_ended_is_not_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scorer = started(tmp_path)
     scorer.load(None)
     reduced = scorers._journal_group

@@ -29,7 +29,8 @@ def test_an_unexpected_error_costs_one_question_and_its_traceback_is_logged(
         return original(media, settings)
 
     monkeypatch.setattr(toolbox, "open_media", broken)
-    tools = Toolbox.__new__(Toolbox)  # opening needs the configuration alone; __init__ sets handlers of this process
+    # Opening needs the configuration alone; __init__ sets handlers of this process
+    tools = Toolbox.__new__(Toolbox)
     tools.config, tools.multiple = load(None), 28
     with caplog.at_level(logging.WARNING):
         opened, error = tools._open([Media(id="bad", uri=str(tmp_path / "good.png"))])

@@ -1,4 +1,6 @@
-"""An update that a restarted Evolution has not recorded leaves the weights, because its approved tasks are learnt again."""
+"""An update that a restarted Evolution has not recorded leaves the weights, because its approved tasks are
+learnt again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Store = PolicyStore.__ray_metadata__.modified_class  # type: ignore[attr-defined
 
 
 class Local:
-    """An object in this process behind the interface of an actor handle; coroutines end before the call returns."""
+    """An object in this process behind the interface of an actor handle; coroutines end before the call
+    returns.
+    """
 
     def __init__(self, target: Any):
         self.target = target
@@ -71,7 +75,9 @@ class Evolution:
         batch.restore = self.promotion.restore
         return batch
 
-    def step_done(self, step: int, version: int | None, incarnation: int, metrics: dict[str, float]) -> StepResult:
+    def step_done(
+        self, step: int, version: int | None, incarnation: int, metrics: dict[str, float]
+    ) -> StepResult:
         if incarnation != self.incarnation:
             return StepResult()
         self.promotion.learner_reset(self.promotion.restore)

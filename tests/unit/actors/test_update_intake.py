@@ -32,8 +32,15 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def task(number: int = 1) -> UpdateTask:
     turns = [Turn(role="user", tokens=[1]), Turn(role="assistant", tokens=[2], log_probs=[-0.1])]
-    common: dict[str, Any] = {"question_id": f"q{number}", "group_id": f"g{number}", "turns": turns, "answer": "7"}
-    trajectories = [Trajectory(id=f"t{i}", images=[ImageView(id="img0")], reward=float(i), **common) for i in range(2)]
+    common: dict[str, Any] = {
+        "question_id": f"q{number}",
+        "group_id": f"g{number}",
+        "turns": turns,
+        "answer": "7",
+    }
+    trajectories = [
+        Trajectory(id=f"t{i}", images=[ImageView(id="img0")], reward=float(i), **common) for i in range(2)
+    ]
     return UpdateTask(
         id=f"task_{number}",
         question_id=f"q{number}",
@@ -71,7 +78,9 @@ def new_intake(folder: Path, *settings: str) -> UpdateIntake:
     return UpdateIntake(config, UpdateQueue(config, Counter()), promotion, traffic, *parts)
 
 
-async def submit(intake: UpdateIntake, number: int = 1, views: Views | None = None, original: Any = None) -> bool:
+async def submit(
+    intake: UpdateIntake, number: int = 1, views: Views | None = None, original: Any = None
+) -> bool:
     question = Question(id=f"q{number}", question="which digit?", media=[Media(id="img0", uri="sha256:x")])
     if original is None:
         original = asyncio.get_running_loop().create_future()
@@ -84,7 +93,9 @@ LEARNS = "evolution.canary.traffic=0"
 
 
 @pytest.mark.parametrize("deleted", [True, False])
-def test_an_experience_deleted_or_called_wrong_on_the_way_is_no_question_of_the_canary(tmp_path: Path, deleted: bool) -> None:
+def test_an_experience_deleted_or_called_wrong_on_the_way_is_no_question_of_the_canary(
+    tmp_path: Path, deleted: bool
+) -> None:
     async def scenario() -> None:
         intake, original = new_intake(tmp_path, HOLDS_OUT), asyncio.get_running_loop().create_future()
         submitting = asyncio.create_task(submit(intake, original=original))
@@ -114,9 +125,12 @@ def test_a_memory_without_pictures_lets_none_be_stored_for_the_canary(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("feedback", "learnt"), [(Feedback(correct=False), False), (Feedback(answer="8"), False), (Feedback(answer="7"), True)]
+    ("feedback", "learnt"),
+    [(Feedback(correct=False), False), (Feedback(answer="8"), False), (Feedback(answer="7"), True)],
 )
-def test_feedback_that_is_faster_than_the_task_disowns_it(tmp_path: Path, feedback: Feedback, learnt: bool) -> None:
+def test_feedback_that_is_faster_than_the_task_disowns_it(
+    tmp_path: Path, feedback: Feedback, learnt: bool
+) -> None:
     async def scenario() -> None:
         intake, views = new_intake(tmp_path, LEARNS), Views(False)
         submitting = asyncio.create_task(submit(intake, views=views))

@@ -20,13 +20,21 @@ CONFIGS = recipe_files()
 
 
 def test_overrides_reach_their_key_and_keep_the_rest() -> None:
-    c = config.load(None, ["learner.lr=3e-4", "rewards.weights.curiosity=0.5", "policy.adapter=runs/x", "run.seed=7"])
-    assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == (3e-4, 0.5, "runs/x", 7)
+    c = config.load(
+        None, ["learner.lr=3e-4", "rewards.weights.curiosity=0.5", "policy.adapter=runs/x", "run.seed=7"]
+    )
+    assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == (
+        3e-4,
+        0.5,
+        "runs/x",
+        7,
+    )
     assert c.rewards.weights.accuracy == 1.0
 
 
 @pytest.mark.parametrize(
-    "text", ["/d/set #1/train.jsonl", "/d/a: b/c+d, e.json", "[old]", "*best", "'7'", "2024", "1e5", "no", " x", ""]
+    "text",
+    ["/d/set #1/train.jsonl", "/d/a: b/c+d, e.json", "[old]", "*best", "'7'", "2024", "1e5", "no", " x", ""],
 )
 def test_a_text_on_the_command_line_is_taken_as_it_is(text: str) -> None:
     c = config.load(None, [f"data.train={text}", f"policy.adapter={text}", f"evaluate.sets.mine={text}"])
@@ -35,7 +43,12 @@ def test_a_text_on_the_command_line_is_taken_as_it_is(text: str) -> None:
 
 def test_lists_and_maps_on_the_command_line_are_yaml() -> None:
     c = config.load(
-        None, ['refinement.holdout.sources=["/d/set #1", b]', "evaluate.sets={a: '/d: 2'}", "learner.betas=[0.5, 1e-1]"]
+        None,
+        [
+            'refinement.holdout.sources=["/d/set #1", b]',
+            "evaluate.sets={a: '/d: 2'}",
+            "learner.betas=[0.5, 1e-1]",
+        ],
     )
     assert (c.refinement.holdout.sources, c.evaluate.sets) == (["/d/set #1", "b"], {"a": "/d: 2"})
     assert c.learner.betas == (0.5, 0.1)
@@ -48,7 +61,12 @@ def test_a_key_of_a_text_or_a_list_is_a_list_in_brackets() -> None:
     class Either(Section):
         sources: str | list[str] = ""
 
-    assert [parse_value(Either, "sources", text) for text in ("[a, b]", "a, b", "[a", "null")] == [["a", "b"], "a, b", "[a", None]
+    assert [parse_value(Either, "sources", text) for text in ("[a, b]", "a, b", "[a", "null")] == [
+        ["a", "b"],
+        "a, b",
+        "[a",
+        None,
+    ]
 
 
 def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,11 +85,15 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
 @given(
     lr=st.floats(1e-8, 1.0),
     steps=st.integers(1, 10**6),
-    name=st.text(st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="/"), min_size=1, max_size=20),
+    name=st.text(
+        st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="/"), min_size=1, max_size=20
+    ),
     gate=st.floats(0, 1),
 )
 def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: float) -> None:
-    c = config.parse({"learner": {"lr": lr}, "rft": {"steps": steps}, "run": {"name": name}, "evolution": {"gate": gate}})
+    c = config.parse(
+        {"learner": {"lr": lr}, "rft": {"steps": steps}, "run": {"name": name}, "evolution": {"gate": gate}}
+    )
     repeated = config.parse(yaml.safe_load(c.to_yaml()))
     assert repeated == c
     assert repeated.sha256 == c.sha256
@@ -92,7 +114,10 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
             "rft.sampling.top_p=0.9 rft.loss.kl=0.1 rft.loss.kl_in=reward rft.loss.kl_estimator=k1",
             "rft.sampling.top_p 0.9 counts as a divergence",
         ),
-        ("rft.sampling.top_p=0.9 rft.loss.importance=none", "rft.sampling.top_p 0.9 samples from another distribution"),
+        (
+            "rft.sampling.top_p=0.9 rft.loss.importance=none",
+            "rft.sampling.top_p 0.9 samples from another distribution",
+        ),
         ("policy.lora=3", "policy.lora"),
         ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),
         ("learner.row_tokens=64", "an episode must fit into a row"),
@@ -101,9 +126,15 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("nonsense", "is not an override"),
         ("run.dir=s3://bucket/run", "run.dir s3://bucket/run is no folder: mount a filesystem"),
         ("memory.dir=gs://bucket/memory", "memory.dir gs://bucket/memory is no folder"),
-        ("engine.tensor_parallel=2 engine.gpus=1", "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
+        (
+            "engine.tensor_parallel=2 engine.gpus=1",
+            "engine.tensor_parallel 2 needs as many engine.gpus, not 1",
+        ),
         ("engine.colocate=true rft.max_off_policy_steps=1", "needs rft.max_off_policy_steps=0, not 1"),
-        ("engine.colocate=true engine.gpus=1", "engine.gpus is 1, learner.gpus 0 and engine.tensor_parallel 1: set them to 1"),
+        (
+            "engine.colocate=true engine.gpus=1",
+            "engine.gpus is 1, learner.gpus 0 and engine.tensor_parallel 1: set them to 1",
+        ),
         (
             "engine.colocate=true engine.gpus=1 learner.gpus=1 engine.workers=2",
             "engine.workers (2) as learner.workers (1)",
@@ -167,7 +198,9 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str, job: str = "rft") ->
 
 
 @pytest.mark.parametrize("job", SECTIONS)
-def test_help_of_a_job_is_its_own_sections_in_two_screens(capsys: pytest.CaptureFixture[str], job: str) -> None:
+def test_help_of_a_job_is_its_own_sections_in_two_screens(
+    capsys: pytest.CaptureFixture[str], job: str
+) -> None:
     text = printed(capsys, "--help", job=job)
     assert len(text.splitlines()) <= 104  # of 52 lines
     for section in config.Config.model_fields:
@@ -189,7 +222,9 @@ def test_help_explains_a_section_a_key_or_everything(capsys: pytest.CaptureFixtu
     assert "did you mean `rft.advantage`?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flags", "override"), [(["--lr", "3"], "learner.lr=3"), (["--group_size=4"], "rft.group_size=4")])
+@pytest.mark.parametrize(
+    ("flags", "override"), [(["--lr", "3"], "learner.lr=3"), (["--group_size=4"], "rft.group_size=4")]
+)
 def test_a_flag_is_answered_with_the_override_it_means(
     capsys: pytest.CaptureFixture[str], flags: list[str], override: str
 ) -> None:
@@ -248,7 +283,9 @@ def test_a_bad_command_line_exits_with_two_and_one_message(capsys: pytest.Captur
 
 def test_paths_become_absolute_and_names_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    c = config.absolute(config.load(None, ["run.dir=runs/a", "policy.adapter=runs/b", "data.train=/data/q.jsonl"]))
+    c = config.absolute(
+        config.load(None, ["run.dir=runs/a", "policy.adapter=runs/b", "data.train=/data/q.jsonl"])
+    )
     assert (c.run.dir, c.policy.adapter) == (f"{tmp_path}/runs/a", f"{tmp_path}/runs/b")
     assert (c.policy.model, c.data.train, c.learner.deepspeed) == ("nano", "/data/q.jsonl", None)
     assert c.data.evaluate.startswith("cards:")
@@ -283,7 +320,11 @@ def test_a_key_that_had_another_name_is_refused_with_its_new_one():
 
 @pytest.mark.parametrize(
     ("key", "suggested"),
-    [("learner.learning_rate", "learner.lr"), ("rft.num_generations", "rft.group_size"), ("output_dir", "run.dir")],
+    [
+        ("learner.learning_rate", "learner.lr"),
+        ("rft.num_generations", "rft.group_size"),
+        ("output_dir", "run.dir"),
+    ],
 )
 def test_the_name_another_system_has_for_a_key_is_understood(key: str, suggested: str) -> None:
     with pytest.raises(BadConfig, match=f"`{key}` \\(did you mean `{suggested}`"):

@@ -1,4 +1,6 @@
-"""Named algorithms and reward presets replace what a recipe says, and a dry run marks where each value comes from."""
+"""Named algorithms and reward presets replace what a recipe says, and a dry run marks where each value comes
+from.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from pixelis.errors import BadConfig
 TRAINING = [path for path in recipe_files() if path.stem.startswith(("rft", "ttrl", "quickstart"))]
 SHORT = ("nano/rft_pixelis.yaml", "qwen2_5_vl_7b/rft_dapo.yaml", "qwen2_5_vl_32b/rft_deepeyes.yaml")
 RECIPES_OF_ALL = [
-    pytest.param(path, marks=() if str(path.relative_to(RECIPES)) in SHORT else pytest.mark.long) for path in TRAINING
+    pytest.param(path, marks=() if str(path.relative_to(RECIPES)) in SHORT else pytest.mark.long)
+    for path in TRAINING
 ]
 """In the ordinary gate one recipe that names nothing, one an algorithm, one a preset."""
 ALGORITHM_KEYS = NAMED["rft"][2]
@@ -37,10 +40,12 @@ def algorithm(rft: config.RftConfig) -> dict:
 @pytest.mark.parametrize("path", RECIPES_OF_ALL, ids=lambda value: str(value.relative_to(RECIPES)))
 def test_named_settings_over_a_recipe_equal_their_definitions(path: Path) -> None:
     for name in ALGORITHMS:
-        more = ["rft.group_size=64"] if name == "pass_at_k" else []  # k is 4, and some recipes have groups of 4
+        # K is 4, and some recipes have groups of 4
+        more = ["rft.group_size=64"] if name == "pass_at_k" else []
         resolved = config.load(path, [f"rft.algorithm={name}", *more]).rft
         assert differences(algorithm(resolved), algorithm(config.RftConfig(algorithm=name))) == [], name
-    server = config.load(path).rewards.judge.model_dump(include={"url", "model", "api_key_env"})  # of the recipe's judge: stays
+    # Of the recipe's judge: stays
+    server = config.load(path).rewards.judge.model_dump(include={"url", "model", "api_key_env"})
     for name in REWARD_PRESETS:
         rewards = config.load(path, [f"rewards.preset={name}"]).rewards
         kept = SCORING_KEYS - REWARD_PRESETS[name].keys()
@@ -60,11 +65,21 @@ def test_an_algorithm_and_a_preset_together_do_not_influence_each_other() -> Non
 
 
 def test_keys_beside_a_name_refine_it_and_the_batch_of_the_recipe_stays() -> None:
-    overrides = ["rft.loss.kl=0.1", "rft.algorithm=gspo", "rewards.preset=pr-paper", "rewards.curiosity.alpha=2"]
+    overrides = [
+        "rft.loss.kl=0.1",
+        "rft.algorithm=gspo",
+        "rewards.preset=pr-paper",
+        "rewards.curiosity.alpha=2",
+    ]
     for order in (overrides, overrides[::-1]):
         c = config.load("configs/qwen2_5_vl_7b/rft.yaml", order)
         loss = c.rft.loss
-        assert (c.rft.advantage.scale, loss.clip_low, loss.clip_high, loss.aggregate) == ("std", 3e-4, 4e-4, "sequence")
+        assert (c.rft.advantage.scale, loss.clip_low, loss.clip_high, loss.aggregate) == (
+            "std",
+            3e-4,
+            4e-4,
+            "sequence",
+        )
         assert (loss.kl, c.rewards.curiosity.alpha, c.rewards.weights.format) == (0.1, 2.0, 0.0)
         assert (c.rft.prompts_per_step, c.rft.max_off_policy_steps, c.rft.steps) == (64, 1, 240)
 
@@ -75,13 +90,20 @@ def test_a_name_in_a_file_replaces_the_files_that_it_extends(tmp_path: Path) -> 
     )
     (tmp_path / "top.yaml").write_text("extends: base.yaml\nrft: {algorithm: grpo, loss: {clip_high: 0.3}}")
     rft = config.load(tmp_path / "top.yaml").rft
-    assert (rft.advantage.scale, rft.filter.key, rft.filter.max_oversampling, rft.loss.clip_high) == ("std", "none", 3.0, 0.3)
+    assert (rft.advantage.scale, rft.filter.key, rft.filter.max_oversampling, rft.loss.clip_high) == (
+        "std",
+        "none",
+        3.0,
+        0.3,
+    )
     assert rft.steps == 7
     assert config.load(tmp_path / "base.yaml").rft.advantage.scale == "none"
 
 
 def test_a_preset_replaces_what_it_sets_of_the_scoring_keys(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("rewards: {judge: {required: false, url: 'http://judge/v1', model: m}, own: [a.b:c]}")
+    (tmp_path / "a.yaml").write_text(
+        "rewards: {judge: {required: false, url: 'http://judge/v1', model: m}, own: [a.b:c]}"
+    )
     rewards = config.load(tmp_path / "a.yaml", ["rewards.preset=mini-o3"]).rewards
     assert (rewards.judge.required, rewards.judge.url, rewards.own) == (True, "http://judge/v1", {})
 
@@ -90,19 +112,38 @@ def test_every_value_has_an_origin(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "rft: {steps: 7, group_size: 4}\nrewards: {format: turns, tasks: {math: {format: turns}}}"
     )
-    (tmp_path / "top.yaml").write_text("extends: base.yaml\nrft: {algorithm: dapo, group_size: 8, filter: {max_oversampling: 2}}")
+    (tmp_path / "top.yaml").write_text(
+        "extends: base.yaml\nrft: {algorithm: dapo, group_size: 8, filter: {max_oversampling: 2}}"
+    )
     overrides = ["rft.loss.clip_high=0.4", "rft.advantage={eps: 1e-3}", "rft.steps=null"]
     _, origins = load_with_origins(tmp_path / "top.yaml", overrides)
     folder = tmp_path.name
-    assert origins["rft.algorithm"] == origins["rft.group_size"] == origins["rft.filter.max_oversampling"] == f"{folder}/top.yaml"
+    assert (
+        origins["rft.algorithm"]
+        == origins["rft.group_size"]
+        == origins["rft.filter.max_oversampling"]
+        == f"{folder}/top.yaml"
+    )
     assert origins["rewards.format"] == origins["rewards.tasks"] == f"{folder}/base.yaml"
-    assert origins["rft.filter.key"] == origins["rft.loss.clip_low"] == origins["rft.advantage.scale"] == "algorithm dapo"
+    assert (
+        origins["rft.filter.key"]
+        == origins["rft.loss.clip_low"]
+        == origins["rft.advantage.scale"]
+        == "algorithm dapo"
+    )
     assert origins["rft.loss.clip_high"] == origins["rft.advantage.eps"] == "command line"
     assert not {"rft.steps", "rft.loss.entropy", "learner.lr"} & origins.keys()
 
 
-def test_a_dry_run_marks_the_origins_and_loads_to_the_same_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["configs/qwen2_5_vl_7b/rft.yaml", "rft.algorithm=gspo", "rewards.preset=pixelis-steps", "run.name=a # long\nname"]
+def test_a_dry_run_marks_the_origins_and_loads_to_the_same_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = [
+        "configs/qwen2_5_vl_7b/rft.yaml",
+        "rft.algorithm=gspo",
+        "rewards.preset=pixelis-steps",
+        "run.name=a # long\nname",
+    ]
     with pytest.raises(SystemExit) as left:
         config.from_command_line("Doc.", "rft", [*argv, "--dry-run"])
     assert left.value.code == 0

@@ -1,4 +1,6 @@
-"""Clips of the card world: a question about one second needs a frame to be selected and then a zoom, neither alone is enough."""
+"""Clips of the card world: a question about one second needs a frame to be selected and then a zoom, neither
+alone is enough.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def questions(count: int) -> list[Question]:
 
 
 def readable(session: Session, colour: str) -> set[tuple[int, int]]:
-    """What an oracle reads in the views: the seconds in which the card of a colour is legible, and its digits there."""
+    """What an oracle reads in the views: the seconds in which the card of a colour is legible, and its digits
+    there.
+    """
     found = set()
     for image in session.images:
         x0, y0, x1, y1 = to_root(chain(session.images, image.id))
@@ -47,7 +51,9 @@ def readable(session: Session, colour: str) -> set[tuple[int, int]]:
 
 
 def play(question: Question, operations: Sequence[str]) -> Session:
-    """All that these operations can show of the card: every frame where one can be selected, a zoom wherever one is possible."""
+    """All that these operations can show of the card: every frame where one can be selected, a zoom wherever
+    one is possible.
+    """
     session = EXECUTOR.open(question)
     if "select_frames" in operations:
         session.execute("select_frames", "vid0", frames=list(range(cards.CLIP_SECONDS)))
@@ -65,7 +71,8 @@ def test_neither_operation_alone_shows_the_answer():
         assert readable(play(question, []), colour) == set()
         assert readable(play(question, ["select_frames"]), colour) == set()  # all frames, all too small
         by_zoom = readable(play(question, ["zoom_in"]), colour)
-        assert {frame for frame, _ in by_zoom} == {cards.CLIP_SECONDS // 2}  # the one frame that is shown first
+        # The one frame that is shown first
+        assert {frame for frame, _ in by_zoom} == {cards.CLIP_SECONDS // 2}
         assert truth not in {digit for _, digit in by_zoom}
         assert (second, truth) in readable(play(question, ["select_frames", "zoom_in"]), colour)
 
@@ -83,7 +90,8 @@ def test_demonstrations_select_and_zoom_in_the_words_of_the_embedded_model():
         assert all(observation.status == "ok" for observation in trajectory.observations)
         assert trajectory.answer == row.answers[0]
         assert len(trajectory.token_ids()) < 260
-        assert max(len(turn.tokens) for turn in trajectory.turns if turn.is_policy) <= 48  # as docs/data.md says
+        # As docs/data.md says
+        assert max(len(turn.tokens) for turn in trajectory.turns if turn.is_policy) <= 48
         assert len(views) == 3
         session = EXECUTOR.open(row)
         session.replay(row.turns)
@@ -96,7 +104,10 @@ def test_a_card_has_another_digit_in_every_second_and_nothing_else_changes():
         scenes = [cards.scene_of("train", 1, index, second=second) for second in range(cards.CLIP_SECONDS)]
         for number, card in enumerate(scenes[0].cards):
             assert len({scene.cards[number].digit for scene in scenes}) == cards.CLIP_SECONDS
-            assert all(scene.cards[number].box == card.box and scene.cards[number].colour == card.colour for scene in scenes)
+            assert all(
+                scene.cards[number].box == card.box and scene.cards[number].colour == card.colour
+                for scene in scenes
+            )
         assert scenes[0] == cards.scene_of("train", 1, index)
         assert len({scene.background for scene in scenes}) == 1
     uri = cards.picture_uri("train", 1, 0, second=3)
@@ -112,7 +123,8 @@ def test_a_card_has_another_digit_in_every_second_and_nothing_else_changes():
 
 def test_without_the_option_the_questions_are_what_they_were():
     plain, mixed = (
-        list(read_questions(f"cards:?split=train&seed=4{option}", limit=60, epochs=1)) for option in ("", "&clips=0.5")
+        list(read_questions(f"cards:?split=train&seed=4{option}", limit=60, epochs=1))
+        for option in ("", "&clips=0.5")
     )
     assert all(question.media[0].kind == "image" for question in plain)
     clips = [question for question in mixed if question.media[0].kind == "video"]
@@ -122,7 +134,12 @@ def test_without_the_option_the_questions_are_what_they_were():
 
 
 @pytest.mark.parametrize(
-    "uri", ["cards:?split=train&index=1&second=5", "cards:?split=train&index=1&second=-1", "cards:?index=1&second=x"]
+    "uri",
+    [
+        "cards:?split=train&index=1&second=5",
+        "cards:?split=train&index=1&second=-1",
+        "cards:?index=1&second=x",
+    ],
 )
 def test_a_second_that_does_not_exist_is_refused(uri):
     with pytest.raises(BadInput):

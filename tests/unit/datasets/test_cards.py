@@ -1,4 +1,6 @@
-"""The picture world: same name same pixels, splits that share nothing, views equal to what the product shows."""
+"""The picture world: same name same pixels, splits that share nothing, views equal to what the product
+shows.
+"""
 
 import numpy as np
 import pytest
@@ -45,7 +47,9 @@ def test_cheap_views_equal_the_views_of_the_whole_picture(split, shift):
         assert np.array_equal(world.overview(scene), fit(picture, cards.VIEW_BUDGET, cards.VIEW_MULTIPLE))
         box = cards.zoom_box(scene.target)
         x1, y1, x2, y2 = (round(v * 768) for v in box)
-        assert np.array_equal(world.crop(scene, box), fit(picture[y1:y2, x1:x2], cards.VIEW_BUDGET, cards.VIEW_MULTIPLE))
+        assert np.array_equal(
+            world.crop(scene, box), fit(picture[y1:y2, x1:x2], cards.VIEW_BUDGET, cards.VIEW_MULTIPLE)
+        )
 
 
 def test_splits_share_no_digit_and_no_photograph():
@@ -55,7 +59,11 @@ def test_splits_share_no_digit_and_no_photograph():
         assert not members[0] & members[1]
         assert not members[0] & members[2]
         assert not members[1] & members[2]
-        used = {c.image for i in range(300) for c in cards.scene_of("test", 1, i, "digits" if source == "digits" else "").cards}
+        used = {
+            c.image
+            for i in range(300)
+            for c in cards.scene_of("test", 1, i, "digits" if source == "digits" else "").cards
+        }
         assert used <= members[2]
     names = [name for split in cards.SPLITS for name in cards.PHOTOGRAPHS[split]]
     assert len(names) == len(set(names))
@@ -81,7 +89,10 @@ def test_a_shift_changes_the_cards_and_nothing_else():
 
 
 def test_questions_and_demonstrations():
-    rows, repeated = ([card_questions.question_row("validation", 2, index, "invert") for index in range(5)] for _ in range(2))
+    rows, repeated = (
+        [card_questions.question_row("validation", 2, index, "invert") for index in range(5)]
+        for _ in range(2)
+    )
     assert rows == repeated
     for row in rows:
         scene = cards.describe(row["media"][0]["uri"])
@@ -118,14 +129,17 @@ def test_only_the_history_of_a_follow_up_names_the_frame():
 
 
 def test_a_crop_in_the_history_shows_the_card_of_the_first_question():
-    rows = list(card_questions.demonstration_rows("train", 300, 1, direct_share=0.0, follow_up=1.0, crops=0.5))
+    rows = list(
+        card_questions.demonstration_rows("train", 300, 1, direct_share=0.0, follow_up=1.0, crops=0.5)
+    )
     shown = [Demonstration.model_validate(row) for row in rows if len(row["media"]) > 1]
     assert 100 < len(shown) < 200
     for row in shown:
         assert row.history[0].media == ["img0", "img1"]
         scene, (left, top, right, bottom), _ = cards._parse(row.media[1].uri)
         first = next(card for card in scene.cards if card.colour in row.history[0].question)
-        x, y = (first.box[0] + first.box[2]) / 2 * cards.PICTURE, (first.box[1] + first.box[3]) / 2 * cards.PICTURE
+        x = (first.box[0] + first.box[2]) / 2 * cards.PICTURE
+        y = (first.box[1] + first.box[3]) / 2 * cards.PICTURE
         assert left < x < right
         assert top < y < bottom
         seen = row.meta.get("seen", False)
@@ -139,7 +153,14 @@ def test_a_crop_in_the_history_shows_the_card_of_the_first_question():
 
 @pytest.mark.parametrize(
     "uri",
-    ["file:///etc/passwd", "cards:?split=train", "cards:?split=dev&index=1", "cards:?index=1&shift=fog", "cards:?index=-1", "x"],
+    [
+        "file:///etc/passwd",
+        "cards:?split=train",
+        "cards:?split=dev&index=1",
+        "cards:?index=1&shift=fog",
+        "cards:?index=-1",
+        "x",
+    ],
 )
 def test_a_name_of_nothing_is_refused(uri):
     with pytest.raises(BadInput):

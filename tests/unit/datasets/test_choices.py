@@ -1,4 +1,6 @@
-"""Shuffled options: the same option stays right, however an answer names it; demonstrations are not touched."""
+"""Shuffled options: the same option stays right, however an answer names it; demonstrations are not
+touched.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,29 @@ from pixelis.rewards.scorers import letter
 
 TEXTS = ["red", "vitamin A", "12 B", "none of these"]
 QUESTION = "Which?\n" + "\n".join(f"{sign}. {text}" for sign, text in zip("ABCD", TEXTS, strict=True))
-SPELLINGS = ["{}", " {} ", "({})", "{}.", "({}).", "[{}]", "{}: it is", "\\boxed{{{}}}", "It is ({})", "<answer>{}</answer>"]
+SPELLINGS = [
+    "{}",
+    " {} ",
+    "({})",
+    "{}.",
+    "({}).",
+    "[{}]",
+    "{}: it is",
+    "\\boxed{{{}}}",
+    "It is ({})",
+    "<answer>{}</answer>",
+]
 
 
 def texts(question: Question) -> list[str]:
     return [line.partition(". ")[2] for line in question.question.splitlines()[1:]]
 
 
-@given(seed=st.integers(0, 1000), right=st.integers(0, 3), spelling=st.sampled_from([*SPELLINGS, "{}. text", "text", "lower"]))
+@given(
+    seed=st.integers(0, 1000),
+    right=st.integers(0, 3),
+    spelling=st.sampled_from([*SPELLINGS, "{}. text", "text", "lower"]),
+)
 def test_the_option_that_a_truth_names_stays_right(seed: int, right: int, spelling: str) -> None:
     sign = "ABCD"[right]
     forms = {"text": TEXTS[right], "{}. text": f"{sign}. {TEXTS[right]}", "lower": sign.lower()}
@@ -40,7 +57,9 @@ def test_the_option_that_a_truth_names_stays_right(seed: int, right: int, spelli
 
 @given(seed=st.integers(0, 1000), spelling=st.sampled_from(["{}, {}", "{}{}", "{} and {}", "({})({})"]))
 def test_several_right_options_stay_right(seed: int, spelling: str) -> None:
-    shuffled = shuffle_options(Question(id="q", question=QUESTION, answers=[spelling.format("A", "C")], scorer="mc_letter"), seed)
+    shuffled = shuffle_options(
+        Question(id="q", question=QUESTION, answers=[spelling.format("A", "C")], scorer="mc_letter"), seed
+    )
     (answer,) = shuffled.answers or []
     named = letter(answer, texts(shuffled))
     assert sorted(texts(shuffled)["ABCD".index(sign)] for sign in named or "") == sorted([TEXTS[0], TEXTS[2]])

@@ -1,4 +1,6 @@
-"""Self-corrections: the mistaken call is real, differs from the right one and stays out of the loss; the answer is right."""
+"""Self-corrections: the mistaken call is real, differs from the right one and stays out of the loss; the
+answer is right.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def boxes(draw: st.DrawFn) -> tuple[float, float, float, float]:
 
 
 @given(boxes(), st.integers(0, 2**32 - 1), st.floats(0.05, 0.6))
-def test_a_near_miss_does_not_show_the_middle(box: tuple[float, float, float, float], seed: int, most: float) -> None:
+def test_a_near_miss_does_not_show_the_middle(
+    box: tuple[float, float, float, float], seed: int, most: float
+) -> None:
     for make in (near_miss, oversized):
         try:
             result_box = make(box, np.random.default_rng(seed), most)
@@ -48,7 +52,9 @@ def test_a_near_miss_does_not_show_the_middle(box: tuple[float, float, float, fl
         assert result_box[0] < result_box[2]
         assert result_box[1] < result_box[3]
         x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-        assert (result_box[0] <= x <= result_box[2] and result_box[1] <= y <= result_box[3]) == (make is oversized)
+        assert (result_box[0] <= x <= result_box[2] and result_box[1] <= y <= result_box[3]) == (
+            make is oversized
+        )
         if make is oversized:
             assert covered(box, result_box) > 0.99
 
@@ -92,13 +98,17 @@ def check(correction: Demonstration, golden: Demonstration, way: str) -> None:
         if "box" in wrong.arguments and "box" in right.arguments and way != "repaired_call":
             assert box_iou(wrong.arguments["box"], right.arguments["box"]) <= MAX_IOU + 1e-3
     learnt = [turn for turn in correction.turns if turn.learn]
-    assert [(t.op, t.arguments, t.answer) for t in learnt] == [(t.op, t.arguments, t.answer) for t in golden.turns]
+    assert [(t.op, t.arguments, t.answer) for t in learnt] == [
+        (t.op, t.arguments, t.answer) for t in golden.turns
+    ]
     before = next(turn.think or "" for turn in golden.turns if turn.op == right.op)
     after = re.sub(r"obs\d", "obs1", str(right.think))
     assert after.endswith(" " + before)
 
 
-@pytest.mark.parametrize("way", ["recrop_once", "recrop_twice", "oversized_zoom", "wrong_object", "repaired_call"])
+@pytest.mark.parametrize(
+    "way", ["recrop_once", "recrop_twice", "oversized_zoom", "wrong_object", "repaired_call"]
+)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_corrections_of_a_picture(golden: Demonstration, session: Session, way: str, seed: int) -> None:
     correction = make_correction(golden, session, np.random.default_rng(seed), [way])
@@ -114,11 +124,15 @@ def test_the_object_of_a_later_step_is_never_the_wrong_object(session: Session, 
     cards = [(0.28, 0.32, 0.38, 0.42), (0.45, 0.32, 0.55, 0.42)]
     regions = [Region(id=f"c{i}", label="card", box=box) for i, box in enumerate(cards)]
     regions.append(Region(id="b", label="apple", box=(0.8, 0.8, 0.9, 0.9)))
-    counting = EXECUTOR.open(session.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]}))
+    counting = EXECUTOR.open(
+        session.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]})
+    )
     for box in cards:
         counting.call("One more.", "segment_object_at", box=box)
     counting.answer("Two.", "2")
-    correction = make_correction(counting.demonstration(), counting, np.random.default_rng(seed), ["wrong_object"])
+    correction = make_correction(
+        counting.demonstration(), counting, np.random.default_rng(seed), ["wrong_object"]
+    )
     (mistake,) = [turn for turn in correction.turns if not turn.learn]
     assert all(box_iou(mistake.arguments["box"], box) == 0 for box in cards)
     assert correction.provenance is not None
@@ -128,12 +142,18 @@ def test_the_object_of_a_later_step_is_never_the_wrong_object(session: Session, 
 def test_a_correction_may_select_other_frames_first(tmp_path: Path) -> None:
     path = tmp_path / "bikes.mp4"
     path.write_bytes(encode(footage(count=30)))
-    question = Question(id="v", question="?", media=[Media(id="vid0", uri=str(path), kind="video")], answers=["yes"])
+    question = Question(
+        id="v", question="?", media=[Media(id="vid0", uri=str(path), kind="video")], answers=["yes"]
+    )
     session = EXECUTOR.open(question)
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("Yes.", "yes")
     golden = session.demonstration()
-    check(make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"]), golden, "reselect_frames")
+    check(
+        make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"]),
+        golden,
+        "reselect_frames",
+    )
 
 
 def test_the_seed_decides_which_way_is_chosen(golden: Demonstration, session: Session) -> None:
@@ -142,7 +162,9 @@ def test_the_seed_decides_which_way_is_chosen(golden: Demonstration, session: Se
     assert correction[0].model_dump_json() == correction[-1].model_dump_json()
 
 
-def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Demonstration, session: Session) -> None:
+def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(
+    golden: Demonstration, session: Session
+) -> None:
     config = Config.model_validate({"dialogue": {"max_context": 2048}, "learner": {"row_tokens": 2048}})
     player = Player(config, str(resolve("nano")))
     for way in WAYS:
@@ -152,7 +174,9 @@ def test_a_player_plays_corrections_with_the_mistake_out_of_the_loss(golden: Dem
         trajectory, _ = player.play(correction)
         policy = [turn for turn in trajectory.turns if turn.is_policy]
         assert [turn.learn for turn in policy] == [turn.learn for turn in correction.turns]
-        assert [o.status for o in trajectory.observations] == [t.observation.status for t in correction.turns if t.observation]
+        assert [o.status for o in trajectory.observations] == [
+            t.observation.status for t in correction.turns if t.observation
+        ]
 
 
 def test_a_demonstration_without_calls_has_no_correction(golden: Demonstration) -> None:

@@ -31,7 +31,9 @@ def change(picture: np.ndarray, kind: str, severity: int) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_corruption_depends_on_its_generator_alone_and_the_severest_changes_more_than_the_mildest(picture, kind):
+def test_a_corruption_depends_on_its_generator_alone_and_the_severest_changes_more_than_the_mildest(
+    picture, kind
+):
     before = picture.copy()
     assert np.array_equal(corrupted(picture, kind, 3), corrupted(picture, kind, 3))
     assert np.array_equal(picture, before)
@@ -54,10 +56,16 @@ def test_a_picture_of_any_size_stays_a_picture_of_that_size(size, kind, severity
 
 def test_a_corrupted_card_world_has_the_same_questions_about_other_pictures():
     clean, foggy = (
-        list(itertools.islice(read_questions(f"cards:?split=test&seed=7&clips=0.5{more}", limit=6, epochs=1), 6))
+        list(
+            itertools.islice(
+                read_questions(f"cards:?split=test&seed=7&clips=0.5{more}", limit=6, epochs=1), 6
+            )
+        )
         for more in ("", "&corruption=fog&severity=4")
     )
-    same = [(q.id, q.question, q.answers, q.meta) for q in clean] == [(q.id, q.question, q.answers, q.meta) for q in foggy]
+    same = [(q.id, q.question, q.answers, q.meta) for q in clean] == [
+        (q.id, q.question, q.answers, q.meta) for q in foggy
+    ]
     assert same
     assert {q.media[0].kind for q in clean} == {"image", "video"}
     for before, after in zip(clean, foggy, strict=True):

@@ -1,4 +1,6 @@
-"""The curriculum of demonstrations: it goes on, takes back, rests and resumes as its settings say, whatever it is told."""
+"""The curriculum of demonstrations: it goes on, takes back, rests and resumes as its settings say, whatever
+it is told.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ EVERY = 10
 
 
 def settings(**values: object) -> SftCurriculumConfig:
-    return SftCurriculumConfig(**{"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2, **values})
+    return SftCurriculumConfig(
+        **{"enabled": True, "interval": 10, "wait": 40, "cooldown": 1, "patience": 2, **values}
+    )
 
 
 def told(curriculum: Curriculum, accuracies: list[float], start: int = 0) -> list[tuple[str | None, int]]:
@@ -31,7 +35,8 @@ def told(curriculum: Curriculum, accuracies: list[float], start: int = 0) -> lis
 def test_two_good_checks_advance_the_stage_and_start_a_cooldown() -> None:
     curriculum = Curriculum(settings())
     events = told(curriculum, [0.65, 0.5, 0.69, 0.65, 0.65, 0.65, 0.65])
-    # Means of three: .65 is one good look, .575 breaks the row, then .613 and .613 are two; one evaluation of cooldown.
+    # Means of three: .65 is one good look, .575 breaks the row, then .613 and .613 are two; one evaluation of
+    # cooldown.
     assert events == [(None, 0), (None, 0), (None, 0), ("advance", 1), (None, 1), (None, 1), ("advance", 2)]
 
 
@@ -52,17 +57,28 @@ def test_a_small_loss_of_performance_causes_no_rollback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "loss", "event"), [(0.7, 2.0, "advance"), (0.69, 1.0, None), (0.9, 2.1, None), (None, 0.9, None)]
+    ("accuracy", "loss", "event"),
+    [(0.7, 2.0, "advance"), (0.69, 1.0, None), (0.9, 2.1, None), (None, 0.9, None)],
 )
-def test_a_stage_ends_by_its_own_criteria_when_all_are_measured_and_met(accuracy: float, loss: float, event: str | None) -> None:
+def test_a_stage_ends_by_its_own_criteria_when_all_are_measured_and_met(
+    accuracy: float, loss: float, event: str | None
+) -> None:
     curriculum = Curriculum(settings(threshold=0.99))
     assert curriculum.evaluated(10, loss, accuracy) == event
 
 
 def test_a_stage_ends_after_its_steps_and_without_accuracy_the_loss_counts() -> None:
-    stages = [StageConfig(name="a", mixture=(1, 0, 0), max_steps=30), StageConfig(name="b", mixture=(0, 0, 1))]
+    stages = [
+        StageConfig(name="a", mixture=(1, 0, 0), max_steps=30),
+        StageConfig(name="b", mixture=(0, 0, 1)),
+    ]
     curriculum = Curriculum(settings(stages=stages, drop=1))
-    assert [curriculum.evaluated(step, loss=9.0) for step in (10, 20, 30, 40)] == [None, None, "advance", None]
+    assert [curriculum.evaluated(step, loss=9.0) for step in (10, 20, 30, 40)] == [
+        None,
+        None,
+        "advance",
+        None,
+    ]
     # 1 / (1 + 0.6) = .625 is above the threshold, so patience alone decides.
     curriculum = Curriculum(settings())
     assert [curriculum.evaluated(step, loss=0.6) for step in (10, 20)] == [None, "advance"]
@@ -125,4 +141,6 @@ def test_any_measurements_keep_the_stage_valid_and_resume_exactly(
             assert curriculum.mixture == entered.pop()
         else:
             assert curriculum.mixture == mixture
-    assert curriculum.metrics()["curriculum/rollbacks"] == sum(e == "rollback" for _, e, _ in curriculum.state["history"])
+    assert curriculum.metrics()["curriculum/rollbacks"] == sum(
+        e == "rollback" for _, e, _ in curriculum.state["history"]
+    )

@@ -25,12 +25,35 @@ FACTS = {
     "kinds": {"golden": 900, "trap_logical": 300},
     "tasks": {"object_counting": 1200},
     "lengths": {"2": 800, "5": 400},
-    "levels": {"simple": {"count": 400, "share": 0.333, "difficulty": 0.4, "length": 3.1, "tasks": {"a": 400}}},
+    "levels": {
+        "simple": {"count": 400, "share": 0.333, "difficulty": 0.4, "length": 3.1, "tasks": {"a": 400}}
+    },
     "gates": [
-        {"name": "total", "passed": True, "figure": 1200, "limit": 1000, "says": "number of demonstrations", "ids": {}},
-        {"name": "answers", "passed": False, "figure": 1, "limit": 0, "says": "wrong answers", "ids": {"d7": "is <b>wrong</b>"}},
+        {
+            "name": "total",
+            "passed": True,
+            "figure": 1200,
+            "limit": 1000,
+            "says": "number of demonstrations",
+            "ids": {},
+        },
+        {
+            "name": "answers",
+            "passed": False,
+            "figure": 1,
+            "limit": 0,
+            "says": "wrong answers",
+            "ids": {"d7": "is <b>wrong</b>"},
+        },
     ],
-    "sets": {"sft": {"size": 60000, "count": 900, "cells": {"ocr/golden": {"wanted": 50, "got": 20}}, "absent": ["zoom"]}},
+    "sets": {
+        "sft": {
+            "size": 60000,
+            "count": 900,
+            "cells": {"ocr/golden": {"wanted": 50, "got": 20}},
+            "absent": ["zoom"],
+        }
+    },
 }
 
 
@@ -62,9 +85,14 @@ class Page(HTMLParser):
 
 
 def made(**fields) -> Demonstration:
-    turns = [zoom(1, observation=None), zoom(2, target="obs1", observation=None), Step(think="It is 7", answer="7")]
+    turns = [
+        zoom(1, observation=None),
+        zoom(2, target="obs1", observation=None),
+        Step(think="It is 7", answer="7"),
+    ]
     out = with_observations(
-        demonstration(**{"turns": turns, "quality": 0.9, "level": "hard", **fields}), Executor(ToolboxConfig(), DialogueConfig())
+        demonstration(**{"turns": turns, "quality": 0.9, "level": "hard", **fields}),
+        Executor(ToolboxConfig(), DialogueConfig()),
     )
     assert isinstance(out, Demonstration)
     return out
@@ -79,9 +107,21 @@ def test_the_card_says_what_is_in_and_what_is_out(shown: Demonstration, tmp_path
     path = data_card.write_card(tmp_path, FACTS, [data_card.example(shown, ToolboxConfig())], "my set")
     page = Page(path.read_text(encoding="utf-8"))
     output = page.text
-    for part in ("my set", "1 200 demonstrations of 1 300 rows", "failed 1 gate", "duplicate", "not_json", "object_counting"):
+    for part in (
+        "my set",
+        "1 200 demonstrations of 1 300 rows",
+        "failed 1 gate",
+        "duplicate",
+        "not_json",
+        "object_counting",
+    ):
         assert part in output
-    for part in ("number of demonstrations", "d7 : is <b>wrong</b>", "ocr/golden", "Required but not available at all: zoom"):
+    for part in (
+        "number of demonstrations",
+        "d7 : is <b>wrong</b>",
+        "ocr/golden",
+        "Required but not available at all: zoom",
+    ):
         assert part in output
     assert list(tmp_path.iterdir()) == [path]
 
@@ -118,7 +158,9 @@ def test_data_is_displayed_and_never_executed(shown: Demonstration):
         "tasks": {evil: 3},
         "levels": {evil: {"count": 1, "share": 1.0, "difficulty": None, "length": None, "tasks": {}}},
         "sets": {evil: {"count": 0, "size": 1, "cells": {evil: {"wanted": 1, "got": 0}}, "absent": [evil]}},
-        "gates": [{"name": evil, "passed": False, "figure": 1, "limit": 0, "says": evil, "ids": {evil: evil}}],
+        "gates": [
+            {"name": evil, "passed": False, "figure": 1, "limit": 0, "says": evil, "ids": {evil: evil}}
+        ],
     }
     document = data_card.render_card(facts, [data_card.example(hostile, ToolboxConfig())], evil)
     page = Page(document)
@@ -131,9 +173,14 @@ def test_data_is_displayed_and_never_executed(shown: Demonstration):
 
 def test_missing_media_are_named(shown: Demonstration):
     lost = shown.model_copy(update={"media": [shown.media[0].model_copy(update={"uri": "/no/such.png"})]})
-    assert "was not kept" in Page(data_card.render_card({}, [data_card.example(lost, ToolboxConfig())], "x")).text
+    assert (
+        "was not kept"
+        in Page(data_card.render_card({}, [data_card.example(lost, ToolboxConfig())], "x")).text
+    )
 
 
 def test_a_cause_of_bad_rows_and_of_drops_adds_up():
-    page = data_card.render_card({"kept": 1, "rows": 8, "bad_rows": {"no_media": 3}, "dropped": {"no_media": 4}}, (), "t")
+    page = data_card.render_card(
+        {"kept": 1, "rows": 8, "bad_rows": {"no_media": 3}, "dropped": {"no_media": 4}}, (), "t"
+    )
     assert re.search(r"no_media(</bdi>)?</dt>\s*<dd><b>7</b>", page)

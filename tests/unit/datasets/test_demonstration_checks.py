@@ -1,4 +1,6 @@
-"""Demonstrations that cannot be learnt from are found when they are read, each with what is wrong and how to correct it."""
+"""Demonstrations that cannot be learnt from are found when they are read, each with what is wrong and how to
+correct it.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,19 @@ def read(folder: Path, *rows: dict[str, Any], overrides: tuple[str, ...] = ()) -
     path = folder / "demonstrations.jsonl"
     Image.new("RGB", (64, 64)).save(folder / "picture.png")
     media = [{"id": "img0", "uri": "picture.png"}]
-    lines = [{"id": f"d{i}", "question": "Which?", "media": media, "answers": ["7"], **row} for i, row in enumerate(rows)]
+    lines = [
+        {"id": f"d{i}", "question": "Which?", "media": media, "answers": ["7"], **row}
+        for i, row in enumerate(rows)
+    ]
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return [row.id for row in demonstrations(load(None, list(overrides)), str(path), 1)]
 
 
 def test_a_sound_demonstration_passes_and_a_masked_mistake_may_be_wrong(tmp_path: Path) -> None:
     mistake = {"op": "zoom_in", "box": [3, 4, 50, 60], "learn": False}
-    assert read(tmp_path, {"turns": [LOOK, ANSWER]}, {"turns": [mistake, LOOK, ANSWER], "scorer": "exact"}) == ["d0", "d1"]
+    assert read(
+        tmp_path, {"turns": [LOOK, ANSWER]}, {"turns": [mistake, LOOK, ANSWER], "scorer": "exact"}
+    ) == ["d0", "d1"]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +54,11 @@ def test_a_sound_demonstration_passes_and_a_masked_mistake_may_be_wrong(tmp_path
         ({"turns": [ANSWER, LOOK, ANSWER]}, "turns.0", "only the last turn answers"),
         ({"turns": [{**LOOK, "op": "zoom"}, ANSWER]}, "turns.0.op", "did you mean `zoom_in`?"),
         ({"turns": [{**LOOK, "box": [10, 20, 300, 400]}, ANSWER]}, "turns.0.box", "not pixels"),
-        ({"turns": [{"op": "zoom_in", "bbox": [0, 0, 1, 1]}, ANSWER]}, "turns.0.arguments", "arguments are box"),
+        (
+            {"turns": [{"op": "zoom_in", "bbox": [0, 0, 1, 1]}, ANSWER]},
+            "turns.0.arguments",
+            "arguments are box",
+        ),
         ({"turns": [LOOK, ANSWER], "scorer": "exakt"}, "scorer", "did you mean `exact`?"),
     ],
 )
@@ -66,7 +77,8 @@ def test_a_limit_counts_usable_demonstrations(tmp_path: Path) -> None:
     assert read(tmp_path, bad, good, good, good, bad, overrides=few) == ["d1", "d2"]
 
 
-# -- what only the media show -----------------------------------------------------------------------------------------------
+# -- what only the media show
+# -----------------------------------------------------------------------------------------------
 
 
 def job(folder: Path, name: str, source: str, **data: float) -> Config:
@@ -80,7 +92,10 @@ def write(folder: Path, *changes: dict[str, Any]) -> str:
     Image.new("RGB", (64, 64)).save(folder / "good.png")
     Image.new("RGB", (3, 900)).save(folder / "thin.png")
     (folder / "broken.png").write_bytes(b"no picture")
-    rows = [{"id": f"t{i}", "image": "good.png", "question": "What?", "answer": "no", **row} for i, row in enumerate(changes)]
+    rows = [
+        {"id": f"t{i}", "image": "good.png", "question": "What?", "answer": "no", **row}
+        for i, row in enumerate(changes)
+    ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return str(folder / "rows.jsonl")
 
@@ -93,9 +108,16 @@ FAULTS: list[tuple[dict[str, str], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), FAULTS)
-@pytest.mark.parametrize(("kind", "key"), [("sft", "demonstrations"), ("rft", "train"), ("evaluate", "evaluate")])
+@pytest.mark.parametrize(
+    ("kind", "key"), [("sft", "demonstrations"), ("rft", "train"), ("evaluate", "evaluate")]
+)
 def test_a_dry_run_names_the_row_that_cannot_be_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, key: str, change: dict[str, str], words: tuple[str, ...]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    key: str,
+    change: dict[str, str],
+    words: tuple[str, ...],
 ) -> None:
     source, inputs = write(tmp_path, {}, change, {}), job_of(kind).inputs
     with pytest.raises(BadInput) as caught:

@@ -1,4 +1,6 @@
-"""Which demonstrations are in which batch: by seed, step and mixture alone; each row its share, small shares in large ones."""
+"""Which demonstrations are in which batch: by seed, step and mixture alone; each row its share, small shares
+in large ones.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,20 @@ ROWS = 60
 
 
 def demonstration(number: int, **values: object) -> Demonstration:
-    fields = {"id": f"q{number}", "question": "Which?", "turns": [{"answer": str(number)}], "level": LEVELS[number % 3]}
+    fields = {
+        "id": f"q{number}",
+        "question": "Which?",
+        "turns": [{"answer": str(number)}],
+        "level": LEVELS[number % 3],
+    }
     return Demonstration.model_validate({**fields, **values})
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> DemonstrationStore:
-    return DemonstrationStore.fill(tmp_path_factory.mktemp("shelf") / "rows", (demonstration(n) for n in range(ROWS)), ["golden"])
+    return DemonstrationStore.fill(
+        tmp_path_factory.mktemp("shelf") / "rows", (demonstration(n) for n in range(ROWS)), ["golden"]
+    )
 
 
 def test_rows_are_read_by_number_and_other_kinds_are_counted(tmp_path: Path) -> None:
@@ -42,7 +51,9 @@ def test_rows_are_read_by_number_and_other_kinds_are_counted(tmp_path: Path) -> 
     repeated = DemonstrationStore(tmp_path / "rows")
     assert repeated[2] == rows[4]
     with pytest.raises(DataFailure, match="none of its 5"):
-        DemonstrationStore.fill(tmp_path / "none", iter([demonstration(n, kind="trap_perceptual") for n in range(5)]), ["golden"])
+        DemonstrationStore.fill(
+            tmp_path / "none", iter([demonstration(n, kind="trap_perceptual") for n in range(5)]), ["golden"]
+        )
     assert not (tmp_path / "none").exists()
 
 
@@ -67,17 +78,27 @@ def test_a_batch_has_its_mixture_and_depends_on_seed_step_and_mixture_alone(
         assert share > 0 or not result[level]
 
 
-def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_shuffled_anew(store: DemonstrationStore) -> None:
+def test_without_a_mixture_every_row_is_drawn_once_in_a_pass_and_each_pass_is_shuffled_anew(
+    store: DemonstrationStore,
+) -> None:
     draw = BatchSampler(store, SftConfig(batch=12), seed=3)
     assert draw.steps(2) == 10
-    passes = [np.concatenate([draw.rows(step) for step in range(first, first + 5)]).tolist() for first in (0, 5)]
+    passes = [
+        np.concatenate([draw.rows(step) for step in range(first, first + 5)]).tolist() for first in (0, 5)
+    ]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(ROWS))
     assert passes[0] != passes[1]
-    assert BatchSampler(store, SftConfig(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(range(12, 24))
+    assert BatchSampler(store, SftConfig(batch=12), seed=3, shuffle=False).rows(1).tolist() == list(
+        range(12, 24)
+    )
 
 
 @settings(max_examples=12)
-@given(seed=st.integers(0, 2**31), batch=st.integers(1, 40), parts=st.tuples(*[st.integers(0, 9)] * 3).filter(any))
+@given(
+    seed=st.integers(0, 2**31),
+    batch=st.integers(1, 40),
+    parts=st.tuples(*[st.integers(0, 9)] * 3).filter(any),
+)
 @example(3, 10, (2, 3, 5))
 @example(0, 16, (5, 3, 2))
 def test_every_level_uses_up_its_rows_before_they_come_again(
@@ -93,14 +114,19 @@ def test_every_level_uses_up_its_rows_before_they_come_again(
 
 
 def test_a_smaller_share_is_a_subset_of_a_larger_one(store: DemonstrationStore) -> None:
-    shares = [set(BatchSampler(store, SftConfig(share=share), seed=8).pools[0].tolist()) for share in (0.1, 0.25, 0.5, 1.0)]
+    shares = [
+        set(BatchSampler(store, SftConfig(share=share), seed=8).pools[0].tolist())
+        for share in (0.1, 0.25, 0.5, 1.0)
+    ]
     assert [len(share) for share in shares] == [6, 15, 30, 60]
     assert all(small < large for small, large in itertools.pairwise(shares))
 
 
 def test_a_row_of_twice_the_weight_is_drawn_twice_as_often(tmp_path: Path) -> None:
     rows = [demonstration(n, weight=3.0 if n < 10 else 0.75) for n in range(50)]
-    draw = BatchSampler(DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=10), seed=0)
+    draw = BatchSampler(
+        DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=10), seed=0
+    )
     drawn = Counter(int(row) for step in range(500) for row in draw.rows(step))
     mean = (10 * 3 + 40 * 0.75) / 50
     for row, times in drawn.items():
@@ -110,7 +136,9 @@ def test_a_row_of_twice_the_weight_is_drawn_twice_as_often(tmp_path: Path) -> No
 
 def test_a_stage_without_demonstrations_is_an_error_before_training(tmp_path: Path) -> None:
     rows = [demonstration(n, level="simple") for n in range(6)]
-    draw = BatchSampler(DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=4), seed=0)
+    draw = BatchSampler(
+        DemonstrationStore.fill(tmp_path / "rows", rows, ["golden"]), SftConfig(batch=4), seed=0
+    )
     with pytest.raises(BadInput, match="stage simple_medium draws medium"):
         draw.check(SftCurriculumConfig().stages)
 
@@ -122,12 +150,15 @@ def test_learners_get_equally_many_rows_of_about_equally_much_text(
     store: DemonstrationStore, shares: int, each: int, step: int, random: Any
 ) -> None:
     draw = BatchSampler(store, SftConfig(batch=shares * each), seed=3)
-    draw.sizes = np.asarray([random.choice([1, 5, 40, 600, 7000]) + random.randrange(9) for _ in range(len(store))])
+    draw.sizes = np.asarray(
+        [random.choice([1, 5, 40, 600, 7000]) + random.randrange(9) for _ in range(len(store))]
+    )
     rows, parts = draw.rows(step), [draw.share(step, None, share, shares) for share in range(shares)]
     assert {len(part) for part in parts} == {each}
     assert sorted(itertools.chain(*(part.tolist() for part in parts))) == sorted(rows.tolist())
     sums = [int(draw.sizes[part].sum()) for part in parts]
     assert max(sums) - min(sums) <= draw.sizes[rows].max()
-    for part in parts:  # each keeps the order of the batch, which names a row twice where it crosses the end of a shuffle
+    # Each keeps the order of the batch, which names a row twice where it crosses the end of a shuffle
+    for part in parts:
         left = iter(rows.tolist())
         assert all(row in left for row in part.tolist())

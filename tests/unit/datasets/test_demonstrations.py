@@ -1,4 +1,6 @@
-"""Demonstrations are played: the operation runs, its pixels are the picture's, the loss covers what the assistant said."""
+"""Demonstrations are played: the operation runs, its pixels are the picture's, the loss covers what the
+assistant said.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +89,16 @@ def test_the_crop_shown_is_the_region_of_the_picture_itself(
     assert trajectory.observations[0].status == "ok"
 
 
-def test_lengths_of_turns_are_known_without_the_media(player: Player, row: Callable[..., Demonstration], picture: Path) -> None:
+def test_lengths_of_turns_are_known_without_the_media(
+    player: Player, row: Callable[..., Demonstration], picture: Path
+) -> None:
     mistake = {"op": "zoom_in", "box": [0.1, 0.1, 0.9, 0.9], "learn": False}
-    demonstration = row(mistake, zoom([0.25, 0.5, 0.5, 0.75]), zoom([0.0, 0.0, 1.0, 0.5], "obs2"), {"think": "so", "answer": "7"})
+    demonstration = row(
+        mistake,
+        zoom([0.25, 0.5, 0.5, 0.75]),
+        zoom([0.0, 0.0, 1.0, 0.5], "obs2"),
+        {"think": "so", "answer": "7"},
+    )
     trajectory, _ = player.play(demonstration)
     played = [len(turn.tokens) for turn in trajectory.turns if turn.is_policy and turn.learn]
     picture.unlink()
@@ -112,7 +121,9 @@ def test_training_warns_once_of_turns_that_would_be_cut_off(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[..., Demonstration], picture: Path) -> None:
+def test_a_crop_of_a_crop_is_cut_from_the_picture(
+    player: Player, row: Callable[..., Demonstration], picture: Path
+) -> None:
     turns = [zoom([0.5, 0.5, 1.0, 1.0]), zoom([0.5, 0.0, 1.0, 0.5], target="obs1"), {"answer": "7"}]
     trajectory, views = player.play(row(*turns))
     np.testing.assert_array_equal(views[2], np.asarray(Image.open(picture))[128:192, 192:256])
@@ -122,7 +133,9 @@ def test_a_crop_of_a_crop_is_cut_from_the_picture(player: Player, row: Callable[
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
 def test_boxes_with_equal_tokens_show_the_same_view(family: str, row: Callable[..., Demonstration]) -> None:
-    """A policy writes the numbers of the call: what they leave out of a demonstration's box cannot show anything."""
+    """A policy writes the numbers of the call: what they leave out of a demonstration's box cannot show
+    anything.
+    """
     player = Player(settings(family), str(tiny_policy.folder(family)))
     boxes = ([0.25, 0.25, 0.75, 0.75], [0.2503, 0.2503, 0.7503, 0.7503])
     (exact, seen), (rounded, shown) = (player.play(row(zoom(box), {"answer": "7"})) for box in boxes)
@@ -144,16 +157,22 @@ def test_a_demonstration_of_the_picture_world_shows_the_card_that_is_asked_for(p
             inside = (max(left, digit[0]), max(top, digit[1]), min(right, digit[2]), min(bottom, digit[3]))
             assert inside == digit, "the whole digit inside the frame is in the crop"
             resized = np.asarray(Image.fromarray(whole[top:bottom, left:right]).resize((64, 64)), np.float32)
-            assert np.abs(views[1] - resized).mean() < 6, "the crop is this region of the picture, up to how it is resized"
+            assert np.abs(views[1] - resized).mean() < 6, (
+                "the crop is this region of the picture, up to how it is resized"
+            )
         assert trajectory.answer == line.answers[0]
     assert 1 <= played <= 7
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
-def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, row: Callable[..., Demonstration]) -> None:
+def test_the_loss_covers_what_the_assistant_says_and_nothing_else(
+    family: str, row: Callable[..., Demonstration]
+) -> None:
     config = settings(family)
     player = Player(config, config.policy.model)
-    trajectory, views = player.play(row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7", "think": "it is clear"}))
+    trajectory, views = player.play(
+        row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7", "think": "it is clear"})
+    )
     first, last = said(player, trajectory)
     assert first.startswith("<think>look closer</think>")
     assert '"name":"zoom_in"' in first.replace(" ", "")
@@ -168,14 +187,24 @@ def test_the_loss_covers_what_the_assistant_says_and_nothing_else(family: str, r
 
 
 @pytest.mark.parametrize(
-    "text", ["First <video> then <image>. Same?", "<video>\n<image>\nSame?", "Is <image> in <video>?", "<image>Look at <video>."]
+    "text",
+    [
+        "First <video> then <image>. Same?",
+        "<video>\n<image>\nSame?",
+        "Is <image> in <video>?",
+        "<image>Look at <video>.",
+    ],
 )
 def test_media_are_shown_where_the_text_marks_them(player: Player, picture: Path, text: str) -> None:
     frames = [str(picture.with_name(f"{i}.png")) for i in range(2)]
     for i, path in enumerate(frames):
         Image.new("RGB", (64, 64), (0, 100 * i, 255)).save(path)
     media = [{"id": "img0", "uri": str(picture)}, {"id": "vid0", "kind": "video", "frames": frames}]
-    later = {"id": "q", "question": "And now?", "history": [{"question": text, "answer": "no", "media": ["img0", "vid0"]}]}
+    later = {
+        "id": "q",
+        "question": "And now?",
+        "history": [{"question": text, "answer": "no", "media": ["img0", "vid0"]}],
+    }
     earlier = {"id": "img1", "uri": frames[0]}
     for row in ({"id": "q", "question": text, "media": media}, {**later, "media": [earlier, *media]}):
         trajectory, views = player.play(Demonstration.model_validate({**row, "turns": [{"answer": "no"}]}))
@@ -211,7 +240,9 @@ def test_a_demonstration_whose_operation_is_refused_is_a_data_failure(
     assert caught.value.code == code
 
 
-def test_a_mistake_stays_in_the_context_and_out_of_the_loss(player: Player, row: Callable[..., Demonstration]) -> None:
+def test_a_mistake_stays_in_the_context_and_out_of_the_loss(
+    player: Player, row: Callable[..., Demonstration]
+) -> None:
     slip = {**zoom([1.2, 0.1, 1.4, 0.3]), "learn": False}
     wrong = {**zoom([0.0, 0.0, 0.25, 0.25]), "learn": False}
     trajectory, views = player.play(row(slip, wrong, zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}))
@@ -224,14 +255,18 @@ def test_a_mistake_stays_in_the_context_and_out_of_the_loss(player: Player, row:
     assert learnt[1].startswith("<answer>7")
 
 
-def test_a_demonstration_too_long_for_the_context_is_a_data_failure(row: Callable[..., Demonstration]) -> None:
+def test_a_demonstration_too_long_for_the_context_is_a_data_failure(
+    row: Callable[..., Demonstration],
+) -> None:
     config = settings(max_context=64)
     with pytest.raises(DataFailure) as caught:
         Player(config, config.policy.model).play(row(zoom([0.1, 0.1, 0.6, 0.6]), {"answer": "7"}))
     assert caught.value.code == "over_context"
 
 
-def test_a_missing_or_broken_picture_has_its_error_code(player: Player, row: Callable[..., Demonstration], picture: Path) -> None:
+def test_a_missing_or_broken_picture_has_its_error_code(
+    player: Player, row: Callable[..., Demonstration], picture: Path
+) -> None:
     good = row({"answer": "7"})
     picture.write_bytes(picture.read_bytes()[:40])
     with pytest.raises(BadImage):
@@ -242,16 +277,30 @@ def test_a_missing_or_broken_picture_has_its_error_code(player: Player, row: Cal
     assert caught.value.code == "image_not_found"
 
 
-def test_the_stream_yields_the_played_demonstrations(row: Callable[..., Demonstration], tmp_path: Path) -> None:
+def test_the_stream_yields_the_played_demonstrations(
+    row: Callable[..., Demonstration], tmp_path: Path
+) -> None:
     store = tmp_path / "shelf"
     config = parse(
-        {**settings().model_dump(), "sft": {"batch": 3, "weights": {"think": 0.5}}, "data": {"demonstrations": "cards:"}}
+        {
+            **settings().model_dump(),
+            "sft": {"batch": 3, "weights": {"think": 0.5}},
+            "data": {"demonstrations": "cards:"},
+        }
     )
-    missing = row({"answer": "5"}).model_copy(update={"id": "q3", "media": [Media(id="img0", uri=str(tmp_path / "none.png"))]})
-    rows = [row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}), row({"answer": "3"}).model_copy(update={"id": "q2"}), missing]
+    missing = row({"answer": "5"}).model_copy(
+        update={"id": "q3", "media": [Media(id="img0", uri=str(tmp_path / "none.png"))]}
+    )
+    rows = [
+        row(zoom([0.25, 0.5, 0.5, 0.75]), {"answer": "7"}),
+        row({"answer": "3"}).model_copy(update={"id": "q2"}),
+        missing,
+    ]
     DemonstrationStore.fill(store, rows, ["golden"])
     prepare = Prepare(config, config.policy.model, str(store))
-    columns = {name: np.asarray(values, dtype=object) for name, values in prepare({"id": np.asarray([0])}).items()}
+    columns = {
+        name: np.asarray(values, dtype=object) for name, values in prepare({"id": np.asarray([0])}).items()
+    }
     bad = BadRow(*json.loads(columns["error"][2]))
     assert (bad.code, bad.id) == ("image_not_found", "q3")
     samples = samples_of(columns)
@@ -267,9 +316,13 @@ def test_the_stream_yields_the_played_demonstrations(row: Callable[..., Demonstr
             np.testing.assert_array_equal(seen, view)
 
 
-def test_the_held_out_loss_is_of_kinds_that_are_learnt(row: Callable[..., Demonstration], tmp_path: Path) -> None:
+def test_the_held_out_loss_is_of_kinds_that_are_learnt(
+    row: Callable[..., Demonstration], tmp_path: Path
+) -> None:
     kinds = ("trap_logical", "golden", "outcome_negative", "golden", "golden")
-    rows = [row({"answer": "7"}).model_copy(update={"id": f"q{n}", "kind": kind}) for n, kind in enumerate(kinds)]
+    rows = [
+        row({"answer": "7"}).model_copy(update={"id": f"q{n}", "kind": kind}) for n, kind in enumerate(kinds)
+    ]
     (tmp_path / "held_out.jsonl").write_text("\n".join(one.model_dump_json() for one in rows) + "\n")
     sft = {"validation": str(tmp_path / "held_out.jsonl"), "validation_size": 2}
     held_out = HeldOut(parse({**settings().model_dump(), "sft": sft}), None)

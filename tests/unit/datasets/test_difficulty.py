@@ -37,9 +37,13 @@ def test_difficulty_of_short_demonstrations_and_of_those_without_thoughts():
 
 def test_errors_add_up():
     same = [zoom(1), zoom(1), zoom(1), Step(answer="7")]
-    assert difficulty.components(demonstration(turns=same))["errors"] == pytest.approx(0.2 + 0.2)  # one triple, one place twice
+    # One triple, one place twice
+    assert difficulty.components(demonstration(turns=same))["errors"] == pytest.approx(0.2 + 0.2)
     four = [zoom(i) for i in range(4)]
-    assert difficulty.components(demonstration(turns=[*four, Step(answer="7")]))["errors"] == pytest.approx(0.4)  # two triples
+    # Two triples
+    assert difficulty.components(demonstration(turns=[*four, Step(answer="7")]))["errors"] == pytest.approx(
+        0.4
+    )
     corrected = demonstration(kind="self_correction")
     assert difficulty.components(corrected)["errors"] == pytest.approx(0.3 + 0.15)
     for kind, value in (("trap_perceptual", 0.2), ("trap_logical", 0.25), ("outcome_negative", 0.1)):

@@ -31,7 +31,8 @@ def image(path: Path) -> Media:
 def test_the_content_hash_ignores_ids_weights_and_observations():
     one = demonstration("a")
     assert duplicates.content_hash(one, ["p"]) == duplicates.content_hash(
-        one.model_copy(update={"id": "b", "quality": 0.3, "question": " which DIGIT is in the red  frame?"}), ["p"]
+        one.model_copy(update={"id": "b", "quality": 0.3, "question": " which DIGIT is in the red  frame?"}),
+        ["p"],
     )
     others = [
         (demonstration("a"), ["q"]),
@@ -49,11 +50,15 @@ def test_near_duplicates_share_kind_answer_pictures_and_words():
     def said(name: str, words: str, **fields):
         return demonstration(name, turns=[zoom(think=words), Step(think="It is 7", answer="7")], **fields)
 
-    long = "I should look closer at the small red frame in the lower left corner because the digit in it is tiny"
+    long = (
+        "I should look closer at the small red frame in the lower left corner because the digit in it is tiny"
+    )
     rows = [
         said("a", long),
         said("b", long + " indeed"),
-        said("c", "Something else altogether: walls, windows, and a door beside the car in front of the house"),
+        said(
+            "c", "Something else altogether: walls, windows, and a door beside the car in front of the house"
+        ),
         said("d", long, kind="self_correction"),
         said("e", long),
         said("f", long, question="How many windows has the blue house behind the tall trees on the hill?"),
@@ -69,7 +74,9 @@ def test_of_a_hundred_copies_one_stays():
     assert dropped == dict.fromkeys(range(1, 600), 0)
 
 
-WORDS = st.lists(st.sampled_from(["red", "blue", "seven", "frame", "near", "the", "a"]), min_size=1, max_size=6)
+WORDS = st.lists(
+    st.sampled_from(["red", "blue", "seven", "frame", "near", "the", "a"]), min_size=1, max_size=6
+)
 
 
 @settings(max_examples=50)
@@ -107,7 +114,10 @@ def test_perceptual_hashes_survive_scaling_and_saving_and_differ_between_picture
     reopened = MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl")
     assert reopened.perceptual_hash(image(tmp_path / "a.png")) == hashes[0]
     Image.fromarray(second).save(tmp_path / "a.png")  # a changed file is another picture
-    assert MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl").perceptual_hash(image(tmp_path / "a.png")) == hashes[2]
+    assert (
+        MediaHashes(ToolboxConfig(), tmp_path / "kept.jsonl").perceptual_hash(image(tmp_path / "a.png"))
+        == hashes[2]
+    )
 
 
 def test_missing_pictures_have_an_error_code(tmp_path: Path):
@@ -136,6 +146,8 @@ def test_groups_join_exactly_the_similar_hashes(hashes: list[int], bits: int, da
     for i in range(len(hashes)):  # and nothing without a chain of such pairs
         reach, grown = {i}, True
         while grown:
-            more = {j for j in range(len(hashes)) for k in reach if (hashes[j] ^ hashes[k]).bit_count() <= bits} - reach
+            more = {
+                j for j in range(len(hashes)) for k in reach if (hashes[j] ^ hashes[k]).bit_count() <= bits
+            } - reach
             reach, grown = reach | more, bool(more)
         assert {j for j in range(len(hashes)) if groups[j] == groups[i]} == reach

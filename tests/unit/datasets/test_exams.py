@@ -1,4 +1,6 @@
-"""MMMU, ScienceQA, MM-Vet, GeoQA and ViRL39K: tiny files in each official schema, and their leaderboards' ways of scoring."""
+"""MMMU, ScienceQA, MM-Vet, GeoQA and ViRL39K: tiny files in each official schema, and their leaderboards'
+ways of scoring.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,17 @@ from pixelis.rewards.services import Services
 
 
 def mmmu(number: int, subject: str = "Art_Theory", **changes: Any) -> dict[str, Any]:
-    row = {"id": f"validation_{subject}_{number}", "question": "What is in <image 1>?", "options": "['a cat', \"a dog's\"]"}
+    row = {
+        "id": f"validation_{subject}_{number}",
+        "question": "What is in <image 1>?",
+        "options": "['a cat', \"a dog's\"]",
+    }
     row |= {f"image_{i}": None for i in range(1, 8)}
-    row |= {"image_1": {"bytes": png(20, 10), "path": "1.png"}, "answer": "B", "question_type": "multiple-choice"}
+    row |= {
+        "image_1": {"bytes": png(20, 10), "path": "1.png"},
+        "answer": "B",
+        "question_type": "multiple-choice",
+    }
     return row | {"topic_difficulty": "Easy", "explanation": ""} | changes
 
 
@@ -54,13 +64,25 @@ def test_mmmu(tmp_path: Path) -> None:
     table(tmp_path / "Math/validation-00000-of-00001.parquet", [mmmu(1, "Math")])
     questions, bad = read(f"mmmu:{tmp_path}?cache={tmp_path / 'cache'}")
     one, two, three, opened, hidden, other = questions
-    assert (one.question, one.answers, one.scorer) == ("What is in <image>?\nA. a cat\nB. a dog's", ["B"], "mmmu_choice")
+    assert (one.question, one.answers, one.scorer) == (
+        "What is in <image>?\nA. a cat\nB. a dog's",
+        ["B"],
+        "mmmu_choice",
+    )
     assert one.meta["category"] == ["Art and Design", "Art_Theory"]
-    assert two.question == "Compare them.\nA. <image>\nB. <image>", "each picture is shown in the place of its option"
+    assert two.question == "Compare them.\nA. <image>\nB. <image>", (
+        "each picture is shown in the place of its option"
+    )
     assert [Path(media.uri).read_bytes() for media in two.media] == [png(30, 10), png(20, 10)]
-    assert three.question.startswith("What is in <image 1>?"), "the second picture has no place, so both come first"
+    assert three.question.startswith("What is in <image 1>?"), (
+        "the second picture has no place, so both come first"
+    )
     assert [Path(media.uri).read_bytes() for media in three.media] == [png(20, 10), png(30, 10)]
-    assert (opened.answers, opened.scorer, opened.question) == (["24/7", "3.429"], "mmmu_open", "What is in <image>?")
+    assert (opened.answers, opened.scorer, opened.question) == (
+        ["24/7", "3.429"],
+        "mmmu_open",
+        "What is in <image>?",
+    )
     assert hidden.answers is None
     assert (other.id, other.meta["category"]) == ("mmmu-validation-validation_Math_1", ["Science", "Math"])
     assert [row.code for row in bad] == ["no_label", "wrong_type", "no_media", "duplicate_id"]
@@ -90,10 +112,20 @@ def test_choices_are_read_by_mmmus_rules() -> None:
         "": None,
     }
     assert {text: chosen_option(text, options) for text in expected} == expected
-    question = Question(id="q", question="Who?", answers=["B"], scorer="mmmu_choice", meta={"options": options})
+    question = Question(
+        id="q", question="Who?", answers=["B"], scorer="mmmu_choice", meta={"options": options}
+    )
     services = Services(parse({}).rewards)
     score = find_scorer("mmmu_choice")
-    answers = ["It was painted by Claude Monet in 1875.", "Claude Monet", "B. Claude Monet", "b", "A", "no idea", None]
+    answers = [
+        "It was painted by Claude Monet in 1875.",
+        "Claude Monet",
+        "B. Claude Monet",
+        "b",
+        "A",
+        "no idea",
+        None,
+    ]
     assert [score(case_of(question, answer, ["B"]), services) for answer in answers] == [1.0] * 4 + [0.0] * 3
     services.close()
 
@@ -149,12 +181,24 @@ def test_scienceqa(tmp_path: Path) -> None:
     (tmp_path / "images/test/2").mkdir(parents=True)
     (tmp_path / "images/test/2/image.png").write_bytes(png(8, 8))
     (plain, shown), bad = read(f"scienceqa:{tmp_path}")
-    assert (plain.id, plain.question, plain.media) == ("scienceqa-test-1", "Which?\nA. red\nB. blue\nC. green", [])
-    assert (plain.answers, plain.scorer, plain.meta["category"]) == (["B"], "mc_letter", ["NAT", "NO", "G1-6"])
+    assert (plain.id, plain.question, plain.media) == (
+        "scienceqa-test-1",
+        "Which?\nA. red\nB. blue\nC. green",
+        [],
+    )
+    assert (plain.answers, plain.scorer, plain.meta["category"]) == (
+        ["B"],
+        "mc_letter",
+        ["NAT", "NO", "G1-6"],
+    )
     assert shown.question.startswith("Context: Look.\nWhich?\nA. red")
     assert (shown.answers, shown.meta["category"]) == (["A"], ["SOC", "TXT", "IMG", "G7-12"])
     assert shown.media[0].uri == str(tmp_path / "images/test/2/image.png")
-    assert [(row.row, row.code) for row in bad] == [("3", "no_label"), ("4", "media_traversal"), ("9", "missing_column")]
+    assert [(row.row, row.code) for row in bad] == [
+        ("3", "no_label"),
+        ("4", "media_traversal"),
+        ("9", "missing_column"),
+    ]
     assert only(f"scienceqa:{tmp_path}?split=minitest").media[0].uri.endswith("test/2/image.png")
     with pytest.raises(BadInput, match="no split 'dev'"):
         read(f"scienceqa:{tmp_path}?split=dev")
@@ -162,19 +206,31 @@ def test_scienceqa(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mmvet_is_graded_in_tenths_by_a_judge_and_refused_without_one(tmp_path: Path) -> None:
-    row = {"imagename": "v1_0.png", "question": "What is x?", "answer": "-1<AND>-5", "capability": ["ocr", "math"]}
+    row = {
+        "imagename": "v1_0.png",
+        "question": "What is x?",
+        "answer": "-1<AND>-5",
+        "capability": ["ocr", "math"],
+    }
     put(tmp_path, "mm-vet.json", {"v1_0": row, "v1_1": {**row, "answer": ""}})
     put(tmp_path, "images", None)
     (question,), bad = read(f"mmvet:{tmp_path}")
     assert (question.id, question.answers, question.scorer) == ("mmvet-v1_0", ["-1<AND>-5"], "mm_vet")
-    assert (question.meta["category"], question.media[0].uri) == (["math", "ocr"], str(tmp_path / "images/v1_0.png"))
+    assert (question.meta["category"], question.media[0].uri) == (
+        ["math", "ocr"],
+        str(tmp_path / "images/v1_0.png"),
+    )
     assert [(row.row, row.column) for row in bad] == [("v1_1", "answer")]
 
-    server = ChatServer('{"score": 0.45, "why": "between"}', '{"score": 0.5, "why": "one of two"}', '{"score": 1, "why": ""}')
+    server = ChatServer(
+        '{"score": 0.45, "why": "between"}', '{"score": 0.5, "why": "one of two"}', '{"score": 1, "why": ""}'
+    )
     judge = {"url": server.url, "model": "m", "api_key_env": ""}
     services = Services(parse({"rewards": {"judge": judge}}).rewards)
     grade = find_scorer("mm_vet")
-    assert grade(case_of(question, "x = -1", question.answers or []), services) == 0.5, "no tenth is asked for again"
+    assert grade(case_of(question, "x = -1", question.answers or []), services) == 0.5, (
+        "no tenth is asked for again"
+    )
     assert grade(case_of(question, "-1 and -5", question.answers or []), services) == 1.0
     assert grade(case_of(question, None, question.answers or []), services) == 0.0
     assert len(server.requests) == 3
@@ -208,13 +264,27 @@ def test_geoqa_and_virl39k_are_read_as_files_of_rows(tmp_path: Path) -> None:
         assert isinstance(geo, Question)
         assert (geo.question, geo.answers, geo.scorer) == ("Find angle x.", ["145"], "math")
         assert geo.media[0].uri == str(picture)
-    inside = {"image": {"bytes": png(8, 8), "path": None}, "problem": "Find x.", "solution": "<answer> 145° </answer>"}
+    inside = {
+        "image": {"bytes": png(8, 8), "path": None},
+        "problem": "Find x.",
+        "solution": "<answer> 145° </answer>",
+    }
     pq.write_table(pa.Table.from_pylist([inside]), tmp_path / "train-00000-of-00001.parquet")
     (train,) = read_rows(f"{tmp_path}/train-00000-of-00001.parquet?cache={tmp_path / 'cache'}")
     assert isinstance(train, Question)
     assert (train.answers, train.scorer) == (["145°"], "math")
-    virl = {"question": "<image>Which?", "answer": "\\boxed{A}", "PassRate_32BTrained": 0.5, "PassRate_7BBase": 0.25}
-    virl |= {"category": "Spatial Reasoning", "source": "s", "qid": "Processed-1-0", "image": ["images/test/0.png"]}
+    virl = {
+        "question": "<image>Which?",
+        "answer": "\\boxed{A}",
+        "PassRate_32BTrained": 0.5,
+        "PassRate_7BBase": 0.25,
+    }
+    virl |= {
+        "category": "Spatial Reasoning",
+        "source": "s",
+        "qid": "Processed-1-0",
+        "image": ["images/test/0.png"],
+    }
     pq.write_table(pa.Table.from_pylist([virl]), tmp_path / "39Krelease.parquet")
     (question,) = read_rows(f"{tmp_path}/39Krelease.parquet")
     assert isinstance(question, Question)

@@ -30,7 +30,10 @@ def test_calls_are_named_in_order_and_crops_of_crops_refer_to_them(golden: Demon
     demonstration = session.demonstration(id="x1", kind="golden")
     assert [turn.op for turn in demonstration.turns] == ["zoom_in", "zoom_in", None]
     assert demonstration.question == golden.question
-    assert Demonstration.model_validate_json(demonstration.model_dump_json()).model_dump() == demonstration.model_dump()
+    assert (
+        Demonstration.model_validate_json(demonstration.model_dump_json()).model_dump()
+        == demonstration.model_dump()
+    )
 
 
 def test_a_refused_call_raises_unless_errors_are_allowed(golden: Demonstration) -> None:

@@ -23,7 +23,10 @@ from pixelis.errors import BadInput, MissingFile
 
 LOCAL = fs.LocalFileSystem()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-ROWS = st.lists(st.dictionaries(TEXT, TEXT | st.integers(-9, 9) | st.none() | st.lists(TEXT, max_size=2), max_size=3), max_size=8)
+ROWS = st.lists(
+    st.dictionaries(TEXT, TEXT | st.integers(-9, 9) | st.none() | st.lists(TEXT, max_size=2), max_size=3),
+    max_size=8,
+)
 
 
 def read(path: Path) -> list[Any]:
@@ -36,7 +39,9 @@ def test_rows_come_back_from_json_however_it_is_laid_out(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict], indent: int | None, chunk: int
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
-    (folder / "a.json").write_text(json.dumps(rows, indent=indent, ensure_ascii=indent is None), encoding="utf-8")
+    (folder / "a.json").write_text(
+        json.dumps(rows, indent=indent, ensure_ascii=indent is None), encoding="utf-8"
+    )
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (folder / "b.json").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     (folder / "a.jsonl.gz").write_bytes(gzip.compress((folder / "a.jsonl").read_bytes()))
@@ -68,14 +73,21 @@ def test_damaged_text_in_a_parquet_file_is_bad_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["big.parquet", "big.json", "big.jsonl"])
-def test_a_file_larger_than_the_memory_limit_is_streamed(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_larger_than_the_memory_limit_is_streamed(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """40 MB of rows in one row group, or one list, with 1 MB at a time."""
     monkeypatch.setattr(files, "BATCH_BYTES", 1 << 20)
     path, line = tmp_path / name, "x" * 100_000
     if name.endswith("parquet"):
         values = [str(i).zfill(6) + line for i in range(400)]
         pq.write_table(
-            pa.table({"a": values}), path, compression="none", use_dictionary=False, write_batch_size=4, data_page_size=1 << 16
+            pa.table({"a": values}),
+            path,
+            compression="none",
+            use_dictionary=False,
+            write_batch_size=4,
+            data_page_size=1 << 16,
         )
         del values
     else:
@@ -102,7 +114,12 @@ def test_a_line_that_is_no_row_is_a_value_and_the_next_is_read(tmp_path: Path) -
     good, *bad, last = read_file(LOCAL, str(path))
     assert (good, last) == (Row(str(path), 1, {"a": 1}), Row(str(path), 7, {"a": 2}))
     assert all(isinstance(row, BadRow) for row in bad)
-    assert [(row[1], row[3]) for row in bad] == [("3", "not_json"), ("4", "not_an_object"), ("5", "not_utf8"), ("6", "not_json")]
+    assert [(row[1], row[3]) for row in bad] == [
+        ("3", "not_json"),
+        ("4", "not_an_object"),
+        ("5", "not_utf8"),
+        ("6", "not_json"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +135,9 @@ def test_a_line_that_is_no_row_is_a_value_and_the_next_is_read(tmp_path: Path) -
         ("a.jsonl.gz", "no gzip", ("a.jsonl.gz", "cannot be read")),
     ],
 )
-def test_a_damaged_file_is_named_with_the_row(tmp_path: Path, name: str, content: str, words: tuple[str, ...]) -> None:
+def test_a_damaged_file_is_named_with_the_row(
+    tmp_path: Path, name: str, content: str, words: tuple[str, ...]
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(BadInput) as caught:
         read(tmp_path / name)

@@ -1,4 +1,6 @@
-"""Pass rates and perception utility on tables of outcomes; evaluation questions are found by text and picture."""
+"""Pass rates and perception utility on tables of outcomes; evaluation questions are found by text and
+picture.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from pixelis.records import Group, Question, Trajectory
 EIGHT = PassRateConfig(episodes=8)
 
 
-@pytest.mark.parametrize(("right", "cause"), [(0, "too_hard"), (1, None), (4, None), (7, None), (8, "too_easy")])
+@pytest.mark.parametrize(
+    ("right", "cause"), [(0, "too_hard"), (1, None), (4, None), (7, None), (8, "too_easy")]
+)
 def test_questions_always_or_never_answered_are_dropped(right: int, cause: str | None):
     assert filters.drop_cause(Outcomes([1.0] * right + [0.0] * (8 - right)), EIGHT) == cause
 
@@ -45,11 +49,17 @@ def test_an_unscored_episode_is_not_a_zero():
 )
 def test_questions_without_perception_utility_are_dropped(looking: list, glance: list, cause: str | None):
     rows = [("q", True, float(v)) for v in looking] + [("q", False, float(v)) for v in glance]
-    assert filters.drop_cause(filters.group_outcomes(rows)["q"], PassRateConfig(episodes=4, utility=True)) == cause
+    assert (
+        filters.drop_cause(filters.group_outcomes(rows)["q"], PassRateConfig(episodes=4, utility=True))
+        == cause
+    )
 
 
 def test_evaluation_questions_are_found_by_text_and_picture():
-    held_out = [Question(id="e1", question="Which digit is in the red frame?"), Question(id="e2", question="How many?")]
+    held_out = [
+        Question(id="e1", question="Which digit is in the red frame?"),
+        Question(id="e2", question="How many?"),
+    ]
     held_pictures = {"e1": ["p1"], "e2": ["p2", "p3"]}
     ours = [
         demonstration("same", question="which digit  is in the RED frame?"),
@@ -62,7 +72,9 @@ def test_evaluation_questions_are_found_by_text_and_picture():
     assert hits == {"same": "e1", "two": "e2"}
     stricter = filters.leaks(ours, pictures, held_out, held_pictures, "picture")
     assert set(stricter) == {"same", "other question", "two"}
-    with pytest.raises(DataFailure, match="2 of the questions are evaluation questions: same = e1, two = e2") as caught:
+    with pytest.raises(
+        DataFailure, match="2 of the questions are evaluation questions: same = e1, two = e2"
+    ) as caught:
         filters.refuse(hits)
     assert caught.value.code == "held_out"
     filters.refuse({})
@@ -78,7 +90,9 @@ def test_episodes_are_played_once(tmp_path: Path):
     one = episodes("refinement.pass_rate.utility=true")
     assert one.missing() == ["looking", "glance"]
     assert one.config.evaluate.sampling.temperature == 1.0
-    right, unscored = (Trajectory(question_id="q", group_id="g", turns=[], rewards=r) for r in ({"accuracy": 1.0}, {}))
+    right, unscored = (
+        Trajectory(question_id="q", group_id="g", turns=[], rewards=r) for r in ({"accuracy": 1.0}, {})
+    )
     one.store("looking", [Group(id="g", question=questions[0], trajectories=[right, unscored])])
     one.store("glance", [Group(id="g", question=questions[0], trajectories=[right])])
     repeated = episodes("refinement.pass_rate.high=1", "refinement.pass_rate.utility=true")

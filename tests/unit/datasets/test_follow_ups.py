@@ -1,4 +1,6 @@
-"""Follow-up questions: the earlier exchange is executed and right, the follow-up needs it, and all of it survives playing."""
+"""Follow-up questions: the earlier exchange is executed and right, the follow-up needs it, and all of it
+survives playing.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,29 @@ def make(source: str, folder: Path, style: str = "full") -> list[Demonstration]:
 
 @pytest.fixture(scope="module")
 def samples(folder) -> list[Demonstration]:
-    return [*make("shapes?count=4", folder), *make("text?count=3", folder), *make("digits?count=6&level=medium", folder)]
+    return [
+        *make("shapes?count=4", folder),
+        *make("text?count=3", folder),
+        *make("digits?count=6&level=medium", folder),
+    ]
 
 
 @pytest.mark.slow
 def test_the_earlier_exchange_and_the_answer_are_right(samples):
-    assert {sample.provenance.method.partition("/")[2] for sample in samples} >= {"another_digit", "text_beside", "thing_beside"}
+    assert {sample.provenance.method.partition("/")[2] for sample in samples} >= {
+        "another_digit",
+        "text_beside",
+        "thing_beside",
+    }
     for sample in samples:
         assert sample.task == "follow_up"
         (earlier,) = sample.history
         assert earlier.media == ["img0"]
         assert earlier.question != sample.question
         assert is_right(sample, sample.final)
-        values = [region.label for region in sample.annotations.regions] + [line.text for line in sample.annotations.lines]
+        values = [region.label for region in sample.annotations.regions] + [
+            line.text for line in sample.annotations.lines
+        ]
         values += [str(v) for region in sample.annotations.regions for v in region.attributes.values()]
         assert earlier.answer in values or earlier.answer.isdigit()
         assert sample.steps
@@ -68,7 +80,9 @@ def test_the_earlier_exchange_and_the_answer_are_right(samples):
 
 @pytest.mark.slow
 def test_playing_a_conversation_shows_its_history_and_the_same_observations(samples):
-    config = Config(dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000))
+    config = Config(
+        dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000)
+    )
     player = Player(config, NANO)
     for sample in samples[:3]:
         trajectory, _ = player.play(sample)
@@ -91,9 +105,15 @@ def test_mistakes_keep_the_conversation(samples):
 
 def grid(seed: int, folder: Path) -> Demonstration:
     """A follow-up about the colour of a neighbour in a board of drawings."""
-    question = next(q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 9)
-    notes = Annotations(regions=[r.model_copy(update={"label": f"thing {r.id}"}) for r in question.annotations.regions])
-    return TASKS["follow_up"].forms["colour_beside"](sample_of(question.model_copy(update={"annotations": notes}), seed))
+    question = next(
+        q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 9
+    )
+    notes = Annotations(
+        regions=[r.model_copy(update={"label": f"thing {r.id}"}) for r in question.annotations.regions]
+    )
+    return TASKS["follow_up"].forms["colour_beside"](
+        sample_of(question.model_copy(update={"annotations": notes}), seed)
+    )
 
 
 def sample_of(question: Question, seed: int) -> Sample:
@@ -102,14 +122,18 @@ def sample_of(question: Question, seed: int) -> Sample:
 
 @pytest.mark.long
 def test_the_same_words_after_another_exchange_have_another_answer(folder):
-    """Without its history nobody could answer a follow-up: "And the one to its left?" has as many answers as pictures things."""
+    """Without its history nobody could answer a follow-up: "And the one to its left?" has as many answers as
+    pictures things.
+    """
     by_question: dict[str, dict[str, str]] = {}
     for seed in range(12):
         try:
             sample = grid(seed, folder)
         except DataFailure:
             continue
-        by_question.setdefault(sample.question.rpartition("the one ")[2], {})[sample.history[0].question] = sample.final
+        by_question.setdefault(sample.question.rpartition("the one ")[2], {})[sample.history[0].question] = (
+            sample.final
+        )
     assert any(len(set(answers.values())) > 1 for answers in by_question.values())
 
 
@@ -123,7 +147,9 @@ def test_terse_follow_ups_are_in_the_words_of_the_embedded_model(folder):
     for text in texts:
         pieces = [tokenizer.decode([i]) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
         assert not [
-            piece for piece in pieces if len(piece.strip()) == 1 and piece.strip().isalpha() and piece.strip() not in "aI"
+            piece
+            for piece in pieces
+            if len(piece.strip()) == 1 and piece.strip().isalpha() and piece.strip() not in "aI"
         ]
 
 
@@ -145,18 +171,25 @@ def test_neighbours_are_unambiguous_and_change_sides_in_a_mirror(box, others):
     near = [abs(a - b) < 1e-9 for o in others for a in (o[0], o[2]) for b in (box[0], box[2])]
     if not any(near):
         again = geometry.neighbours(mirrored[0], mirrored[1:], 640, 480)
-        assert {opposite[side]: others[index] for side, index in again.items()} == {s: others[i] for s, i in found.items()}
+        assert {opposite[side]: others[index] for side, index in again.items()} == {
+            s: others[i] for s, i in found.items()
+        }
 
 
 def test_of_two_things_at_one_side_neither_is_next_unless_it_is_clearly_nearer():
-    middle, right, farther, diagonal = (0.4, 0.4, 0.5, 0.5), (0.6, 0.4, 0.7, 0.5), (0.9, 0.4, 1.0, 0.5), (0.6, 0.5, 0.7, 0.6)
+    middle = (0.4, 0.4, 0.5, 0.5)
+    right = (0.6, 0.4, 0.7, 0.5)
+    farther = (0.9, 0.4, 1.0, 0.5)
+    diagonal = (0.6, 0.5, 0.7, 0.6)
     assert geometry.neighbours(middle, [farther, right], 100, 100) == {"right": 1}
     assert geometry.neighbours(middle, [right, diagonal], 100, 100) == {}
     assert geometry.neighbours(middle, [], 100, 100) == {}
 
 
 def test_no_follow_up_where_things_may_be_missing_from_the_annotations(folder):
-    question = next(q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 9)
+    question = next(
+        q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 9
+    )
     partial = question.model_copy(update={"meta": {"dropped": 3}})
     with pytest.raises(DataFailure) as failure:
         TASKS["follow_up"].forms["colour_beside"](sample_of(partial, 0))

@@ -1,4 +1,6 @@
-"""Rows of the seed systems in their official schemas become the same kind of record, and go back to where they came from."""
+"""Rows of the seed systems in their official schemas become the same kind of record, and go back to where
+they came from.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +65,21 @@ def test_data_urls_become_files_too(folder: Path) -> None:
     picture, frames = question.media
     assert (Path(picture.uri).read_bytes(), frames.frames) == (content, [picture.uri, picture.uri])
     for broken in ("data:image/png;base64,@", "data:image/png,text", "data:image/png;base64,"):
-        (bad,) = read_records(write(folder, {"id": "q", "question": "?", "media": [{"id": "img0", "uri": broken}]}))
+        (bad,) = read_records(
+            write(folder, {"id": "q", "question": "?", "media": [{"id": "img0", "uri": broken}]})
+        )
         assert isinstance(bad, BadRow)
         assert (bad.column, bad.code) == ("media.0.uri", "bad_media")
 
 
 def test_a_list_of_frames_is_a_clip_and_a_letter_is_a_choice(folder: Path) -> None:
-    row = {"qid": "q", "question": "Which?", "answer": "B", "image": ["images/0.png", "images/1.png"], "is_video": True}
+    row = {
+        "qid": "q",
+        "question": "Which?",
+        "answer": "B",
+        "image": ["images/0.png", "images/1.png"],
+        "is_video": True,
+    }
     question = one(write(folder, row))
     (clip,) = question.media
     assert (clip.id, clip.kind, len(clip.frames or [])) == ("vid0", "video", 2)
@@ -86,13 +96,26 @@ def test_a_call_that_was_refused_stays_out_of_the_loss_and_takes_no_number(folde
     def ground(source: str) -> str:
         return f'<think>t</think><grounding>{{"bbox_2d":[0.1,0.1,0.5,0.5],"source":"{source}"}}</grounding>'
 
-    said = [ground("original_image"), "Execution error: too small", ground("original_image"), "<image>", ground("observation_1")]
+    said = [
+        ground("original_image"),
+        "Execution error: too small",
+        ground("original_image"),
+        "<image>",
+        ground("observation_1"),
+    ]
     said += ["<image>", "<answer>red</answer>"]
     chat = [{"from": ("gpt", "human")[i % 2], "value": text} for i, text in enumerate(said)]
-    row = {"conversations": [{"from": "human", "value": "<image>What?"}, *chat], "images": [f"images/{i}.png" for i in range(3)]}
+    row = {
+        "conversations": [{"from": "human", "value": "<image>What?"}, *chat],
+        "images": [f"images/{i}.png" for i in range(3)],
+    }
     shown = one(write(folder, row))
     assert isinstance(shown, Demonstration)
-    assert [(turn.target, turn.learn) for turn in shown.steps] == [("img0", False), ("img0", True), ("obs1", True)]
+    assert [(turn.target, turn.learn) for turn in shown.steps] == [
+        ("img0", False),
+        ("img0", True),
+        ("obs1", True),
+    ]
 
 
 STEPS: dict[str, list[dict[str, Any]]] = {
@@ -119,7 +142,11 @@ OLD = {
     "question": "What?",
     "image_path": "images/0.png",
 }
-OLD |= {"answer": "red", "provenance": {"source_dataset": "coco", "original_sample_id": "9"}, "sampling_weight": 1.5}
+OLD |= {
+    "answer": "red",
+    "provenance": {"source_dataset": "coco", "original_sample_id": "9"},
+    "sampling_weight": 1.5,
+}
 CHAIN = {key: value for key, value in OLD.items() if key != "sample_id"} | {
     "id": "cota_1",
     "chain_of_thought": [{"thought": "Look.", "type": "analysis"}],
@@ -127,7 +154,9 @@ CHAIN = {key: value for key, value in OLD.items() if key != "sample_id"} | {
 }
 
 
-@pytest.mark.parametrize("row", [*({**OLD, "trajectory": steps} for steps in STEPS.values()), CHAIN], ids=[*STEPS, "chain"])
+@pytest.mark.parametrize(
+    "row", [*({**OLD, "trajectory": steps} for steps in STEPS.values()), CHAIN], ids=[*STEPS, "chain"]
+)
 def test_the_four_layouts_of_the_published_pixelis_say_the_same(folder: Path, row: dict) -> None:
     shown = one(write(folder, row))
     assert isinstance(shown, Demonstration)
@@ -150,13 +179,16 @@ def test_what_the_published_pixelis_cannot_have_meant_is_a_bad_row(
     folder: Path, changes: dict, region: list[float], column: str, code: str
 ) -> None:
     (row,) = read_records(
-        write(folder, CHAIN | {"visual_operations": [{"op": "ZOOM_IN", "params": {"region": region}}]} | changes)
+        write(
+            folder, CHAIN | {"visual_operations": [{"op": "ZOOM_IN", "params": {"region": region}}]} | changes
+        )
     )
     assert isinstance(row, BadRow)
     assert (row.column, row.code) == (column, code)
 
 
-# -- what is wrong with rows ------------------------------------------------------------------------------------------------
+# -- what is wrong with rows
+# ------------------------------------------------------------------------------------------------
 
 
 def base(**changes: Any) -> dict[str, Any]:
@@ -213,7 +245,9 @@ def test_a_bad_row_is_a_value_that_names_its_place_and_the_rows_around_it_are_re
         ([CALL.format("image_zoom_in_tool", '{"bbox_2d":[0,0,40,40]}')], "no_answer"),
     ],
 )
-def test_a_chat_that_is_no_demonstration_is_a_bad_row(folder: Path, said: list[str], code: str | None) -> None:
+def test_a_chat_that_is_no_demonstration_is_a_bad_row(
+    folder: Path, said: list[str], code: str | None
+) -> None:
     chat = [{"role": ("assistant", "user")[i % 2], "content": text} for i, text in enumerate(said)]
     images = ["images/0.png"] * (1 + sum("<image>" in text for text in said))
     row = {"messages": [{"role": "user", "content": "<image>What?"}, *chat], "images": images}
@@ -251,7 +285,11 @@ def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
     assert Path(uri).read_bytes() == b"a picture"
     bucket.delete_file("bucket/images/0.png")
     assert root.reference("images", "0.png") == uri
-    for reference, code in (("1.png", "media_not_found"), (".", "media_not_found"), ("../images2/0.png", "media_traversal")):
+    for reference, code in (
+        ("1.png", "media_not_found"),
+        (".", "media_not_found"),
+        ("../images2/0.png", "media_traversal"),
+    ):
         with pytest.raises(RowError) as caught:
             root.reference("images", reference)
         assert caught.value.code == code
@@ -272,7 +310,8 @@ def test_a_file_that_cannot_be_kept_is_not_taken_for_missing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "written", [["<answer> </answer>", "cat", " "], "cat", ["", "<answer>dog</answer>, no: <answer> cat </answer>"]]
+    "written",
+    [["<answer> </answer>", "cat", " "], "cat", ["", "<answer>dog</answer>, no: <answer> cat </answer>"]],
 )
 def test_an_answer_says_something(folder: Path, written: Any) -> None:
     assert one(write(folder, {"problem": "What?", "answer": written})).answers == ["cat"]
@@ -288,7 +327,9 @@ def test_annotated_places_are_shares_of_the_picture(folder: Path) -> None:
     right = told(regions=[{"id": "r0", "label": "cup", "box": shares}], lines=[{"text": "a"}])
     *bad, good = read_records(write(folder, *wrong, right))
     columns = ["annotations.regions.0.box", "annotations.lines.1.box"]
-    assert [(row.column, row.code) for row in bad if isinstance(row, BadRow)] == [(column, "out_of_range") for column in columns]
+    assert [(row.column, row.code) for row in bad if isinstance(row, BadRow)] == [
+        (column, "out_of_range") for column in columns
+    ]
     assert isinstance(good, Question)
 
 
@@ -303,7 +344,9 @@ def test_a_chat_in_which_one_speaks_twice_is_a_bad_row(folder: Path, speakers: s
     assert row.code == "out_of_turn"
 
 
-@pytest.mark.parametrize(("own", "scorer"), [("TRANCE_3", "func_seq"), ("entrance_3", "math"), ("clevr-trance-3", "func_seq")])
+@pytest.mark.parametrize(
+    ("own", "scorer"), [("TRANCE_3", "func_seq"), ("entrance_3", "math"), ("clevr-trance-3", "func_seq")]
+)
 def test_chained_functions_are_recognised_by_the_id(folder: Path, own: str, scorer: str) -> None:
     assert one(write(folder, {"id": own, "problem": "What?", "answer": "shape(1, cube)"})).scorer == scorer
 
@@ -325,7 +368,8 @@ def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
     assert (row.code, row.id) == ("no_turns", "q")
 
 
-# -- back to where they came from -------------------------------------------------------------------------------------------
+# -- back to where they came from
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("format", CHATS)
@@ -339,7 +383,9 @@ def test_a_demonstration_that_is_written_for_another_system_comes_back(folder: P
     assert detect(row) == format
     back = one(write(folder, row))
     assert isinstance(back, Demonstration)
-    assert [(turn.op, turn.answer, turn.think) for turn in back.turns] == [(turn.op, turn.answer, turn.think) for turn in turns]
+    assert [(turn.op, turn.answer, turn.think) for turn in back.turns] == [
+        (turn.op, turn.answer, turn.think) for turn in turns
+    ]
     if zoom:
         box, padding = back.turns[0].arguments["box"], back.turns[0].arguments.get("padding", 0.0)
         assert (box[0] - padding, box[2] + padding) == pytest.approx((0.25, 0.75), abs=0.11)
@@ -377,7 +423,9 @@ def test_content_that_a_format_cannot_hold_is_refused(folder: Path) -> None:
     with pytest.raises(BadInput, match="no answer"):
         write_question(question.model_copy(update={"answers": None}), "easyr1")
     steps = [Step(op="read_text"), Step(answer="x")]
-    shown = Demonstration(id="d", question="?", media=[Media(id="img0", uri="a.png")], answers=["x"], turns=steps)
+    shown = Demonstration(
+        id="d", question="?", media=[Media(id="img0", uri="a.png")], answers=["x"], turns=steps
+    )
     with pytest.raises(BadInput, match="cannot express it"):
         write_chat(shown, "sharegpt", [[]])
     with pytest.raises(BadInput, match="1 operations"):

@@ -28,7 +28,12 @@ KINDS = ("golden", "outcome_negative", "trap_perceptual", "trap_logical", "self_
 
 def pile(group: str, kind: str, count: int, start: int = 0):
     return [
-        demonstration(f"{group}-{kind}-{i}", task=TASK_OF[group], kind=kind, question=f"Which digit is in frame {group} {i}?")
+        demonstration(
+            f"{group}-{kind}-{i}",
+            task=TASK_OF[group],
+            kind=kind,
+            question=f"Which digit is in frame {group} {i}?",
+        )
         for i in range(start, start + count)
     ]
 
@@ -54,7 +59,9 @@ def test_sft_keeps_its_shares_and_never_takes_a_trap():
 def test_rft_has_its_mix_and_weighs_hard_negatives_and_traps_more():
     questions, fused = fusion.rft(plenty(), RftRecipeConfig(size=360), seed=1)
     kinds = [kind_group(d.kind) for d in fused.demonstrations]
-    assert [kinds.count(k) / 360 for k in ("golden", "trap", "self_correction")] == pytest.approx([0.5, 0.25, 0.25], abs=0.01)
+    assert [kinds.count(k) / 360 for k in ("golden", "trap", "self_correction")] == pytest.approx(
+        [0.5, 0.25, 0.25], abs=0.01
+    )
     weights = {d.kind: d.weight for d in fused.demonstrations}
     different = 1 + 0.1 * 1 / 2  # one operation in two calls
     assert weights["golden"] == pytest.approx(different)
@@ -89,7 +96,8 @@ def test_missing_demonstrations_are_reported_and_not_invented():
     assert fused.absent == ["zoom"]  # no demonstration of it: its share goes to the others
     assert fused.counts["ocr/golden"] == 2
     assert fused.targets["ocr/golden"] > 2
-    assert fused.counts["geometric/golden"] == fused.targets["geometric/golden"] < 50  # no more than its share of what there is
+    # No more than its share of what there is
+    assert fused.counts["geometric/golden"] == fused.targets["geometric/golden"] < 50
     assert fused.summary()["short"] == 100 - len(fused.demonstrations)
     summary = fused.summary()
     assert summary["count"] + summary["short"] == summary["size"] == 100
@@ -116,19 +124,26 @@ def test_higher_weights_are_drawn_first_and_the_seed_decides_the_draw():
     assert 70 <= better <= 97  # weights 1 and .2
 
 
-COUNTS = st.dictionaries(st.tuples(st.sampled_from(sorted(TASK_OF)), st.sampled_from(KINDS)), st.integers(0, 9))
+COUNTS = st.dictionaries(
+    st.tuples(st.sampled_from(sorted(TASK_OF)), st.sampled_from(KINDS)), st.integers(0, 9)
+)
 
 
 @settings(max_examples=40)
 @given(COUNTS, st.integers(1, 80))
 def test_no_cell_gets_more_than_its_share(counts: dict, size: int):
     rows = [d for (group, kind), n in counts.items() for d in pile(group, kind, n)]
-    for fused in (fusion.sft(rows, SftRecipeConfig(size=size), 0), fusion.rft(rows, RftRecipeConfig(size=size), 0)[1]):
+    for fused in (
+        fusion.sft(rows, SftRecipeConfig(size=size), 0),
+        fusion.rft(rows, RftRecipeConfig(size=size), 0)[1],
+    ):
         assert len({d.id for d in fused.demonstrations}) == len(fused.demonstrations) <= min(size, len(rows))
         assert all(fused.counts[cell] <= fused.targets[cell] for cell in fused.counts)
         assert sum(fused.counts.values()) == len(fused.demonstrations)
         assert sum(fused.targets.values()) <= size
-    assert not any(d.kind in WRONG_KINDS for d in fusion.sft(rows, SftRecipeConfig(size=size), 0).demonstrations)
+    assert not any(
+        d.kind in WRONG_KINDS for d in fusion.sft(rows, SftRecipeConfig(size=size), 0).demonstrations
+    )
 
 
 def test_recipes_that_contradict_themselves():
@@ -138,8 +153,13 @@ def test_recipes_that_contradict_themselves():
         RecipeConfig(tasks={"geometry": 1.0})
 
 
-def experience(name: str, confidence: float = 0.9, reward: float = 0.0, age: float = 0.0, states: str = "", ops: int = 0):
-    turns = [Turn(role="tool", observation=Observation(status="ok" if s == "o" else "error", code=None)) for s in states]
+def experience(
+    name: str, confidence: float = 0.9, reward: float = 0.0, age: float = 0.0, states: str = "", ops: int = 0
+):
+    turns = [
+        Turn(role="tool", observation=Observation(status="ok" if s == "o" else "error", code=None))
+        for s in states
+    ]
     turns += [Turn(role="assistant", action=Action(op=f"op{i}")) for i in range(ops)]
     return Experience(
         id=name,

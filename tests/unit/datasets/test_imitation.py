@@ -1,4 +1,6 @@
-"""Imitated and distilled demonstrations: a real HTTP server plays the model, operations are executed, answers are filtered."""
+"""Imitated and distilled demonstrations: a real HTTP server plays the model, operations are executed, answers
+are filtered.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from pixelis.serve.protocol.errors import parse_body
 
 EXECUTOR = Executor()
 CALL = '<think>I look.</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,320,380,420]}}</tool_call>'
-CALL_AGAIN = '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[100,100,900,900],"target":"obs1"}}</tool_call>'
+CALL_AGAIN = (
+    '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[100,100,900,900],"target":"obs1"}}</tool_call>'
+)
 RIGHT, WRONG = "<think>It is in the frame.</think><answer>7</answer>", "<think>Hm.</think><answer>4</answer>"
 
 
@@ -51,7 +55,14 @@ def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Ite
 
     def build(*replies: object, **settings: object) -> tuple[Imitator, ChatServer]:
         server = ChatServer(*replies)
-        values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "tries": 2, **settings}
+        values = {
+            "url": server.url,
+            "model": "m",
+            "api_key_env": "",
+            "calls_per_minute": 60000,
+            "tries": 2,
+            **settings,
+        }
         opened.extend([Imitator(ImitationConfig.model_validate(values), EXECUTOR, shown[1:]), server])
         return opened[-2], opened[-1]
 
@@ -103,7 +114,9 @@ def test_wrong_episodes_are_dropped_with_their_code(
     assert error.value.code == code
 
 
-def test_a_reply_without_call_or_answer_is_requested_again(imitator: Callable, shown: list[Demonstration]) -> None:
+def test_a_reply_without_call_or_answer_is_requested_again(
+    imitator: Callable, shown: list[Demonstration]
+) -> None:
     one, server = imitator("Let me think.", RIGHT)
     assert one.play(shown[0]).final == "7"
     assert len(server.requests) == 2
@@ -141,7 +154,10 @@ def served(answer: str, box: list[float], op: str = "zoom_in", **arguments: obje
 def test_a_policy_behind_a_gateway_plays_episodes(imitator: Callable, shown: list[Demonstration]) -> None:
     one, server = imitator(served("7", [0.28, 0.32, 0.38, 0.42]), plays="gateway")
     sample = one.play(shown[0], draw=2)
-    assert [(turn.op, turn.think) for turn in sample.turns] == [("zoom_in", "I look."), (None, "It is in the frame.")]
+    assert [(turn.op, turn.think) for turn in sample.turns] == [
+        ("zoom_in", "I look."),
+        (None, "It is in the frame."),
+    ]
     assert sample.turns[0].observation is not None
     (request,) = server.requests
     assert request.pop("path") == "/v1/agent"
@@ -153,7 +169,9 @@ def follow_up(tmp_path: Path) -> Question:
     """The second question of a conversation about a clip."""
     (clip,) = packaged.read("packaged:clips?event=cut&count=1", tmp_path)
     earlier = Exchange(question="Is this a clip?", answer="yes", media=["vid0"])
-    return Question(id="c", question="How many scenes does it have?", history=[earlier], media=clip.media, answers=["2"])
+    return Question(
+        id="c", question="How many scenes does it have?", history=[earlier], media=clip.media, answers=["2"]
+    )
 
 
 def test_a_gateway_gets_the_clip_and_the_conversation(imitator: Callable, follow_up: Question) -> None:
@@ -169,7 +187,10 @@ def test_a_gateway_gets_the_clip_and_the_conversation(imitator: Callable, follow
     assert conversation.question == follow_up.question
     assert conversation.history == follow_up.history
     (url,) = request["history"][0]["video"]
-    assert base64.b64decode(url.removeprefix("data:video/mp4;base64,")) == Path(follow_up.media[0].uri).read_bytes()
+    assert (
+        base64.b64decode(url.removeprefix("data:video/mp4;base64,"))
+        == Path(follow_up.media[0].uri).read_bytes()
+    )
     assert request["image"] == request["video"] == []
 
 
@@ -181,7 +202,9 @@ def test_a_gateway_gets_the_clip_and_the_conversation(imitator: Callable, follow
         (b'{"answer": "7"}', "chat_garbage"),
     ],
 )
-def test_episodes_of_a_gateway_are_filtered_too(imitator: Callable, shown: list[Demonstration], reply: bytes, code: str) -> None:
+def test_episodes_of_a_gateway_are_filtered_too(
+    imitator: Callable, shown: list[Demonstration], reply: bytes, code: str
+) -> None:
     one, _ = imitator(reply, plays="gateway", tries=1)
     with pytest.raises(DataFailure) as error:
         one.play(shown[0])
@@ -189,7 +212,13 @@ def test_episodes_of_a_gateway_are_filtered_too(imitator: Callable, shown: list[
 
 
 def ask(*replies: str, **fields: object) -> Question:
-    values = {"id": "q", "question": "How many?", "answers": ["3"], "scorer": "count", "meta": {"responses": list(replies)}}
+    values = {
+        "id": "q",
+        "question": "How many?",
+        "answers": ["3"],
+        "scorer": "count",
+        "meta": {"responses": list(replies)},
+    }
     return Question.model_validate({**values, **fields})
 
 
@@ -198,7 +227,9 @@ GOOD = "<think>There are two on the left and one on the right.</think>\n<answer>
 
 def test_a_right_reply_becomes_a_demonstration() -> None:
     sample = Distiller(DistillationConfig()).distil(ask(WRONG, GOOD), draw=1)
-    assert [(turn.think, turn.answer) for turn in sample.turns] == [("There are two on the left and one on the right.", "3")]
+    assert [(turn.think, turn.answer) for turn in sample.turns] == [
+        ("There are two on the left and one on the right.", "3")
+    ]
     assert sample.meta == {}
     assert sample.provenance is not None
     assert sample.provenance.method == "distillation"
@@ -230,7 +261,9 @@ def test_requests_contain_the_annotations_as_text(monkeypatch: pytest.MonkeyPatc
         Region(id="a", label="cube", box=(0.1, 0.2, 0.3, 0.4), attributes={"colour": "red"}),
         Region(id="b", label="ball", box=(0.5, 0.2, 0.7, 0.4)),
     ]
-    annotations = Annotations(regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")])
+    annotations = Annotations(
+        regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")]
+    )
     one = Distiller(DistillationConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
     sample = one.distil(ask(meta={}, annotations=annotations))
     assert sample.provenance is not None

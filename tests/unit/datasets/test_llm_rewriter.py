@@ -42,9 +42,18 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[LlmR
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     opened: list = []
 
-    def build(*replies: object, cache: Path | None = None, **settings: object) -> tuple[LlmRewriter, ChatServer]:
+    def build(
+        *replies: object, cache: Path | None = None, **settings: object
+    ) -> tuple[LlmRewriter, ChatServer]:
         server = ChatServer(*replies)
-        values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "timeout_s": 5, **settings}
+        values = {
+            "url": server.url,
+            "model": "m",
+            "api_key_env": "",
+            "calls_per_minute": 60000,
+            "timeout_s": 5,
+            **settings,
+        }
         opened.extend([LlmRewriter(WriterConfig.model_validate(values), cache), server])
         return opened[-2], opened[-1]
 
@@ -86,13 +95,17 @@ def test_errors_in_a_thought_are_named(thoughts: list[str], reason: str) -> None
 
 
 def test_a_last_thought_that_is_the_answer_is_refused() -> None:
-    sample = MADE.model_copy(update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]})
+    sample = MADE.model_copy(
+        update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]}
+    )
     with pytest.raises(ValueError, match="repeats the answer"):
         read_thoughts(said("A large brown dog"), sample)
     assert read_thoughts(said("The animal in front is large and brown"), sample)
 
 
-@pytest.mark.parametrize("reply", ["no json", "[1]", said("x").replace("thoughts", "turns"), '{"thoughts": [1, 2]}'])
+@pytest.mark.parametrize(
+    "reply", ["no json", "[1]", said("x").replace("thoughts", "turns"), '{"thoughts": [1, 2]}']
+)
 def test_a_reply_without_a_list_of_thoughts_is_refused(reply: str) -> None:
     with pytest.raises(ValueError, match=r"reply|JSON|object"):
         read_thoughts(reply, MADE)
@@ -121,7 +134,9 @@ def test_with_on_reject_drop_the_sample_is_dropped(writer: Callable) -> None:
         ((503, {"Retry-After": "0"}), "chat_error", 3),
     ],
 )
-def test_a_server_that_fails_is_no_rejection(writer: Callable, reply: tuple, code: str, requests: int) -> None:
+def test_a_server_that_fails_is_no_rejection(
+    writer: Callable, reply: tuple, code: str, requests: int
+) -> None:
     rewriter, server = writer(reply)
     with pytest.raises(DataFailure) as error:
         rewriter.rewrite(MADE)

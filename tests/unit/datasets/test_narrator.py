@@ -30,7 +30,9 @@ def samples(tmp_path_factory) -> list[Demonstration]:
     result = []
     for seed in range(12):
         for number, question in enumerate(questions):
-            result.append(TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), EXECUTOR))
+            result.append(
+                TASKS["detail_perception"].make(question, np.random.default_rng([seed, number]), EXECUTOR)
+            )
     return result
 
 

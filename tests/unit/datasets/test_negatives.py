@@ -1,4 +1,6 @@
-"""Mistakes are really wrong for the question's own scorer, plausible, and their observations were really executed."""
+"""Mistakes are really wrong for the question's own scorer, plausible, and their observations were really
+executed.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,10 @@ SCENE = Annotations(
         (ask("How many?", "3", "count"), {"2", "4", "5", "1", "6"}),
         (ask("Pick one.\nA. red\nB. blue", "B", "mc_letter"), {"A"}),
         (ask("Where is it?", "[100, 100, 300, 300]", "iou", annotations=SCENE), {"[500, 100, 700, 300]"}),
-        (ask("Colour?", "red"), {"green", "blue", "yellow", "purple", "cyan", "orange", "brown", "black", "white"}),
+        (
+            ask("Colour?", "red"),
+            {"green", "blue", "yellow", "purple", "cyan", "orange", "brown", "black", "white"},
+        ),
     ],
 )
 def test_a_wrong_answer_is_of_the_same_kind(question: Question, expected: set[str]) -> None:
@@ -84,7 +89,11 @@ def test_every_wrong_answer_is_rejected_by_the_scorer(scorer: str, answer: str) 
     question = ask("?", answer, scorer)
     if scorer == "count" and not answer.strip().isdecimal():
         return
-    others = [other for other, _ in alternatives(question, answer, np.random.default_rng(0)) if is_wrong(question, other)]
+    others = [
+        other
+        for other, _ in alternatives(question, answer, np.random.default_rng(0))
+        if is_wrong(question, other)
+    ]
     if not others:
         with pytest.raises(DataFailure, match="no wrong answer"):
             wrong_answer(question, answer, np.random.default_rng(0))
@@ -159,9 +168,16 @@ def test_another_name_of_the_same_colour_is_not_wrong() -> None:
 
 def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
     row = read_demonstrations("cards:?split=train", 1, 5, 0.0)[0]
-    regions = [Region(id=str(i), label="plate", box=(0.1 + 0.2 * i, 0.1, 0.2 + 0.2 * i, 0.2)) for i in range(3)]
+    regions = [
+        Region(id=str(i), label="plate", box=(0.1 + 0.2 * i, 0.1, 0.2 + 0.2 * i, 0.2)) for i in range(3)
+    ]
     question = row.model_copy(
-        update={"question": "How many?", "answers": ["2"], "scorer": "count", "annotations": Annotations(regions=regions)}
+        update={
+            "question": "How many?",
+            "answers": ["2"],
+            "scorer": "count",
+            "annotations": Annotations(regions=regions),
+        }
     )
     session = EXECUTOR.open(question)
     for region in regions[:2]:
@@ -170,7 +186,9 @@ def test_counting_one_more_thing_is_a_perceptual_trap() -> None:
     wrong = make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(0))
     assert wrong.final == "3"
     assert [step.op for step in wrong.steps] == ["segment_object_at"] * 3
-    measured = session.demonstration(question="How many times larger is it?", answers=["2.00"], scorer="numeric_band")
+    measured = session.demonstration(
+        question="How many times larger is it?", answers=["2.00"], scorer="numeric_band"
+    )
     measured.turns[-1] = measured.turns[-1].model_copy(update={"answer": "2.00"})
     with pytest.raises(DataFailure) as failure:  # one of two things measured, not two things counted
         make_negative("trap_perceptual", measured, session, np.random.default_rng(0))
@@ -191,7 +209,10 @@ def test_other_frames_show_another_event(tmp_path: Path) -> None:
     session = EXECUTOR.open(question)
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("He waves.", "a man waves")
-    result = {make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final for s in (0, 2)}
+    result = {
+        make_negative("trap_perceptual", session.demonstration(), session, np.random.default_rng(s)).final
+        for s in (0, 2)
+    }
     assert result == {"a man sits"}
 
 

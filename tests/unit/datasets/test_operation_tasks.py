@@ -1,4 +1,6 @@
-"""Demonstrations of operations beyond the default ones: the answer follows from what they show, and nothing else is accepted."""
+"""Demonstrations of operations beyond the default ones: the answer follows from what they show, and nothing
+else is accepted.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,13 @@ def failure_of(task: str, question: Question, form: str) -> str:
 
 
 def play(*samples: Demonstration) -> None:
-    """Playing gives the observations of the demonstrations, so that every call was executed as it is written."""
+    """Playing gives the observations of the demonstrations, so that every call was executed as it is
+    written.
+    """
     config = Config(
-        dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000), toolbox=TOOLBOX
+        dialogue=DialogueConfig(max_context=50_000, system="none"),
+        learner=LearnerConfig(row_tokens=50_000),
+        toolbox=TOOLBOX,
     )
     player = Player(config, NANO)
     for sample in samples:
@@ -97,14 +103,17 @@ def test_impaired_text_is_read_in_the_changed_view(shifted):
             box = sample.steps[-1].arguments.get("box") or sample.steps[0].arguments["box"]
             height, width = session.media["img0"].shape[:2]
             x0, y0, x1, y1 = (round(v * side) for v, side in zip(box, (width, height) * 2, strict=True))
-            assert np.ptp(session.media["img0"][y0:y1, x0:x1].astype(int)) <= 13  # of 255: nothing to see without a change
+            # Of 255: nothing to see without a change
+            assert np.ptp(session.media["img0"][y0:y1, x0:x1].astype(int)) <= 13
 
 
 @pytest.mark.slow
 def test_a_view_that_does_not_show_the_text_makes_no_demonstration(shifted):
     turned = shifted["turned"]
     for quarters in (1, 2, 3):
-        other = turned.model_copy(update={"meta": {**turned.meta, "turned": (turned.meta["turned"] + 90 * quarters) % 360}})
+        other = turned.model_copy(
+            update={"meta": {**turned.meta, "turned": (turned.meta["turned"] + 90 * quarters) % 360}}
+        )
         assert failure_of("impaired_text", other, "turned") == "text_differs"
     for shift in ("mirrored", "dark"):
         notes = shifted[shift].annotations
@@ -122,7 +131,10 @@ def test_only_the_operations_of_the_toolbox_are_used(shifted):
         TASKS["impaired_text"].make(shifted["turned"], np.random.default_rng(0), few)
     assert failure.value.code == "unsuitable"
     settings = SynthesisConfig.model_validate(
-        {"datasources": {"text": {"path": SHIFTED}}, "tasks": {"impaired_text": {"source_datasets": ["text"]}}}
+        {
+            "datasources": {"text": {"path": SHIFTED}},
+            "tasks": {"impaired_text": {"source_datasets": ["text"]}},
+        }
     )
     with pytest.raises(BadConfig, match=r"impaired_text needs one of the operations rotate, flip, enhance"):
         SampleBuilder(settings, 1)
@@ -152,7 +164,9 @@ def test_annotations_of_shifted_pictures_move_with_them(folder):
 @pytest.fixture(scope="module")
 def board(folder) -> Question:
     """A board with several things that can be named."""
-    return next(q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 6)
+    return next(
+        q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 6
+    )
 
 
 def first_of(task: str, question: Question, form: str) -> Demonstration:
@@ -170,7 +184,9 @@ def last_data(sample: Demonstration) -> dict:
 
 
 def middles(sample: Demonstration, count: int) -> list[np.ndarray]:
-    """The middles in pixels of the things that the question names, in the order in which they were segmented."""
+    """The middles in pixels of the things that the question names, in the order in which they were
+    segmented.
+    """
     (width, height), result = (sample.media[0].width, sample.media[0].height), []
     for step in [step for step in sample.steps if step.op == "segment_object_at"]:
         x0, y0, x1, y1 = step.observation.data["objects"][0]["box"]
@@ -206,7 +222,9 @@ def test_every_thing_of_a_kind_is_marked_and_counted(board):
     play(sample)
     marks = [mark["box"] for mark in last_data(sample)["boxes"]]
     assert len(marks) == int(sample.final) == int(sample.answers[0])
-    regions = [r for r in sample.annotations.regions if any(np.allclose(r.box, mark, atol=0.002) for mark in marks)]
+    regions = [
+        r for r in sample.annotations.regions if any(np.allclose(r.box, mark, atol=0.002) for mark in marks)
+    ]
     assert len(regions) == len(marks)
     assert len({r.label for r in regions}) == 1
     trap = make_negative("trap_perceptual", sample, EXECUTOR.open(sample), np.random.default_rng(0))
@@ -226,7 +244,9 @@ def test_pictures_are_compared_and_the_changed_place_is_named(folder):
             assert failure_of("picture_comparison", question, "difference") == "unsuitable"
             continue
         place = make("picture_comparison", question, "difference")
-        first, second = ([r for r in question.annotations.regions if r.media == name] for name in ("img0", "img1"))
+        first, second = (
+            [r for r in question.annotations.regions if r.media == name] for name in ("img0", "img1")
+        )
         (changed,) = [a for a, b in zip(first, second, strict=True) if a.attributes != b.attributes]
         x0, y0, x1, y1 = boxes[0]
         assert changed.box[0] - 0.03 <= x0 < x1 <= changed.box[2] + 0.03
@@ -234,7 +254,9 @@ def test_pictures_are_compared_and_the_changed_place_is_named(folder):
         assert is_right(place, place.final)
     assert set(answers) == {"yes", "no"}
     play(*answers.values())
-    trap = make_negative("trap_perceptual", answers["no"], EXECUTOR.open(answers["no"]), np.random.default_rng(0))
+    trap = make_negative(
+        "trap_perceptual", answers["no"], EXECUTOR.open(answers["no"]), np.random.default_rng(0)
+    )
     assert trap.final == "yes"
     assert last_data(trap)["boxes"] == []
 
@@ -246,20 +268,29 @@ def test_a_search_finds_the_moment(folder):
     assert float(found.final) == pytest.approx(last_data(found)["moments"][0]["time"], abs=0.01)
     assert float(found.final) == pytest.approx(cut.annotations.events[0].start, rel=0.05)
     moving = make("moment_search", motion, "motion")
-    low, high = (float(v) for v in moving.meta["options"]["ABCD".index(moving.final)].removesuffix(" s").split(" to "))
+    low, high = (
+        float(v) for v in moving.meta["options"]["ABCD".index(moving.final)].removesuffix(" s").split(" to ")
+    )
     assert low - 0.05 <= last_data(moving)["moments"][0]["time"] <= high + 0.05
     play(found, moving)
     late = cut.model_copy(
-        update={"annotations": Annotations(events=[cut.annotations.events[0].model_copy(update={"start": 2.4})])}
+        update={
+            "annotations": Annotations(events=[cut.annotations.events[0].model_copy(update={"start": 2.4})])
+        }
     )
     assert failure_of("moment_search", late, "cut") == "not_shown"
     still = motion.annotations.events[0].model_copy(update={"start": 2.5, "end": 2.8})
     assert (
-        failure_of("moment_search", motion.model_copy(update={"annotations": Annotations(events=[still])}), "motion")
+        failure_of(
+            "moment_search", motion.model_copy(update={"annotations": Annotations(events=[still])}), "motion"
+        )
         == "not_shown"
     )
     for sample in (found, moving):
-        assert is_wrong(sample, make_negative("outcome_negative", sample, EXECUTOR.open(sample), np.random.default_rng(0)).final)
+        assert is_wrong(
+            sample,
+            make_negative("outcome_negative", sample, EXECUTOR.open(sample), np.random.default_rng(0)).final,
+        )
 
 
 @pytest.mark.slow
@@ -298,7 +329,9 @@ class Detector:
 
 
 def test_what_a_detector_finds_is_counted_only_if_it_is_what_is_annotated(board, monkeypatch):
-    toolbox = TOOLBOX.model_copy(update={"operations": [*TOOLBOX.operations, "find"], "detector": "checkpoint"})
+    toolbox = TOOLBOX.model_copy(
+        update={"operations": [*TOOLBOX.operations, "find"], "detector": "checkpoint"}
+    )
     groups = _groups(Sample(board, np.random.default_rng(0), EXECUTOR, "full", "found_counting", "found"))
 
     def count(change) -> Demonstration:

@@ -48,7 +48,9 @@ def test_items_are_annotated_and_reproducible(name, folder):
         opened = open_media(question.media[0], SETTINGS)
         size = (opened.width, opened.height) if isinstance(opened, Clip) else opened.shape[1::-1]
         assert size == (question.media[0].width, question.media[0].height)
-        boxes = [region.box for region in annotations.regions] + [line.box for line in annotations.lines if line.box]
+        boxes = [region.box for region in annotations.regions] + [
+            line.box for line in annotations.lines if line.box
+        ]
         assert all(0 <= x0 < x1 <= 1 and 0 <= y0 < y1 <= 1 for x0, y0, x1, y1 in boxes)
         for region in annotations.regions:
             if region.mask is not None:
@@ -79,7 +81,10 @@ def test_no_drawing_is_in_two_splits_and_none_is_of_the_test_set():
 
 
 def test_grounds_and_objects_are_split_as_the_photographs_of_cards():
-    own = {split: {thing.source for thing in packaged.cut_outs(split)} - {"skimage/data/coins.png"} for split in cards.SPLITS}
+    own = {
+        split: {thing.source for thing in packaged.cut_outs(split)} - {"skimage/data/coins.png"}
+        for split in cards.SPLITS
+    }
     for a, b in itertools.permutations(cards.SPLITS, 2):
         assert not own[a] & {*own[b], *packaged.GROUNDS[b], *cards.PHOTOGRAPHS[b]}
 
@@ -88,7 +93,10 @@ def test_digits_know_all_cards_and_a_crop_shows_one(folder):
     for question in read("digits", folder, 9):
         scene = cards.describe(question.media[0].uri)
         picture = open_media(question.media[0], SETTINGS)
-        cards_shown = {(region.attributes["color"], region.attributes["digit"]) for region in question.annotations.regions}
+        cards_shown = {
+            (region.attributes["color"], region.attributes["digit"])
+            for region in question.annotations.regions
+        }
         if question.meta["level"] == "simple":
             assert cards_shown == {(scene.target.colour, str(scene.target.digit))}
             assert picture.shape[0] < 90
@@ -96,7 +104,9 @@ def test_digits_know_all_cards_and_a_crop_shows_one(folder):
             assert cards_shown == {(card.colour, str(card.digit)) for card in scene.cards}
         for region in question.annotations.regions:
             height, width = picture.shape[:2]
-            x0, y0, x1, y1 = (round(v * side) for v, side in zip(region.box, (width, height) * 2, strict=True))
+            x0, y0, x1, y1 = (
+                round(v * side) for v, side in zip(region.box, (width, height) * 2, strict=True)
+            )
             assert (x1 - x0, y1 - y0) == (cards.CARD, cards.CARD)
             rim = picture[y0 : y0 + 4, x0:x1].reshape(-1, 3).mean(0)
             assert np.abs(rim - cards.PALETTE[region.attributes["color"]]).max() < 25
@@ -142,13 +152,20 @@ def test_clips_show_a_thing_only_during_its_event(folder):
         assert len(clip.times) == packaged_clips.FRAMES
         for event in annotations.events:
             frames = [r.frame for r in annotations.regions if f"the {r.label} is in view" == event.text]
-            assert frames == [n for n, t in enumerate(clip.times) if event.start - 1e-3 <= t < event.end - 1e-3]
+            assert frames == [
+                n for n, t in enumerate(clip.times) if event.start - 1e-3 <= t < event.end - 1e-3
+            ]
         for track in {region.track for region in annotations.regions}:
             regions = [region for region in annotations.regions if region.track == track]
             if len(regions) < packaged_clips.FRAMES:
-                inside, outside = regions[0], regions[0].frame - 1 if regions[0].frame else regions[-1].frame + 1
-                x0, y0, x1, y1 = (round(v * s) for v, s in zip(inside.box, (clip.width, clip.height) * 2, strict=True))
-                change = np.abs(clip.frame(inside.frame).astype(int) - clip.frame(outside))[y0:y1, x0:x1].mean()
+                inside = regions[0]
+                outside = regions[0].frame - 1 if regions[0].frame else regions[-1].frame + 1
+                x0, y0, x1, y1 = (
+                    round(v * s) for v, s in zip(inside.box, (clip.width, clip.height) * 2, strict=True)
+                )
+                change = np.abs(clip.frame(inside.frame).astype(int) - clip.frame(outside))[
+                    y0:y1, x0:x1
+                ].mean()
                 assert change > 10
 
 

@@ -1,4 +1,6 @@
-"""Rows as people have them, without a system's layout: plain tables in every kind of file, and chats in every form."""
+"""Rows as people have them, without a system's layout: plain tables in every kind of file, and chats in every
+form.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,11 @@ def test_a_comma_in_a_text_without_quotation_marks_is_named(folder: Path) -> Non
         {"image_path": "red.png", "question": ASKED, "label": "red", "prompt": "unused"},
         {"file_name": "red.png", "Question": ASKED, "Answer": "red"},
         {"images": "['red.png']", "instruction": ASKED, "input": "", "output": "red"},
-        {"messages": [{"role": "user", "content": f"<image>{ASKED}"}], "solution": "red", "images": ["red.png"]},
+        {
+            "messages": [{"role": "user", "content": f"<image>{ASKED}"}],
+            "solution": "red",
+            "images": ["red.png"],
+        },
         {"prompt": [{"role": "user", "content": ASKED}], "answer": "red", "image": "red.png"},
         {
             "prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ASKED}]}],
@@ -184,7 +190,11 @@ def test_columns_of_any_name_are_named_and_a_missing_one_with_those_that_exist(f
         list(read_records(source))
     (record,) = read_records(f"{source}?question=asked&answer=gold&image=photo")
     assert isinstance(record, Question)
-    assert (record.question, record.answers, record.media[0].uri) == (ASKED, ["red"], str(folder / "blue.png"))
+    assert (record.question, record.answers, record.media[0].uri) == (
+        ASKED,
+        ["red"],
+        str(folder / "blue.png"),
+    )
     (bad,) = read_records(f"{source}?question=asked&answer=truth")
     assert isinstance(bad, BadRow)
     assert (bad.column, bad.code) == ("truth", "missing_column")
@@ -207,7 +217,9 @@ def test_columns_of_any_name_are_named_and_a_missing_one_with_those_that_exist(f
 def test_options_are_lines_of_the_question_and_the_answer_is_a_letter(
     folder: Path, columns: dict[str, Any], answer: str | int
 ) -> None:
-    (record,) = read_records(lines(folder, {"image": "lime.png", "question": ASKED, **columns, "answer": answer}))
+    (record,) = read_records(
+        lines(folder, {"image": "lime.png", "question": ASKED, **columns, "answer": answer})
+    )
     assert isinstance(record, Question)
     assert record.question == f"{ASKED}\nA. red\nB. lime\nC. blue"
     assert (record.answers, record.scorer) == (["B"], "mc_letter")
@@ -238,14 +250,17 @@ def test_a_question_without_its_truth_does_not_depend_on_it(folder: Path, name: 
         row = {"question": ASKED} if truth is None else {"question": ASKED, name: truth}
         source = lines(folder, row) + ("?answer=gold" if name == "gold" else "")
         seen += [
-            record.model_dump() for record in read_records(source, on_labels=labels.__setitem__) if isinstance(record, Question)
+            record.model_dump()
+            for record in read_records(source, on_labels=labels.__setitem__)
+            if isinstance(record, Question)
         ]
     assert seen[0] == seen[1] == seen[2]
     assert seen[0]["answers"] is None
     assert labels["rows-1"].answers == ["B"]
 
 
-# -- chats ------------------------------------------------------------------------------------------------------------------
+# -- chats
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def shown(folder: Path, row: dict[str, Any]) -> list[Demonstration]:
@@ -255,11 +270,23 @@ def shown(folder: Path, row: dict[str, Any]) -> list[Demonstration]:
 
 
 def test_each_question_of_a_chat_is_a_demonstration_with_the_earlier_ones_as_history(folder: Path) -> None:
-    said = ["<image>\nWhat is it?", "A square.", "And this <image> one?", "Also.", "Which colours?", "red and blue"]
+    said = [
+        "<image>\nWhat is it?",
+        "A square.",
+        "And this <image> one?",
+        "Also.",
+        "Which colours?",
+        "red and blue",
+    ]
     turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(said)]
     first, second, third = shown(folder, {"conversations": turns})
     assert [record.id for record in (first, second, third)] == ["c.1", "c.2", "c.3"]
-    assert (first.question, first.turns[0].answer, len(first.media), first.history) == ("What is it?", "A square.", 1, [])
+    assert (first.question, first.turns[0].answer, len(first.media), first.history) == (
+        "What is it?",
+        "A square.",
+        1,
+        [],
+    )
     assert second.question == "And this <image> one?"
     assert [(e.question, e.answer, e.media) for e in third.history] == [
         ("What is it?", "A square.", ["img0"]),
@@ -267,16 +294,27 @@ def test_each_question_of_a_chat_is_a_demonstration_with_the_earlier_ones_as_his
     ]
     assert [media.uri for media in third.media] == [str(folder / "red.png"), str(folder / "blue.png")]
     cut = list(
-        read_records(lines(folder, {"conversations": turns, "images": ["red.png", "blue.png"]}), on_labels=lambda *_: None)
+        read_records(
+            lines(folder, {"conversations": turns, "images": ["red.png", "blue.png"]}),
+            on_labels=lambda *_: None,
+        )
     )
-    assert [record.question for record in cut if isinstance(record, Question)] == ["What is it?"], "others show answers"
+    assert [record.question for record in cut if isinstance(record, Question)] == ["What is it?"], (
+        "others show answers"
+    )
 
 
 def test_query_and_response_with_a_history_are_one_question(folder: Path) -> None:
-    row = {"query": "Which colours?", "response": "red and blue", "history": [["<image>What is it?", "A square."]]}
+    row = {
+        "query": "Which colours?",
+        "response": "red and blue",
+        "history": [["<image>What is it?", "A square."]],
+    }
     (record,) = shown_table(folder, {**row, "images": ["red.png"]})
     assert (record.question, record.turns[-1].answer) == ("Which colours?", "red and blue")
-    assert [(e.question, e.answer, e.media) for e in record.history] == [("What is it?", "A square.", ["img0"])]
+    assert [(e.question, e.answer, e.media) for e in record.history] == [
+        ("What is it?", "A square.", ["img0"])
+    ]
 
 
 def shown_table(folder: Path, row: dict[str, Any]) -> list[Demonstration]:
@@ -305,7 +343,11 @@ CALLS: dict[str, list[dict[str, Any]]] = {
             "role": "assistant",
             "content": None,
             "tool_calls": [
-                {"id": "1", "type": "function", "function": {"name": "zoom_in", "arguments": json.dumps(ZOOM["arguments"])}}
+                {
+                    "id": "1",
+                    "type": "function",
+                    "function": {"name": "zoom_in", "arguments": json.dumps(ZOOM["arguments"])},
+                }
             ],
         },
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "image"}]},
@@ -331,8 +373,12 @@ def test_several_calls_of_a_turn_have_a_result_each(folder: Path, form: str) -> 
     if form == "fields of one message":
         calls = [{"role": "assistant", "content": "", "tool_calls": [{"function": ZOOM}, {"function": ZOOM}]}]
     results = [{"role": "tool", "content": "<image>"}] * 2
-    question, answer = {"role": "user", "content": "<image>What is it?"}, {"role": "assistant", "content": "red"}
-    (record,) = shown(folder, {"messages": [question, *calls, *results, answer], "images": ["red.png", "blue.png", "lime.png"]})
+    question = {"role": "user", "content": "<image>What is it?"}
+    answer = {"role": "assistant", "content": "red"}
+    (record,) = shown(
+        folder,
+        {"messages": [question, *calls, *results, answer], "images": ["red.png", "blue.png", "lime.png"]},
+    )
     call, last = record.turns
     assert (call.op, [further.op for further in call.further], last.answer) == ("zoom_in", ["zoom_in"], "red")
 
@@ -340,7 +386,9 @@ def test_several_calls_of_a_turn_have_a_result_each(folder: Path, form: str) -> 
 def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
     chat = [{**CALLS["function_call"][1], "value": json.dumps({"name": "browse", "arguments": {}})}]
     chat = [CALLS["function_call"][0], *chat, *CALLS["function_call"][2:]]
-    (bad,) = read_records(lines(folder, {"id": "f1", "conversations": chat, "images": ["red.png", "blue.png"]}))
+    (bad,) = read_records(
+        lines(folder, {"id": "f1", "conversations": chat, "images": ["red.png", "blue.png"]})
+    )
     assert isinstance(bad, BadRow)
     assert (bad.row, bad.id, bad.column, bad.code) == ("1", "f1", "conversations.1", "unknown_op")
     assert "`browse`" in bad.message
@@ -350,7 +398,11 @@ def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
     ("messages", "column", "code"),
     [
         ([{"role": "narrator", "content": "x"}], "messages.0.role", "unknown_role"),
-        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages.0.content", "unknown_part"),
+        (
+            [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}],
+            "messages.0.content",
+            "unknown_part",
+        ),
         ([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], "messages", "out_of_turn"),
         ([{"role": "user", "content": "<image> <image> <image>?"}], "messages", "media_count"),
         ([{"role": "user", "content": "What?"}], "messages", "no_answer"),
@@ -359,14 +411,21 @@ def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
         ([{"role": "assistant", "content": "", "tool_calls": 5}], "tool_calls", "wrong_type"),
     ],
 )
-def test_a_message_that_cannot_be_meant_is_named(folder: Path, messages: list[dict[str, Any]], column: str, code: str) -> None:
+def test_a_message_that_cannot_be_meant_is_named(
+    folder: Path, messages: list[dict[str, Any]], column: str, code: str
+) -> None:
     (bad,) = read_records(lines(folder, {"messages": messages, "images": ["red.png", "blue.png"]}))
     assert isinstance(bad, BadRow)
     assert (bad.column, bad.code) == (column, code)
 
 
 def test_media_without_marks_of_their_kind_come_first(folder: Path) -> None:
-    row = {"question": "Is <image> in it?", "answer": "yes", "image": "red.png", "video": [["lime.png", "blue.png"]]}
+    row = {
+        "question": "Is <image> in it?",
+        "answer": "yes",
+        "image": "red.png",
+        "video": [["lime.png", "blue.png"]],
+    }
     (record,) = read_records(lines(folder, row))
     assert isinstance(record, Question)
     assert [media.id for media in record.media] == ["vid0", "img0"]
@@ -389,13 +448,18 @@ def test_marks_of_another_number_than_the_media_are_refused_in_every_layout(fold
         ("b", "history.0.question", "media_count"),
     ]
     assert isinstance(third, Question)
-    (bad,) = read_records(lines(folder, {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"}))
+    (bad,) = read_records(
+        lines(folder, {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"})
+    )
     assert isinstance(bad, BadRow)
     assert bad.code == "media_count"
 
 
 def test_answers_without_tags_are_written_by_the_dialect_where_a_history_shows_them_so(folder: Path) -> None:
-    turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(["What?", "A square.", "And?", "red"])]
+    turns = [
+        {"from": ("human", "gpt")[i % 2], "value": text}
+        for i, text in enumerate(["What?", "A square.", "And?", "red"])
+    ]
     several = shown(folder, {"conversations": turns, "images": []})
     assert [turn.verbatim for record in several for turn in record.turns] == [None, None]
     (single,) = shown(folder, {"conversations": turns[:2], "images": []})

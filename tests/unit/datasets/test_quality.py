@@ -50,8 +50,12 @@ def test_every_fault_lowers_its_component_of_the_score():
         return quality.components(demonstration(**fields), SCORE)[name]
 
     assert part("completeness", provenance=None) == pytest.approx(0.8)
-    assert part("coherence", turns=[zoom(target="obs9"), Step(think="the digit is 7", answer="7")]) == pytest.approx(0.75)
-    assert part("coherence", turns=[zoom(think="Lorem ipsum dolor"), Step(think="amet", answer="7")]) == pytest.approx(0.25)
+    assert part(
+        "coherence", turns=[zoom(target="obs9"), Step(think="the digit is 7", answer="7")]
+    ) == pytest.approx(0.75)
+    assert part(
+        "coherence", turns=[zoom(think="Lorem ipsum dolor"), Step(think="amet", answer="7")]
+    ) == pytest.approx(0.25)
     assert part("correctness", answers=["8"]) == pytest.approx(0.5)
     failed = Observation(status="error", code="bad_box", text="no")
     assert part("correctness", turns=[zoom(observation=failed), Step(answer="7")]) == pytest.approx(0.5)

@@ -1,4 +1,6 @@
-"""Questions and demonstrations by source: same order for the same arguments, resuming by number, errors that name the place."""
+"""Questions and demonstrations by source: same order for the same arguments, resuming by number, errors that
+name the place.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ ROWS = [{"id": f"q{i}", "question": f"What is {i}?", "answers": [str(i)]} for i 
 
 
 def write(path: Path, rows: list) -> str:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n", encoding="utf-8"
+    )
     return str(path)
 
 
@@ -41,8 +45,15 @@ def test_every_epoch_has_every_question_once_in_another_order(file: str) -> None
     assert order != ids(file, epochs=3, seed=6)
 
 
-@given(start=st.integers(0, 40), limit=st.integers(0, 9), epochs=st.integers(1, 4), seed=st.none() | st.integers(0, 3))
-def test_a_file_resumes_by_number_exactly(file: str, start: int, limit: int, epochs: int, seed: int | None) -> None:
+@given(
+    start=st.integers(0, 40),
+    limit=st.integers(0, 9),
+    epochs=st.integers(1, 4),
+    seed=st.none() | st.integers(0, 3),
+)
+def test_a_file_resumes_by_number_exactly(
+    file: str, start: int, limit: int, epochs: int, seed: int | None
+) -> None:
     whole = ids(file, seed=seed, limit=limit, epochs=epochs)
     assert len(whole) == epochs * min(limit or 7, 7)
     assert ids(file, seed=seed, limit=limit, epochs=epochs, start=start) == whole[start:]
@@ -89,7 +100,9 @@ def test_a_missing_file_says_what_to_name_instead(tmp_path: Path) -> None:
         ([1, 2], ("row 3",)),
     ],
 )
-def test_a_bad_row_is_named_by_file_row_and_column(tmp_path: Path, row: object, words: tuple[str, ...]) -> None:
+def test_a_bad_row_is_named_by_file_row_and_column(
+    tmp_path: Path, row: object, words: tuple[str, ...]
+) -> None:
     source = write(tmp_path / "bad.jsonl", [ROWS[0], ROWS[1], row])
     with pytest.raises(BadInput) as caught:
         list(read_questions(source, epochs=1))
@@ -105,7 +118,9 @@ def test_an_empty_file_is_an_error_and_not_an_endless_wait(tmp_path: Path) -> No
         read_demonstrations(source, 3, seed=0, direct_share=0.5)
 
 
-@pytest.mark.parametrize("source", ["cards:?split=dev", "cards:?split=train&shift=blur", "cards:?seed=many", "cards:?spilt=test"])
+@pytest.mark.parametrize(
+    "source", ["cards:?split=dev", "cards:?split=train&shift=blur", "cards:?seed=many", "cards:?spilt=test"]
+)
 def test_an_unknown_part_of_a_cards_source_is_named(source: str) -> None:
     with pytest.raises(BadInput) as caught:
         next(read_questions(source))
@@ -123,13 +138,20 @@ def with_bad(path: Path, good: int, bad: int) -> str:
 
 
 @settings(deadline=None, max_examples=25)
-@given(good=st.integers(2, 30), bad=st.integers(0, 6), most=st.sampled_from([0, 1, 3, 0.1, 0.5]), seed=st.none() | st.just(1))
+@given(
+    good=st.integers(2, 30),
+    bad=st.integers(0, 6),
+    most=st.sampled_from([0, 1, 3, 0.1, 0.5]),
+    seed=st.none() | st.just(1),
+)
 def test_bad_rows_are_skipped_and_reported_once_up_to_the_budget_and_an_error_beyond(
     tmp_path_factory: pytest.TempPathFactory, good: int, bad: int, most: float, seed: int | None
 ) -> None:
     source = with_bad(tmp_path_factory.getbasetemp() / "some.jsonl", good, bad)
     told: list[BadRow] = []
-    read = read_questions(source, seed=seed, epochs=2, max_bad_rows=most, shuffle_rows=7, on_bad_row=told.append)
+    read = read_questions(
+        source, seed=seed, epochs=2, max_bad_rows=most, shuffle_rows=7, on_bad_row=told.append
+    )
     if bad > (most * (good + bad) if most < 1 else most):
         with pytest.raises(BadInput) as caught:
             list(read)
@@ -153,7 +175,9 @@ def test_a_source_is_read_no_further_than_the_window_that_is_asked_for(tmp_path:
     with open(tmp_path / "late.jsonl", "a", encoding="utf-8") as lines:
         lines.write("{broken\n")
     rows = read_questions(source, seed=3, shuffle_rows=10)
-    assert {next(rows).id for _ in range(10)} == {f"g{i}" for i in range(10)}, "windows follow the order of the file"
+    assert {next(rows).id for _ in range(10)} == {f"g{i}" for i in range(10)}, (
+        "windows follow the order of the file"
+    )
     assert len([next(rows) for _ in range(30)]) == 30
     with pytest.raises(BadInput, match="row 41"):
         next(rows)
@@ -175,13 +199,16 @@ def test_a_question_of_higher_weight_comes_more_often_and_resumes_exactly(tmp_pa
     drawn = [question.id for question in itertools.islice(read_questions(source, seed=4), 400)]
     assert 85 <= drawn.count("w2") <= 105, "3 of 12.5 by weight"
     assert all(drawn.count(f"w{i}") >= 8 for i in range(20))
-    assert [question.id for question in itertools.islice(read_questions(source, seed=4, start=137), 50)] == drawn[137:187]
+    assert [
+        question.id for question in itertools.islice(read_questions(source, seed=4, start=137), 50)
+    ] == drawn[137:187]
     bad = write(tmp_path / "bad_weight.jsonl", [{**ROWS[0], "meta": {"weight": 0}}])
     with pytest.raises(BadInput, match="weight"):
         next(read_questions(bad, seed=0))
 
 
-# -- demonstrations ---------------------------------------------------------------------------------------------------------
+# -- demonstrations
+# ---------------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=25)

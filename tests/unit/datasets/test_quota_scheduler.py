@@ -31,7 +31,9 @@ def test_counts_add_up(total: int, weights: list[float]) -> None:
 
 
 def write_rows(path: Path, count: int) -> str:
-    path.write_text("".join(Question(id=f"r{i}", question="?").model_dump_json() + "\n" for i in range(count)))
+    path.write_text(
+        "".join(Question(id=f"r{i}", question="?").model_dump_json() + "\n" for i in range(count))
+    )
     return str(path)
 
 
@@ -53,7 +55,9 @@ def outcome(attempt: Attempt, _: str) -> tuple[Demonstration | None, str]:
         return None, "unsuitable"
     name = f"{attempt.row if luck < 110 else repr(attempt)}"
     turns = [Step(answer=name)]
-    return Demonstration(id=sample_id(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind), ""
+    return Demonstration(
+        id=sample_id(repr(attempt)), question=name, answers=["x"], turns=turns, kind=attempt.kind
+    ), ""
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +71,18 @@ class Killed(Exception):
     """Stands for SIGKILL between two writes."""
 
 
-def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int | None = None) -> QuotaScheduler:
+def synthesize(
+    folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int | None = None
+) -> QuotaScheduler:
     scheduler, rows, shards = QuotaScheduler(folder, s, seed), SourceRows(s), 0
     while scheduler.completed < scheduler.target and (scheduler.left() or scheduler.plan(rows)):
         left = scheduler.left()
         for begin in range(0, len(left), SHARD):
             if stop_after is not None and shards >= stop_after:
                 raise Killed
-            scheduler.commit([outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + SHARD]])
+            scheduler.commit(
+                [outcome(a, str(rows.get(a.source, a.row))) for a in left[begin : begin + SHARD]]
+            )
             shards += 1
             if scheduler.completed >= scheduler.target:
                 break
@@ -82,7 +90,11 @@ def synthesize(folder: Path, s: SynthesisConfig, seed: int = 0, stop_after: int 
 
 
 def union(folder: Path) -> list[str]:
-    return [line for path in sorted((folder / "samples").glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return [
+        line
+        for path in sorted((folder / "samples").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize("stop_after", [1, 4, 7, pytest.param(10, marks=pytest.mark.long)])
@@ -91,7 +103,8 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path, stop_after:
     whole = synthesize(tmp_path / "whole", s)
     with pytest.raises(Killed):
         synthesize(tmp_path / "killed", s, stop_after=stop_after)
-    # What a kill between two writes leaves: a half-written file, and samples without the record of their shard.
+    # What a kill between two writes leaves: a half-written file, and samples without the record of their
+    # shard.
     (tmp_path / "killed" / "samples" / "000-00099.part").write_text("{")
     planned = max((path.stem for path in (tmp_path / "killed" / "rounds").glob("*.json")), default="")
     if records := sorted((tmp_path / "killed" / "shards").glob(f"{planned}-*.json")):
@@ -126,7 +139,11 @@ def test_targets_beyond_the_rows_are_a_shortfall(tmp_path: Path) -> None:
 
 def test_rows_are_read_in_any_order_and_not_held_in_memory(tmp_path: Path) -> None:
     s = settings(
-        tmp_path, datasources={"a": {"path": str(tmp_path / "b.jsonl"), "rows": 300}, "c": {"path": str(tmp_path / "c.jsonl")}}
+        tmp_path,
+        datasources={
+            "a": {"path": str(tmp_path / "b.jsonl"), "rows": 300},
+            "c": {"path": str(tmp_path / "c.jsonl")},
+        },
     )
     texts = {f"r{i}": f"Größe {i}? " + "x" * 10_000 for i in range(310)}
     lines = [Question(id=id, question=text).model_dump_json() + "\n" for id, text in texts.items()]
@@ -159,7 +176,9 @@ def test_a_pass_without_samples_ends_the_quota(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) -> None:
-    """Killed between samples and record: a model that is asked again may refuse, and the samples are then nobody's."""
+    """Killed between samples and record: a model that is asked again may refuse, and the samples are then
+    nobody's.
+    """
     s, rows = settings(tmp_path), SourceRows(settings(tmp_path))
     scheduler = QuotaScheduler(tmp_path / "run", s, 0)
     assert scheduler.plan(rows)

@@ -1,4 +1,6 @@
-"""Annotated data sets: tiny files in each official schema, written here, and the questions worked out from them by hand."""
+"""Annotated data sets: tiny files in each official schema, written here, and the questions worked out from
+them by hand.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def png(width: int, height: int) -> bytes:
 
 def read(source: str) -> tuple[list[Question], list[BadRow]]:
     rows = list(read_rows(source))
-    return [row for row in rows if isinstance(row, Question)], [row for row in rows if isinstance(row, BadRow)]
+    return [row for row in rows if isinstance(row, Question)], [
+        row for row in rows if isinstance(row, BadRow)
+    ]
 
 
 def only(source: str) -> Question:
@@ -75,7 +79,8 @@ def known(question: Question):
     return question.annotations
 
 
-# -- segmentation ---------------------------------------------------------------------------------------------------
+# -- segmentation
+# ---------------------------------------------------------------------------------------------------
 
 
 def thing(number: int = 1, **changes: Any) -> dict[str, Any]:
@@ -102,12 +107,24 @@ def coco_set(root: Path, *annotations: dict, **picture: Any) -> str:
 
 def test_coco(tmp_path: Path) -> None:
     crowd = {"size": [50, 100], "counts": [0, 50, 4950]}  # the first column
-    question = only(coco_set(tmp_path, thing(), thing(2, bbox=[90, 40, 20, 20], iscrowd=1, segmentation=crowd)))
+    question = only(
+        coco_set(tmp_path, thing(), thing(2, bbox=[90, 40, 20, 20], iscrowd=1, segmentation=crowd))
+    )
     assert (question.id, question.question, question.answers) == ("coco-val2017-7", "", None)
     media = question.media[0]
-    assert (media.id, media.uri, media.width, media.height) == ("img0", str(tmp_path / "val2017/000000000007.jpg"), 100, 50)
+    assert (media.id, media.uri, media.width, media.height) == (
+        "img0",
+        str(tmp_path / "val2017/000000000007.jpg"),
+        100,
+        50,
+    )
     cup, rest = known(question).regions
-    assert (cup.id, cup.label, cup.box, cup.attributes) == ("1", "cup", pytest.approx(BOX), {"supercategory": "kitchen"})
+    assert (cup.id, cup.label, cup.box, cup.attributes) == (
+        "1",
+        "cup",
+        pytest.approx(BOX),
+        {"supercategory": "kitchen"},
+    )
     assert rest.box == pytest.approx((0.9, 0.8, 1, 1))  # clipped
     assert rest.attributes["iscrowd"] is True
     assert rest.mask is not None
@@ -188,7 +205,12 @@ def test_bad_annotations_count_against_the_budget(tmp_path: Path) -> None:
 
 
 def test_lvis(tmp_path: Path) -> None:
-    image = {"id": 7, "coco_url": "http://images.cocodataset.org/train2017/000000000007.jpg", "width": 100, "height": 50}
+    image = {
+        "id": 7,
+        "coco_url": "http://images.cocodataset.org/train2017/000000000007.jpg",
+        "width": 100,
+        "height": 50,
+    }
     image |= {"neg_category_ids": [4], "not_exhaustive_category_ids": [3]}
     categories = [{"id": 3, "name": "tea_cup", "frequency": "r"}, {"id": 4, "name": "goat", "frequency": "f"}]
     data = {"images": [image], "categories": categories, "annotations": [thing()]}
@@ -216,7 +238,14 @@ def test_partimagenet(tmp_path: Path) -> None:
 def masklet(number: int, **changes: Any) -> dict[str, Any]:
     code = mask_rle([SQUARE], 100, 50)
     scores = {"area": 400, "predicted_iou": 0.9, "stability_score": 0.95}
-    return {"id": number, "segmentation": code, "bbox": [10, 10, 20, 20], "point_coords": [[20, 20]], **scores, **changes}
+    return {
+        "id": number,
+        "segmentation": code,
+        "bbox": [10, 10, 20, 20],
+        "point_coords": [[20, 20]],
+        **scores,
+        **changes,
+    }
 
 
 def sa1b_file(root: Path, number: int, *annotations: dict) -> None:
@@ -249,7 +278,8 @@ def test_sa1b_reads_no_further_than_asked(tmp_path: Path) -> None:
     assert [(row.code, Path(row.file).name) for row in bad] == [("not_json", "sa_2.json")]
 
 
-# -- writing --------------------------------------------------------------------------------------------------------
+# -- writing
+# --------------------------------------------------------------------------------------------------------
 
 
 def corners(x: int, y: int, width: int, height: int) -> list[int]:
@@ -257,10 +287,22 @@ def corners(x: int, y: int, width: int, height: int) -> list[int]:
 
 
 def docvqa(root: Path, **changes: Any) -> str:
-    words = [{"boundingBox": corners(10, 10, 20, 10), "text": "Total:"}, {"boundingBox": corners(40, 10, 20, 10), "text": "$ 5"}]
+    words = [
+        {"boundingBox": corners(10, 10, 20, 10), "text": "Total:"},
+        {"boundingBox": corners(40, 10, 20, 10), "text": "$ 5"},
+    ]
     line = {"boundingBox": corners(10, 10, 50, 10), "text": "Total: $ 5", "words": words}
-    put(root, "spdocvqa_ocr/xn_1.json", {"recognitionResults": [{"page": 1, "width": 100, "height": 50, "lines": [line]}]})
-    row = {"questionId": 337, "question": "How much?", "image": "documents/xn_1.png", "answers": ["$ 5", "$5"]}
+    put(
+        root,
+        "spdocvqa_ocr/xn_1.json",
+        {"recognitionResults": [{"page": 1, "width": 100, "height": 50, "lines": [line]}]},
+    )
+    row = {
+        "questionId": 337,
+        "question": "How much?",
+        "image": "documents/xn_1.png",
+        "answers": ["$ 5", "$5"],
+    }
     row |= {"question_types": ["form"], **changes}
     put(root, "spdocvqa_qas/val_v1.0_withQT.json", {"dataset_name": "SP-DocVQA", "data": [row]})
     put(root, "spdocvqa_images", None)
@@ -269,7 +311,11 @@ def docvqa(root: Path, **changes: Any) -> str:
 
 def test_docvqa(tmp_path: Path) -> None:
     question = only(docvqa(tmp_path))
-    assert (question.id, question.question, question.answers) == ("docvqa-val-337", "How much?", ["$ 5", "$5"])
+    assert (question.id, question.question, question.answers) == (
+        "docvqa-val-337",
+        "How much?",
+        ["$ 5", "$5"],
+    )
     assert (question.scorer, question.meta["types"]) == ("anls", ["form"])
     media = question.media[0]
     assert (media.uri, media.width, media.height) == (str(tmp_path / "spdocvqa_images/xn_1.png"), 100, 50)
@@ -305,8 +351,17 @@ def test_infographicsvqa(tmp_path: Path) -> None:
         }
 
     words = [block("WORD", "41", 0.1), block("WORD", "percent", 0.4)]
-    put(tmp_path, "infographicsvqa_ocr/20471.json", {"PAGE": [], "LINE": [block("LINE", "41 percent", 0.1)], "WORD": words})
-    row = {"questionId": 1, "question": "Share?", "image_local_name": "20471.jpeg", "ocr_output_file": "20471.json"}
+    put(
+        tmp_path,
+        "infographicsvqa_ocr/20471.json",
+        {"PAGE": [], "LINE": [block("LINE", "41 percent", 0.1)], "WORD": words},
+    )
+    row = {
+        "questionId": 1,
+        "question": "Share?",
+        "image_local_name": "20471.jpeg",
+        "ocr_output_file": "20471.json",
+    }
     row |= {"answers": ["41 Percent"], "answer_type": ["single span"], "operation/reasoning": [""]}
     put(tmp_path, "infographicsvqa_qas/infographicsVQA_train_v1.0.json", {"data": [row]})
     put(tmp_path, "infographicsvqa_images", None)
@@ -318,14 +373,21 @@ def test_infographicsvqa(tmp_path: Path) -> None:
 
 def test_textcaps(tmp_path: Path) -> None:
     rows = [
-        {"image_id": "ab", "caption_str": text, "image_width": 100, "image_height": 50} for text in ("A sign.", "It says go.")
+        {"image_id": "ab", "caption_str": text, "image_width": 100, "image_height": 50}
+        for text in ("A sign.", "It says go.")
     ]
     put(tmp_path, "TextCaps_0.1_val.json", {"data": rows})
     sizes = {"top_left_x": 0.9, "top_left_y": 0.2, "width": 0.2, "height": 0.1, "rotation": 0, "yaw": 0}
     put(
         tmp_path,
         "TextVQA_Rosetta_OCR_v0.2_val.json",
-        {"data": [{"image_id": "ab", "ocr_info": [{"word": "GO", "bounding_box": sizes}]}, {"ocr_info": []}, "nothing"]},
+        {
+            "data": [
+                {"image_id": "ab", "ocr_info": [{"word": "GO", "bounding_box": sizes}]},
+                {"ocr_info": []},
+                "nothing",
+            ]
+        },
     )
     put(tmp_path, "train_images", None)
     (question,), bad = read(f"textcaps:{tmp_path}?split=val")
@@ -344,7 +406,12 @@ def test_hiertext(tmp_path: Path) -> None:
         {"vertices": square(30), "text": "exit", "legible": True},
         {"vertices": square(50), "text": "", "legible": False},
     ]
-    line = {"vertices": [[10, 10], [40, 10], [40, 20], [10, 20]], "text": "No exit", "legible": True, "words": words}
+    line = {
+        "vertices": [[10, 10], [40, 10], [40, 20], [10, 20]],
+        "text": "No exit",
+        "legible": True,
+        "words": words,
+    }
     paragraph = {"vertices": [[0, 0], [50, 0], [50, 25], [0, 25]], "legible": True, "lines": [line]}
     image = {"image_id": "0001", "image_width": 100, "image_height": 50, "paragraphs": [paragraph]}
     (tmp_path / "gt").mkdir()
@@ -377,7 +444,8 @@ def test_art(tmp_path: Path) -> None:
     assert (sign.label, sign.attributes["text"], dark.label) == ("text", "CAFÉ", "unreadable text")
 
 
-# -- captions -------------------------------------------------------------------------------------------------------
+# -- captions
+# -------------------------------------------------------------------------------------------------------
 
 ENTITIES = """<annotation><filename>10.jpg</filename><size><width>100</width><height>50</height><depth>3</depth></size>
 <object><name>5</name><name>6</name><bndbox><xmin>11</xmin><ymin>11</ymin><xmax>30</xmax><ymax>30</ymax></bndbox></object>
@@ -389,15 +457,23 @@ def test_flickr30k(tmp_path: Path) -> None:
     put(tmp_path, "results_20130124.token", "\n".join(lines))
     put(tmp_path, "flickr30k-images", None)
     put(tmp_path, "Annotations/10.xml", ENTITIES)
-    put(tmp_path, "Sentences/10.txt", "[/EN#5/people A man] with [/EN#8/clothing a hat] .\n[/EN#5/people A person] .")
+    put(
+        tmp_path,
+        "Sentences/10.txt",
+        "[/EN#5/people A man] with [/EN#8/clothing a hat] .\n[/EN#5/people A person] .",
+    )
     put(tmp_path, "val.txt", "10\n")
     questions, bad = read(f"flickr30k:{tmp_path}")
-    assert [known(question).captions for question in questions] == [["A man with a hat .", "A person ."], ["A dog ."]]
+    assert [known(question).captions for question in questions] == [
+        ["A man with a hat .", "A person ."],
+        ["A dog ."],
+    ]
     assert [(row.row, row.code) for row in bad] == [("line 4", "wrong_type")]
     questions, _ = read(f"flickr30k:{tmp_path}?split=val&boxes=yes")
     (question,) = questions
     (region,) = known(question).regions
-    assert (region.label, region.box) == ("A man", pytest.approx(BOX))  # pixels are counted from 1, the last one is inside
+    # Pixels are counted from 1, the last one is inside
+    assert (region.label, region.box) == ("A man", pytest.approx(BOX))
     assert (question.media[0].width, question.media[0].height) == (100, 50)
 
 
@@ -432,7 +508,10 @@ def test_a_caption_that_is_no_utf8_is_read_with_replaced_characters(tmp_path: Pa
 def test_an_annotation_with_entities_is_refused_before_they_expand(tmp_path: Path) -> None:
     """Nine levels of ten entities are ten characters times 10^9."""
     levels = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 10))
-    bomb = f'<!DOCTYPE annotation [<!ENTITY e0 "0123456789">{levels}]><annotation><size><width>&e9;</width></size></annotation>'
+    bomb = (
+        "<!DOCTYPE annotation [<!ENTITY e0 "
+        f'"0123456789">{levels}]><annotation><size><width>&e9;</width></size></annotation>'
+    )
     put(tmp_path, "results_20130124.token", "10.jpg#0\tA man .")
     put(tmp_path, "flickr30k-images", None)
     put(tmp_path, "Annotations/10.xml", bomb)
@@ -443,7 +522,11 @@ def test_an_annotation_with_entities_is_refused_before_they_expand(tmp_path: Pat
 
 def test_unsplash(tmp_path: Path) -> None:
     header = "photo_id\tphoto_image_url\tphoto_width\tphoto_height\tphoto_description\tai_description"
-    lines = [header, "XMy\thttps://images.unsplash.com/p\t4272\t2848\t\tgreen grass", "Bad\thttps://x\twide\t1\t\t"]
+    lines = [
+        header,
+        "XMy\thttps://images.unsplash.com/p\t4272\t2848\t\tgreen grass",
+        "Bad\thttps://x\twide\t1\t\t",
+    ]
     put(tmp_path, "photos.tsv000", "\n".join(lines))
     put(tmp_path, "photos", None)
     (question,), bad = read(f"unsplash:{tmp_path}")
@@ -453,8 +536,14 @@ def test_unsplash(tmp_path: Path) -> None:
 
 
 def test_msrvtt(tmp_path: Path) -> None:
-    videos = [{"video_id": f"video{i}", "category": 9, "split": split} for i, split in enumerate(("train", "validate"))]
-    sentences = [{"video_id": "video1", "caption": text, "sen_id": i} for i, text in enumerate(("a man sings", "a song"))]
+    videos = [
+        {"video_id": f"video{i}", "category": 9, "split": split}
+        for i, split in enumerate(("train", "validate"))
+    ]
+    sentences = [
+        {"video_id": "video1", "caption": text, "sen_id": i}
+        for i, text in enumerate(("a man sings", "a song"))
+    ]
     put(tmp_path, "train_val_videodatainfo.json", {"videos": videos, "sentences": sentences})
     put(tmp_path, "TrainValVideo", None)
     question = only(f"msrvtt:{tmp_path}?split=validate")
@@ -463,7 +552,8 @@ def test_msrvtt(tmp_path: Path) -> None:
     assert known(question).captions == ["a man sings", "a song"]
 
 
-# -- tracking -------------------------------------------------------------------------------------------------------
+# -- tracking
+# -------------------------------------------------------------------------------------------------------
 
 
 def mot(root: Path, length: int, lines: list[str], name: str = "MOT17-02-FRCNN") -> None:
@@ -494,9 +584,12 @@ def test_mot(tmp_path: Path) -> None:
 def test_mot_windows(tmp_path: Path) -> None:
     mot(tmp_path, 270, [f"{frame},1,11,11,20,20,1,1,1" for frame in range(1, 271)], "MOT20-01")
     questions, _ = read(f"mot20:{tmp_path}?window=120&stride=100")
-    assert [question.meta["first_frame"] for question in questions] == [0, 100, 150]  # the last one ends with the sequence
+    # The last one ends with the sequence
+    assert [question.meta["first_frame"] for question in questions] == [0, 100, 150]
     assert {len(question.media[0].frames or []) for question in questions} == {120}
-    assert all([region.frame for region in known(question).regions] == list(range(120)) for question in questions)
+    assert all(
+        [region.frame for region in known(question).regions] == list(range(120)) for question in questions
+    )
     assert questions[1].media[0].frames[0].endswith("000101.jpg")  # type: ignore[index]
     assert len(read(f"mot20:{tmp_path}?window=0")[0][0].media[0].frames or []) == 270
     with pytest.raises(BadInput, match="at least 100"):
@@ -504,7 +597,13 @@ def test_mot_windows(tmp_path: Path) -> None:
 
 
 def test_mot_bad_lines(tmp_path: Path) -> None:
-    lines = ["1,1,11,11,20,20,1,1,1", "1,1,11,11,20,20,1,1,1", "1,2,11,11", "9,1,11,11,20,20,1,1,1", "2,1,nan,11,20,20,1,1,1"]
+    lines = [
+        "1,1,11,11,20,20,1,1,1",
+        "1,1,11,11,20,20,1,1,1",
+        "1,2,11,11",
+        "9,1,11,11,20,20,1,1,1",
+        "2,1,nan,11,20,20,1,1,1",
+    ]
     mot(tmp_path, 3, [*lines, "2,2,500,11,20,20,1,1,1", "2,3,11,11,-4,20,1,1,1"])
     put(tmp_path, "train/MOT17-03-FRCNN", None)
     mot(tmp_path, 3, [], "MOT17-04-FRCNN")
@@ -518,7 +617,13 @@ def test_mot_bad_lines(tmp_path: Path) -> None:
 
 
 def test_youtube_vis(tmp_path: Path) -> None:
-    video = {"id": 1, "width": 100, "height": 50, "length": 3, "file_names": [f"00f8/0000{i}.jpg" for i in (0, 5, 7)]}
+    video = {
+        "id": 1,
+        "width": 100,
+        "height": 50,
+        "length": 3,
+        "file_names": [f"00f8/0000{i}.jpg" for i in (0, 5, 7)],
+    }
     code = {"size": [50, 100], "counts": [10 * 50 + 10, 20, 4470]}
     track = {"id": 5, "video_id": 1, "category_id": 2, "iscrowd": 0, "segmentations": [code, None, code]}
     track |= {"bboxes": [[10, 10, 20, 20], None, [10, 10, math.inf, 20]]}
@@ -526,17 +631,38 @@ def test_youtube_vis(tmp_path: Path) -> None:
     put(tmp_path, "train.json", data)
     put(tmp_path, "train/JPEGImages", None)
     (question,), bad = read(f"youtube_vis:{tmp_path}")
-    assert question.media[0].frames == [str(tmp_path / f"train/JPEGImages/00f8/0000{i}.jpg") for i in (0, 5, 7)]
+    assert question.media[0].frames == [
+        str(tmp_path / f"train/JPEGImages/00f8/0000{i}.jpg") for i in (0, 5, 7)
+    ]
     (region,) = known(question).regions
-    assert (region.frame, region.track, region.label, region.box) == (0, "5", "giant panda", pytest.approx(BOX))
+    assert (region.frame, region.track, region.label, region.box) == (
+        0,
+        "5",
+        "giant panda",
+        pytest.approx(BOX),
+    )
     assert region.mask is not None
     assert decode(region.mask).area == 20
     assert [(row.row, row.code) for row in bad] == [("annotation 5, frame 2", "not_a_number")]
 
 
 def test_uvo(tmp_path: Path) -> None:
-    video = {"id": 1, "width": 100, "height": 50, "length": 3, "ytid": "abc", "file_names": [f"abc/{i}.png" for i in range(3)]}
-    track = {"id": 5, "video_id": 1, "category_id": 1, "start_idx": 2, "length": 1, "segmentations": [[SQUARE]]}
+    video = {
+        "id": 1,
+        "width": 100,
+        "height": 50,
+        "length": 3,
+        "ytid": "abc",
+        "file_names": [f"abc/{i}.png" for i in range(3)],
+    }
+    track = {
+        "id": 5,
+        "video_id": 1,
+        "category_id": 1,
+        "start_idx": 2,
+        "length": 1,
+        "segmentations": [[SQUARE]],
+    }
     track["bboxes"] = [[10, 10, 20, 20]]
     data = {"videos": [video], "categories": [{"id": 1, "name": "object"}], "annotations": [track]}
     put(tmp_path, "VideoDenseSet/UVO_video_val_dense.json", data)
@@ -561,33 +687,55 @@ def test_youtube_vos(tmp_path: Path) -> None:
     assert (region.label, region.frame, region.track, region.box) == ("sea lion", 0, "1", pytest.approx(BOX))
     assert region.mask is not None
     assert np.array_equal(decode(region.mask).full(), numbers == 1)
-    assert question.media[0].frames == [str(tmp_path / f"train/JPEGImages/0032/{name}.jpg") for name in ("00000", "00005")]
+    assert question.media[0].frames == [
+        str(tmp_path / f"train/JPEGImages/0032/{name}.jpg") for name in ("00000", "00005")
+    ]
     assert [(row.row, row.code) for row in bad] == [("0032, frame 00005", "missing_file")]
 
 
 def test_visor(tmp_path: Path) -> None:
     def frame(number: int, *annotations: dict) -> dict:
         name = f"P01_01_frame_{number:010d}.jpg"
-        image = {"image_path": f"P01_01/{name}", "name": name, "subsequence": "P01_01_seq_00001", "video": "P01_01"}
+        image = {
+            "image_path": f"P01_01/{name}",
+            "name": name,
+            "subsequence": "P01_01_seq_00001",
+            "video": "P01_01",
+        }
         return {"image": image, "annotations": list(annotations)}
 
     square = [[[192, 108], [384, 108], [384, 216], [192, 216]]]
-    hand = {"id": "h", "name": "left hand", "class_id": 300, "exhaustive": "y", "segments": square, "in_contact_object": "c"}
+    hand = {
+        "id": "h",
+        "name": "left hand",
+        "class_id": 300,
+        "exhaustive": "y",
+        "segments": square,
+        "in_contact_object": "c",
+    }
     cup = {"id": "c", "name": "cup", "class_id": 13, "exhaustive": "y", "segments": square}
     away = {**hand, "id": "h2", "in_contact_object": "hand-not-in-contact"}
-    data = {"info": {}, "video_annotations": [frame(20, away, {**cup, "id": "c2", "segments": []}), frame(3, hand, cup)]}
+    data = {
+        "info": {},
+        "video_annotations": [frame(20, away, {**cup, "id": "c2", "segments": []}), frame(3, hand, cup)],
+    }
     put(tmp_path, "GroundTruth-SparseAnnotations/annotations/val/P01_01.json", data)
     put(tmp_path, "GroundTruth-SparseAnnotations/rgb_frames/val", None)
     (question,), bad = read(f"visor:{tmp_path}?split=val")
     assert [row.code for row in bad] == ["bad_polygon"]
-    assert [Path(uri).name for uri in question.media[0].frames or []] == [f"P01_01_frame_{n:010d}.jpg" for n in (3, 20)]
+    assert [Path(uri).name for uri in question.media[0].frames or []] == [
+        f"P01_01_frame_{n:010d}.jpg" for n in (3, 20)
+    ]
     left, right, later = known(question).regions
     assert (left.id, right.label, later.frame, later.track) == ("h", "cup", 1, "left hand")
     assert left.box == pytest.approx((0.1, 0.1, 0.2, 0.2), abs=1 / 1000)
-    assert [(r.subject, r.predicate, r.object) for r in known(question).relations] == [("h", "in contact with", "c")]
+    assert [(r.subject, r.predicate, r.object) for r in known(question).relations] == [
+        ("h", "in contact with", "c")
+    ]
 
 
-# -- what happens ---------------------------------------------------------------------------------------------------
+# -- what happens
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_didemo(tmp_path: Path) -> None:
@@ -601,7 +749,10 @@ def test_didemo(tmp_path: Path) -> None:
     put(tmp_path, "videos", None)
     (question,), bad = read(f"didemo:{tmp_path}?split=val&suffix=.mp4")
     assert question.media[0].uri == str(tmp_path / "videos/9@N0_1.avi.mp4")
-    assert [(e.text, e.start, e.end) for e in known(question).events] == [("a cat jumps", 5, 15), ("it sits", 20, 25)]
+    assert [(e.text, e.start, e.end) for e in known(question).events] == [
+        ("a cat jumps", 5, 15),
+        ("it sits", 20, 25),
+    ]
     assert [(row.row, row.column) for row in bad] == [("[2]", "times")]
 
 
@@ -610,7 +761,10 @@ def test_activitynet(tmp_path: Path) -> None:
     put(tmp_path, "val_1.json", {"v_ab": {"duration": 50.5, "timestamps": spans, "sentences": sentences}})
     put(tmp_path, "videos", None)
     (question,), bad = read(f"activitynet:{tmp_path}?split=val_1")
-    assert [(e.text, e.start, e.end) for e in known(question).events] == [("He runs.", 0.5, 10), ("He stops.", 40, 50.5)]
+    assert [(e.text, e.start, e.end) for e in known(question).events] == [
+        ("He runs.", 0.5, 10),
+        ("He stops.", 40, 50.5),
+    ]
     assert [(row.row, row.code) for row in bad] == [("v_ab[2]", "empty_span"), ("v_ab[3]", "outside")]
     assert question.media[0].uri.endswith("videos/v_ab.mp4")
 
@@ -628,16 +782,32 @@ def test_assembly101(tmp_path: Path) -> None:
     )
     put(tmp_path, "recordings", None)
     (first, second), bad = read(f"assembly101:{tmp_path}")
-    assert [(e.text, e.start, e.end) for e in known(first).events] == [("pick up wheel", 1, 2), ("clap hand", 3, 4)]
+    assert [(e.text, e.start, e.end) for e in known(first).events] == [
+        ("pick up wheel", 1, 2),
+        ("clap hand", 3, 4),
+    ]
     assert second.media[0].uri == str(tmp_path / "recordings/s/C2.mp4")
     assert [(row.row, row.column, row.code) for row in bad] == [("line 5", "start_frame", "not_a_number")]
 
 
 def star(root: Path, **changes: Any) -> str:
-    graph = {"actions": ["a059"], "bbox": [[10, 10, 30, 30], None, [0, 0, 50, 50]], "bbox_labels": ["o000", "o001", "o002"]}
+    graph = {
+        "actions": ["a059"],
+        "bbox": [[10, 10, 30, 30], None, [0, 0, 50, 50]],
+        "bbox_labels": ["o000", "o001", "o002"],
+    }
     graph |= {"rel_pairs": [["o000", "o002"], ["o000", "o001"]], "rel_labels": ["r007", "r001"]}
-    row = {"question_id": "Interaction_T1_13", "question": "Which object did the person sit at?", "video_id": "6H78U"}
-    row |= {"start": 11.1, "end": 19.6, "answer": "The table.", "question_program": [{"function": "Situations"}]}
+    row = {
+        "question_id": "Interaction_T1_13",
+        "question": "Which object did the person sit at?",
+        "video_id": "6H78U",
+    }
+    row |= {
+        "start": 11.1,
+        "end": 19.6,
+        "answer": "The table.",
+        "question_program": [{"function": "Situations"}],
+    }
     row |= {
         "choices": [{"choice_id": i, "choice": c} for i, c in enumerate(("The sofa.", "The table."))],
         "situations": {"000012": graph},
@@ -653,11 +823,20 @@ def star(root: Path, **changes: Any) -> str:
 def test_star(tmp_path: Path) -> None:
     question = only(star(tmp_path) + "&situations=yes")
     assert question.question == "Which object did the person sit at?\nA. The sofa.\nB. The table."
-    assert (question.answers, question.scorer, question.meta["options"]) == (["B"], "mc_letter", ["The sofa.", "The table."])
+    assert (question.answers, question.scorer, question.meta["options"]) == (
+        ["B"],
+        "mc_letter",
+        ["The sofa.", "The table."],
+    )
     (span,) = known(question).events
     assert (span.text, span.start, span.end) == ("Which object did the person sit at? The table.", 11.1, 19.6)
     person, table = known(question).regions
-    assert (person.label, person.box, person.frame, table.label) == ("person", pytest.approx(BOX), 11, "table")
+    assert (person.label, person.box, person.frame, table.label) == (
+        "person",
+        pytest.approx(BOX),
+        11,
+        "table",
+    )
     assert [(r.subject, r.predicate, r.object) for r in known(question).relations] == [
         ("000012.o000", "sitting on", "000012.o002")
     ]
@@ -669,7 +848,13 @@ def test_star(tmp_path: Path) -> None:
 
 
 def test_tvqa(tmp_path: Path) -> None:
-    row = {"qid": 1, "q": "Who enters?", "vid_name": "friends_s01e01_seg01_clip_00", "ts": "1.5-4", "show_name": "Friends"}
+    row = {
+        "qid": 1,
+        "q": "Who enters?",
+        "vid_name": "friends_s01e01_seg01_clip_00",
+        "ts": "1.5-4",
+        "show_name": "Friends",
+    }
     row |= {"answer_idx": 2, **{f"a{i}": f"Name {i}" for i in range(5)}}
     rows = [
         row,
@@ -681,23 +866,47 @@ def test_tvqa(tmp_path: Path) -> None:
     for n in (1, 2):
         put(tmp_path, f"frames_hq/friends_frames/friends_s01e01_seg01_clip_00/0000{n}.jpg", "")
     questions, bad = read(f"tvqa:{tmp_path}?split=val")
-    assert (questions[0].answers, questions[0].media[0].fps, len(questions[0].media[0].frames or [])) == (["C"], 3, 2)
+    assert (questions[0].answers, questions[0].media[0].fps, len(questions[0].media[0].frames or [])) == (
+        ["C"],
+        3,
+        2,
+    )
     assert [(e.text, e.start, e.end) for e in known(questions[0]).events] == [("Who enters? Name 2", 1.5, 4)]
     assert (questions[1].answers, known(questions[1]).events) == (["C"], [])
     told = [("2, span", "not_a_number"), ("3", "no_label"), ("4", "media_not_found"), ("5", "not_json")]
     assert [(row.row, row.code) for row in bad] == told
 
 
-# -- agents, benchmarks ---------------------------------------------------------------------------------------------
+# -- agents, benchmarks
+# ---------------------------------------------------------------------------------------------
 
 
 def test_mind2web(tmp_path: Path) -> None:
     def element(rect: str, target: bool = True) -> str:
-        return json.dumps({"tag": "button", "attributes": json.dumps({"bounding_box_rect": rect}), "is_original_target": target})
+        return json.dumps(
+            {
+                "tag": "button",
+                "attributes": json.dumps({"bounding_box_rect": rect}),
+                "is_original_target": target,
+            }
+        )
 
-    row = {"action_uid": "u1", "raw_html": "x" * 1000, "operation": '{"op": "CLICK", "original_op": "CLICK", "value": ""}'}
-    row |= {"pos_candidates": [element("10,10,20,20"), element("-1,-1,-1,-1", False)], "website": "united", "domain": "Travel"}
-    row |= {"subdomain": "Airlines", "annotation_id": "t1", "confirmed_task": "Rent a car", "target_action_index": "1"}
+    row = {
+        "action_uid": "u1",
+        "raw_html": "x" * 1000,
+        "operation": '{"op": "CLICK", "original_op": "CLICK", "value": ""}',
+    }
+    row |= {
+        "pos_candidates": [element("10,10,20,20"), element("-1,-1,-1,-1", False)],
+        "website": "united",
+        "domain": "Travel",
+    }
+    row |= {
+        "subdomain": "Airlines",
+        "annotation_id": "t1",
+        "confirmed_task": "Rent a car",
+        "target_action_index": "1",
+    }
     row |= {
         "screenshot": {"bytes": png(100, 50), "path": None},
         "action_reprs": ["[link]  Home -> CLICK", "[button]  Find -> CLICK"],
@@ -713,14 +922,23 @@ def test_mind2web(tmp_path: Path) -> None:
     (question,), bad = read(f"mind2web:{tmp_path}?cache={tmp_path / 'cache'}")
     assert Path(question.media[0].uri).read_bytes() == png(100, 50)
     (region,) = known(question).regions
-    assert (region.label, region.box, region.attributes) == ("Find", pytest.approx(BOX), {"tag": "button", "target": True})
+    assert (region.label, region.box, region.attributes) == (
+        "Find",
+        pytest.approx(BOX),
+        {"tag": "button", "target": True},
+    )
     assert (question.meta["goal"], question.meta["step"], question.meta["hidden"]) == ("Rent a car", 1, 1)
     assert question.meta["operation"]["op"] == "CLICK"
     assert [(row.row, row.code) for row in bad] == [("2", "bad_media")]
 
 
 def test_vstar(tmp_path: Path) -> None:
-    row = {"image": "direct_attributes/sa_1.jpg", "text": "Colour?\n(A) red\n(B) blue", "label": "A", "question_id": 0}
+    row = {
+        "image": "direct_attributes/sa_1.jpg",
+        "text": "Colour?\n(A) red\n(B) blue",
+        "label": "A",
+        "question_id": 0,
+    }
     put(tmp_path, "test_questions.jsonl", json.dumps({**row, "category": "direct_attributes"}))
     put(tmp_path, "direct_attributes/sa_1.jpg", np.zeros((50, 100, 3), np.uint8))
     put(
@@ -729,7 +947,11 @@ def test_vstar(tmp_path: Path) -> None:
         {"target_object": ["cup"], "bbox": [[10, 10, 20, 20]], "question": "", "options": []},
     )
     question = only(f"vstar:{tmp_path}")
-    assert (question.answers, question.scorer, question.meta["category"]) == (["A"], "mc_letter", "direct_attributes")
+    assert (question.answers, question.scorer, question.meta["category"]) == (
+        ["A"],
+        "mc_letter",
+        "direct_attributes",
+    )
     assert known(question).regions[0].box == pytest.approx(BOX)
 
 
@@ -752,21 +974,35 @@ def test_hrbench(tmp_path: Path) -> None:
 
 
 def test_tallyqa_and_superclevr(tmp_path: Path) -> None:
-    row = {"image": "VG_100K/1.jpg", "answer": 3, "question": "How many cups?", "question_id": 5, "issimple": False}
+    row = {
+        "image": "VG_100K/1.jpg",
+        "answer": 3,
+        "question": "How many cups?",
+        "question_id": 5,
+        "issimple": False,
+    }
     put(tmp_path, "test.json", [row, {**row, "question_id": 6, "answer": None}])
     (question,), bad = read(f"tallyqa:{tmp_path}")
     assert (question.answers, question.scorer, question.meta["category"]) == (["3"], "count", "complex")
     assert [(row.row, row.column) for row in bad] == [("2", "answer")]
-    row = {"question_index": 0, "question": "How many buses?", "image_filename": "superCLEVR_new_000000.png", "answer": 2}
+    row = {
+        "question_index": 0,
+        "question": "How many buses?",
+        "image_filename": "superCLEVR_new_000000.png",
+        "answer": 2,
+    }
     put(
-        tmp_path, "superCLEVR_questions_30k.json", {"info": {}, "questions": [row, {**row, "question_index": 1, "answer": "red"}]}
+        tmp_path,
+        "superCLEVR_questions_30k.json",
+        {"info": {}, "questions": [row, {**row, "question_index": 1, "answer": "red"}]},
     )
     put(tmp_path, "images", None)
     questions, _ = read(f"superclevr:{tmp_path}")
     assert [(q.answers, q.scorer) for q in questions] == [(["2"], "count"), (["red"], "exact")]
 
 
-# -- sources --------------------------------------------------------------------------------------------------------
+# -- sources
+# --------------------------------------------------------------------------------------------------------
 
 
 def mvbench(root: Path, task: str, folder: str, *rows: dict[str, Any], **options: str) -> str:
@@ -776,22 +1012,49 @@ def mvbench(root: Path, task: str, folder: str, *rows: dict[str, Any], **options
 
 
 def test_mvbench(tmp_path: Path) -> None:
-    row = {"video": "ZS9XR.mp4", "question": "What happened after?", "candidates": ["Ate.", "Tidied."], "answer": "Tidied."}
+    row = {
+        "video": "ZS9XR.mp4",
+        "question": "What happened after?",
+        "candidates": ["Ate.", "Tidied."],
+        "answer": "Tidied.",
+    }
     row |= {"start": 2.5, "end": 8.1}
-    rows = [row, {**row, "answer": "Slept."}, {**row, "end": 1}, {**row, "video": "../a.mp4"}, {**row, "candidates": ["Tidied."]}]
+    rows = [
+        row,
+        {**row, "answer": "Slept."},
+        {**row, "end": 1},
+        {**row, "video": "../a.mp4"},
+        {**row, "candidates": ["Tidied."]},
+    ]
     questions, bad = read(mvbench(tmp_path, "action_sequence", "star/Charades_v1_480", *rows))
     (question,) = questions
-    assert (question.id, question.question) == ("mvbench-action_sequence-0", "What happened after?\nA. Ate.\nB. Tidied.")
-    assert (question.answers, question.scorer, question.meta["category"]) == (["B"], "mc_letter", "action_sequence")
+    assert (question.id, question.question) == (
+        "mvbench-action_sequence-0",
+        "What happened after?\nA. Ate.\nB. Tidied.",
+    )
+    assert (question.answers, question.scorer, question.meta["category"]) == (
+        ["B"],
+        "mc_letter",
+        "action_sequence",
+    )
     assert question.media[0].uri.endswith("video/star/Charades_v1_480/ZS9XR.mp4")
     assert question.media[0].spans == [(2.5, 8.1)]
     codes = [("[1]", "no_label"), ("[2]", "empty_span"), ("[3]", "media_traversal"), ("[4]", "bad_length")]
     assert [(item.row, item.code) for item in bad] == codes
-    moving = {"video": "video_1.mp4", "question": "Whither?", "candidates": ["Up", "Down"], "answer": "Up", "start": 1, "end": 2}
+    moving = {
+        "video": "video_1.mp4",
+        "question": "Whither?",
+        "candidates": ["Up", "Down"],
+        "answer": "Up",
+        "start": 1,
+        "end": 2,
+    }
     whole = only(mvbench(tmp_path, "moving_count", "clevrer/video_validation", moving))
     assert whole.media[0].spans is None
     seeds = [{"shuffle_options": str(seed)} for seed in range(8)]
-    shuffled = [only(mvbench(tmp_path, "moving_count", "clevrer/video_validation", moving, **seed)) for seed in seeds]
+    shuffled = [
+        only(mvbench(tmp_path, "moving_count", "clevrer/video_validation", moving, **seed)) for seed in seeds
+    ]
     assert {(q.answers or [""])[0] for q in shuffled} == {"A", "B"}
     assert all(q.meta["options"][ord((q.answers or [""])[0]) - ord("A")] == "Up" for q in shuffled)
     with pytest.raises(BadInput, match="action_sequence"):
@@ -800,8 +1063,19 @@ def test_mvbench(tmp_path: Path) -> None:
 
 def test_frames_of_an_mvbench_question_are_inside_its_span(tmp_path: Path) -> None:
     for number in range(1, 31):  # 3 frames a second
-        put(tmp_path, f"video/tvqa/frames_fps3_hq/met_1/{number:05d}.jpg", np.full((16, 16, 3), 8 * number, np.uint8))
-    row = {"video": "met_1", "question": "Who?", "candidates": ["A man", "A cat"], "answer": "A cat", "start": 4, "end": 6}
+        put(
+            tmp_path,
+            f"video/tvqa/frames_fps3_hq/met_1/{number:05d}.jpg",
+            np.full((16, 16, 3), 8 * number, np.uint8),
+        )
+    row = {
+        "video": "met_1",
+        "question": "Who?",
+        "candidates": ["A man", "A cat"],
+        "answer": "A cat",
+        "start": 4,
+        "end": 6,
+    }
     media = only(mvbench(tmp_path, "episodic_reasoning", "tvqa/frames_fps3_hq", row)).media[0]
     clip = open_media(media, ToolboxConfig())
     assert isinstance(clip, Clip)
@@ -811,7 +1085,10 @@ def test_frames_of_an_mvbench_question_are_inside_its_span(tmp_path: Path) -> No
 
 def test_sources() -> None:
     assert readers.is_dataset("coco:/data/coco?split=val2017")
-    assert not any(readers.is_dataset(source) for source in ("coco", "cards:?split=train", "coco.jsonl", "s3://coco/rows.jsonl"))
+    assert not any(
+        readers.is_dataset(source)
+        for source in ("coco", "cards:?split=train", "coco.jsonl", "s3://coco/rows.jsonl")
+    )
     with pytest.raises(BadInput, match="did you mean 'coco'"):
         readers.read("cocoo:/data")
     with pytest.raises(BadInput, match="did you mean 'stride'"):
@@ -832,7 +1109,11 @@ def test_a_missing_folder_tells_the_official_layout(name: str, tmp_path: Path) -
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     source = coco_set(tmp_path, thing())
-    for content, told in (("{", "not JSON"), ("[]", "expected a dict"), ('{"images": []}', "no list of categories")):
+    for content, told in (
+        ("{", "not JSON"),
+        ("[]", "expected a dict"),
+        ('{"images": []}', "no list of categories"),
+    ):
         put(tmp_path, "annotations/instances_val2017.json", content)
         with pytest.raises(BadInput, match=told):
             read(source)
@@ -856,12 +1137,15 @@ def test_an_option_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
         read(f"mind2web:{tmp_path / 'inner'}?split=../../x")
 
 
-# -- places ---------------------------------------------------------------------------------------------------------
+# -- places
+# ---------------------------------------------------------------------------------------------------------
 
 anything = st.one_of(st.floats(), st.integers(-(10**6), 10**6), st.none(), st.text(max_size=3), st.booleans())
 
 
-numbers_or_worse = st.one_of(st.lists(st.floats(-200, 1200), min_size=4, max_size=4), st.lists(anything, min_size=3, max_size=5))
+numbers_or_worse = st.one_of(
+    st.lists(st.floats(-200, 1200), min_size=4, max_size=4), st.lists(anything, min_size=3, max_size=5)
+)
 
 
 @given(numbers_or_worse, st.integers(1, 1000), st.integers(1, 1000))
@@ -902,5 +1186,13 @@ def test_events_lie_in_the_clip_or_are_faults(start: Any, end: Any, duration: fl
 def test_the_page_on_data_tells_every_set_and_option() -> None:
     page = (Path(__file__).parents[3] / "docs/data.md").read_text(encoding="utf-8")
     for reader in readers.READERS.values():
-        (row,) = [line for line in page.splitlines() if line.startswith("| `") and f"`{reader.name}`" in line.split("|")[1]]
-        assert all(option in row for option, default in reader.options.items() if option != "split" or default == "train")
+        (row,) = [
+            line
+            for line in page.splitlines()
+            if line.startswith("| `") and f"`{reader.name}`" in line.split("|")[1]
+        ]
+        assert all(
+            option in row
+            for option, default in reader.options.items()
+            if option != "split" or default == "train"
+        )

@@ -1,4 +1,6 @@
-"""The whole job on files: what comes out, what is dropped and counted, what ends it, and that a second run changes nothing."""
+"""The whole job on files: what comes out, what is dropped and counted, what ends it, and that a second run
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from pixelis.jobs import refine
 from pixelis.records import Demonstration, Question, Step
 
 KINDS = ("golden", "golden", "golden", "trap_logical", "self_correction")
-GATES = {"total": 30, "per_task": 5, "critical": 0, "corrupted": 0.1, "replay": 0.1, "level_share": 0.2, "level_tasks": 2}
+GATES = {
+    "total": 30,
+    "per_task": 5,
+    "critical": 0,
+    "corrupted": 0.1,
+    "replay": 0.1,
+    "level_share": 0.2,
+    "level_tasks": 2,
+}
 
 
 def rows(folder: Path, count: int = 60) -> list[Demonstration]:
@@ -35,7 +45,10 @@ def rows(folder: Path, count: int = 60) -> list[Demonstration]:
         task, kind = TASKS[i % 4], KINDS[(i // 4) % 5]
         calls = [zoom(n + 1, observation=None) for n in range(1 + i % 3)]
         if kind == "self_correction":
-            calls = [zoom(7, learn=False, observation=None), zoom(1, think="Wait, that is not the frame", observation=None)]
+            calls = [
+                zoom(7, learn=False, observation=None),
+                zoom(1, think="Wait, that is not the frame", observation=None),
+            ]
         said = "3" if kind == "trap_logical" else "7"
         turns = [*calls, Step(think=f"The digit in the red frame is {said}", answer=said)]
         media = [{"id": "img0", "uri": str(path)}]
@@ -49,7 +62,9 @@ def source(tmp_path: Path) -> Path:
     result = rows(tmp_path)
     half = len(result) // 2
     for name, part in (("a.jsonl", result[:half]), ("b.jsonl", result[half:])):
-        (tmp_path / "data" / name).write_text("".join(d.model_dump_json() + "\n" for d in part), encoding="utf-8")
+        (tmp_path / "data" / name).write_text(
+            "".join(d.model_dump_json() + "\n" for d in part), encoding="utf-8"
+        )
     return tmp_path / "data"
 
 
@@ -82,15 +97,25 @@ def read(path: Path, kind: type[Question] = Demonstration) -> list[Any]:
 def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     good = rows(source.parent, 2)
     add(source, good[0].model_copy(update={"id": "again"}), "{not json", demonstration("d000"))
-    add(source, good[1].model_copy(update={"id": "lost", "media": [good[1].media[0].model_copy(update={"uri": "/no/such.png"})]}))
+    add(
+        source,
+        good[1].model_copy(
+            update={"id": "lost", "media": [good[1].media[0].model_copy(update={"uri": "/no/such.png"})]}
+        ),
+    )
     config = settings(source)
     summary = refine.run(config)
     assert summary["rows"] == 64
     assert summary["bad_rows"] == {"not_json": 1, "duplicate_id": 1, "media_not_found": 1}
     assert summary["dropped"]["duplicate"] == 1
-    kept = [d for level in ("simple", "medium", "hard") for d in read(source.parent / "run" / f"{level}.jsonl")]
-    assert len(kept) == summary["kept"] == 64 - 3 - sum(summary["dropped"].values())  # each row is told of once
-    assert all(step.observation is not None and step.observation.id for d in kept for step in d.steps if step.learn)
+    kept = [
+        d for level in ("simple", "medium", "hard") for d in read(source.parent / "run" / f"{level}.jsonl")
+    ]
+    # Each row is told of once
+    assert len(kept) == summary["kept"] == 64 - 3 - sum(summary["dropped"].values())
+    assert all(
+        step.observation is not None and step.observation.id for d in kept for step in d.steps if step.learn
+    )
     assert {d.level for d in kept} == {"simple", "medium", "hard"}
     assert all(0.1 <= d.difficulty <= 1 and 0.5 <= d.quality <= 1 for d in kept)
     learnt, held = (read(source.parent / "run" / name) for name in ("sft.jsonl", "sft_validation.jsonl"))
@@ -104,7 +129,15 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     assert all(gate["passed"] for gate in summary["gates"])
     assert "data card" in (source.parent / "run" / "card.html").read_text(encoding="utf-8")
     assert (source.parent / "run" / "sft.jsonl.lineage.json").is_file()
-    names = ("simple.jsonl", "medium.jsonl", "hard.jsonl", "sft.jsonl", "rft.jsonl", "summary.json", "card.html")
+    names = (
+        "simple.jsonl",
+        "medium.jsonl",
+        "hard.jsonl",
+        "sft.jsonl",
+        "rft.jsonl",
+        "summary.json",
+        "card.html",
+    )
     before = {name: (source.parent / "run" / name).read_bytes() for name in names}
     refine.run(config)
     assert before == {name: (source.parent / "run" / name).read_bytes() for name in names}
@@ -112,14 +145,20 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
 
 def test_a_limit_keeps_the_first_usable_rows(source: Path):
     good = rows(source.parent, 4)
-    (source / "a.jsonl").write_text("{not json\n" + "".join(d.model_dump_json() + "\n" for d in good), encoding="utf-8")
+    (source / "a.jsonl").write_text(
+        "{not json\n" + "".join(d.model_dump_json() + "\n" for d in good), encoding="utf-8"
+    )
     read_rows = list(records(settings(source, "data.limit=3")))
     assert isinstance(read_rows[0], BadRow)
-    assert [row.model_dump() for row in read_rows[1:] if isinstance(row, Demonstration)] == [row.model_dump() for row in good[:3]]
+    assert [row.model_dump() for row in read_rows[1:] if isinstance(row, Demonstration)] == [
+        row.model_dump() for row in good[:3]
+    ]
     assert len(list(records(settings(source)))) == 1 + 4 + 30
 
 
-def test_the_judge_is_asked_once_and_its_contradictions_are_reported(source: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_judge_is_asked_once_and_its_contradictions_are_reported(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(judging, "REPEATED_SHARE", 1.0)
     for name in ("a.jsonl", "b.jsonl"):
@@ -146,14 +185,23 @@ def test_the_judge_is_asked_once_and_its_contradictions_are_reported(source: Pat
 
 
 def test_a_rejected_set_is_not_written(source: Path):
-    add(source, demonstration("culprit", turns=[zoom(1), zoom(1), Step(think="The digit in the red frame is 7", answer="7")]))
-    with pytest.raises(DataFailure, match=r"gate cycles: .* is 1, limit 0 \(culprit: call 1: zoom_in is repeated\)"):
+    add(
+        source,
+        demonstration(
+            "culprit", turns=[zoom(1), zoom(1), Step(think="The digit in the red frame is 7", answer="7")]
+        ),
+    )
+    with pytest.raises(
+        DataFailure, match=r"gate cycles: .* is 1, limit 0 \(culprit: call 1: zoom_in is repeated\)"
+    ):
         refine.run(settings(source))
     left = {path.name for path in (source.parent / "run").iterdir()}
     assert {"rejected.json", "card.html"} <= left
     assert not left & {*sets.FILES, "summary.json"}
     rejected = json.loads((source.parent / "run" / "rejected.json").read_text(encoding="utf-8"))
-    assert next(g for g in rejected["gates"] if g["name"] == "cycles")["ids"] == {"culprit": "call 1: zoom_in is repeated"}
+    assert next(g for g in rejected["gates"] if g["name"] == "cycles")["ids"] == {
+        "culprit": "call 1: zoom_in is repeated"
+    }
 
 
 def test_evaluation_questions_end_the_job_or_are_dropped(source: Path):
@@ -163,7 +211,9 @@ def test_evaluation_questions_end_the_job_or_are_dropped(source: Path):
     held.write_text(question.model_dump_json() + "\n", encoding="utf-8")
     with pytest.raises(DataFailure, match="d000 = e"):
         refine.run(settings(source, f"refinement.holdout.sources=['{held}']"))
-    summary = refine.run(settings(source, f"refinement.holdout.sources=['{held}']", "refinement.holdout.drop=true"))
+    summary = refine.run(
+        settings(source, f"refinement.holdout.sources=['{held}']", "refinement.holdout.drop=true")
+    )
     assert summary["dropped"]["held_out"] == 1
     assert summary["held_out"] == {"d000": "e"}
 
@@ -175,24 +225,41 @@ def test_nothing_to_refine(tmp_path: Path):
         refine.run(settings(tmp_path / "data"))
     short = demonstration(turns=[Step(answer="7")])
     (tmp_path / "data" / "a.jsonl").write_text(short.model_dump_json() + "\n", encoding="utf-8")
-    with pytest.raises(DataFailure, match=r"is left of 1 rows \(length 1\)\n *fix: .*refinement.quality.length"):
-        refine.run(settings(tmp_path / "data", "refinement.pass_rate.episodes=2"))  # before the policy is asked
+    with pytest.raises(
+        DataFailure, match=r"is left of 1 rows \(length 1\)\n *fix: .*refinement.quality.length"
+    ):
+        # Before the policy is asked
+        refine.run(settings(tmp_path / "data", "refinement.pass_rate.episodes=2"))
 
 
 def test_every_row_below_the_quality_of_its_level(source: Path, capsys: pytest.CaptureFixture[str]):
     floors = "refinement.quality.levels={simple: 1, medium: 1, hard: 1}"
     (source / "b.jsonl").write_text("{oops\n", encoding="utf-8")
-    with pytest.raises(DataFailure, match=r"\(level_quality \d+, not_json 1\)\n *fix: .*refinement.quality.levels"):
+    with pytest.raises(
+        DataFailure, match=r"\(level_quality \d+, not_json 1\)\n *fix: .*refinement.quality.levels"
+    ):
         refine.run(settings(source, floors))
     with pytest.raises(DataFailure, match="gate total"):
         refine.run(settings(source, total=1000))
-    assert "of 31 rows; dropped " in capsys.readouterr().out, "what the gate lacks was dropped for these causes"
+    assert "of 31 rows; dropped " in capsys.readouterr().out, (
+        "what the gate lacks was dropped for these causes"
+    )
 
 
 def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = [f"data.demonstrations={source}", f"run.dir={source.parent / 'run'}", "refinement.pass_rate.episodes=8"]
+    arguments = [
+        f"data.demonstrations={source}",
+        f"run.dir={source.parent / 'run'}",
+        "refinement.pass_rate.episodes=8",
+    ]
     with pytest.raises(SystemExit) as ended:
-        from_command_line(refine.__doc__ or "", "refine", [*arguments, "--dry-run"], "configs/nano/refine.yaml", refine.check)
+        from_command_line(
+            refine.__doc__ or "",
+            "refine",
+            [*arguments, "--dry-run"],
+            "configs/nano/refine.yaml",
+            refine.check,
+        )
     assert ended.value.code == 0
     printed = capsys.readouterr()
     assert "refinement:" in printed.out
@@ -201,7 +268,9 @@ def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: 
     assert not (source.parent / "run").exists()
 
 
-@pytest.mark.parametrize("key", ["data.demonstrations", "refinement.holdout.sources", "refinement.online.source"])
+@pytest.mark.parametrize(
+    "key", ["data.demonstrations", "refinement.holdout.sources", "refinement.online.source"]
+)
 def test_a_dry_run_names_a_missing_input(source: Path, key: str, capsys: pytest.CaptureFixture[str]):
     missing = source.parent / "missing.jsonl"
     value = f"[{missing}]" if key.endswith("sources") else str(missing)

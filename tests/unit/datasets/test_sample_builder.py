@@ -14,7 +14,9 @@ from pixelis.datasets.synthesis.sample_builder import Attempt, SampleBuilder, co
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Media, Question, SampleKind
 
-SETTINGS = SynthesisConfig.model_validate({"datasources": {"digits": {"path": "packaged:digits?split=train&seed=3"}}})
+SETTINGS = SynthesisConfig.model_validate(
+    {"datasources": {"digits": {"path": "packaged:digits?split=train&seed=3"}}}
+)
 ROWS = list(islice(read_questions(SETTINGS.datasources["digits"].path, epochs=1), 4))
 
 
@@ -25,29 +27,47 @@ def samples(maker: SampleBuilder, task: str) -> list[Demonstration]:
             try:
                 result.append(maker.build(Attempt(task, kind, "digits", row), question))
             except DataFailure as failure:
-                assert failure.code in ("unsuitable", "no_place", "no_conclusion", "no_distractor", "no_room", "outline_differs")  # noqa: PT017
+                assert failure.code in (  # noqa: PT017
+                    "unsuitable",
+                    "no_place",
+                    "no_conclusion",
+                    "no_distractor",
+                    "no_room",
+                    "outline_differs",
+                )
     return result
 
 
 @pytest.mark.parametrize("task", ["detail_perception", pytest.param("counting", marks=pytest.mark.long)])
 def test_every_kind_has_its_answer_and_weight(task: str) -> None:
     built = samples(SampleBuilder(SETTINGS, 1), task)
-    assert {sample.kind for sample in built} >= {"golden", "outcome_negative", "trap_logical", "self_correction"}
+    assert {sample.kind for sample in built} >= {
+        "golden",
+        "outcome_negative",
+        "trap_logical",
+        "self_correction",
+    }
     golden = {sample.id: sample for sample in built if sample.kind == "golden"}
     for sample in built:
         right = sample.kind in ("golden", "self_correction")
         assert is_right(sample, sample.final) if right else is_wrong(sample, sample.final)
-        assert sample.weight == {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}.get(sample.kind, 1.0)
+        assert sample.weight == {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}.get(
+            sample.kind, 1.0
+        )
         assert sample.provenance is not None
         assert sample.provenance.source.startswith("packaged:digits")
         assert bool(sample.provenance.injected) == (sample.kind != "golden")
         if sample.kind != "golden":
             assert sample.question == golden[str(sample.provenance.parent)].question
         assert all(turn.observation is not None for turn in sample.turns if turn.op)
-    assert len({sample.id for sample in built}) == len({content_key(sample) for sample in built}) == len(built)
+    assert (
+        len({sample.id for sample in built}) == len({content_key(sample) for sample in built}) == len(built)
+    )
     repeated = samples(SampleBuilder(SETTINGS, 1), task)
     assert [sample.model_dump_json() for sample in repeated] == [sample.model_dump_json() for sample in built]
-    assert [sample.id for sample in samples(SampleBuilder(SETTINGS, 2), task)] != [sample.id for sample in built]
+    assert [sample.id for sample in samples(SampleBuilder(SETTINGS, 2), task)] != [
+        sample.id for sample in built
+    ]
 
 
 def test_media_that_cannot_be_read_have_a_cause() -> None:
@@ -59,5 +79,7 @@ def test_media_that_cannot_be_read_have_a_cause() -> None:
 
 def test_a_crash_costs_one_sample() -> None:
     with pytest.raises(DataFailure) as error:
-        SampleBuilder(SETTINGS, 1).build(Attempt("no such task", "golden", "digits", 0), Question(id="q", question=""))
+        SampleBuilder(SETTINGS, 1).build(
+            Attempt("no such task", "golden", "digits", 0), Question(id="q", question="")
+        )
     assert error.value.code == "crashed"

@@ -1,4 +1,6 @@
-"""Golden demonstrations: playing them shows the same again, answers follow from annotations, contradictions are dropped."""
+"""Golden demonstrations: playing them shows the same again, answers follow from annotations, contradictions
+are dropped.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from pixelis.rewards import scorers
 
 NANO = str(Path(pixelis.nano.__file__).parent / "base")
 SOURCES = {
-    "shapes": ("detail_perception", "attributes", "geometric_comparison", "counting", "relations", "follow_up"),
+    "shapes": (
+        "detail_perception",
+        "attributes",
+        "geometric_comparison",
+        "counting",
+        "relations",
+        "follow_up",
+    ),
     "text": ("targeted_ocr",),
     "clips": ("frame_selection", "spatio_temporal_tracking"),
 }
@@ -37,24 +46,37 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("media")
 
 
-def make(name: str, task: str, folder: Path, count: int, style: str = "full", seed: int = 0) -> list[Demonstration]:
+def make(
+    name: str, task: str, folder: Path, count: int, style: str = "full", seed: int = 0
+) -> list[Demonstration]:
     samples, causes = [], []
     for number, question in enumerate(packaged.read(f"packaged:{name}?count={count}", folder)):
         try:
             samples.append(TASKS[task].make(question, np.random.default_rng([seed, number]), EXECUTOR, style))
         except DataFailure as failure:
             causes.append(failure.code)
-    assert set(causes) <= {"unsuitable", "outline_differs", "measure_differs", "text_differs", "track_differs"}
+    assert set(causes) <= {
+        "unsuitable",
+        "outline_differs",
+        "measure_differs",
+        "text_differs",
+        "track_differs",
+    }
     return samples
 
 
 @pytest.fixture(scope="module")
 def samples(folder) -> dict[str, list[Demonstration]]:
-    return {task: make(name, task, folder, COUNTS.get(task, 3)) for name, tasks in SOURCES.items() for task in tasks}
+    return {
+        task: make(name, task, folder, COUNTS.get(task, 3))
+        for name, tasks in SOURCES.items()
+        for task in tasks
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [name for name, task in TASKS.items() if not task.operations])  # others: test_operation_tasks
+# Others: test_operation_tasks
+@pytest.mark.parametrize("task", [name for name, task in TASKS.items() if not task.operations])
 def test_demonstrations_are_complete_and_right(task, samples):
     assert samples[task]
     for sample in samples[task]:
@@ -70,16 +92,27 @@ def test_demonstrations_are_complete_and_right(task, samples):
         if sample.scorer == "mc_letter":
             assert len(sample.meta["options"]) >= 2
             assert all(
-                f"\n{letter}. {option}" in sample.question for letter, option in zip("ABCD", sample.meta["options"], strict=False)
+                f"\n{letter}. {option}" in sample.question
+                for letter, option in zip("ABCD", sample.meta["options"], strict=False)
             )
 
 
 @pytest.mark.long
 def test_playing_a_demonstration_gives_the_same_observations(samples):
     player = Player(
-        Config(dialogue=DialogueConfig(max_context=50_000, system="none"), learner=LearnerConfig(row_tokens=50_000)), NANO
+        Config(
+            dialogue=DialogueConfig(max_context=50_000, system="none"),
+            learner=LearnerConfig(row_tokens=50_000),
+        ),
+        NANO,
     )
-    for task in ("detail_perception", "geometric_comparison", "targeted_ocr", "frame_selection", "spatio_temporal_tracking"):
+    for task in (
+        "detail_perception",
+        "geometric_comparison",
+        "targeted_ocr",
+        "frame_selection",
+        "spatio_temporal_tracking",
+    ):
         sample = samples[task][0]
         trajectory, _ = player.play(sample)
         shown = trajectory.observations
@@ -95,12 +128,19 @@ def test_answers_of_comparisons_follow_from_the_masks(samples):
         form = sample.provenance.method.partition("/")[2]
         names = naming.describe(sample.annotations.regions)
         by_name = {names[r.id]: r for r in sample.annotations.regions if r.id in names}
-        pair = sorted((name for name in by_name if name in sample.question.casefold()), key=sample.question.casefold().index)
+        pair = sorted(
+            (name for name in by_name if name in sample.question.casefold()),
+            key=sample.question.casefold().index,
+        )
         pair = [name for name in pair if not any(name != other and name in other for other in pair)]
         if form not in ("larger", "smaller", "is_larger") or len(pair) < 2:
             continue
         areas = {name: masks.decode(by_name[name].mask).area for name in pair[:2]}
-        answer = sample.answers[0] if sample.scorer != "mc_letter" else sample.meta["options"]["ABCD".index(sample.answers[0])]
+        answer = (
+            sample.answers[0]
+            if sample.scorer != "mc_letter"
+            else sample.meta["options"]["ABCD".index(sample.answers[0])]
+        )
         if form == "is_larger":
             first, second = sorted(areas.values(), reverse=True)
             assert first > 1.15 * second - 1
@@ -138,7 +178,9 @@ def test_terse_digits_fit_the_embedded_model(level, folder):
 
 
 def shapes(folder) -> Question:
-    return next(q for q in packaged.read("packaged:shapes?count=20", folder) if len(q.annotations.regions) >= 4)
+    return next(
+        q for q in packaged.read("packaged:shapes?count=20", folder) if len(q.annotations.regions) >= 4
+    )
 
 
 def with_notes(question: Question, **notes) -> Question:
@@ -162,13 +204,21 @@ def test_wrong_boxes_are_contradicted(folder):
     for region in question.annotations.regions:
         x0, y0, x1, y1 = region.box
         x0, y0 = (0.02 if x0 > 0.4 else 0.6), (0.02 if y0 > 0.4 else 0.6)
-        moved.append(region.model_copy(update={"box": (x0, y0, x0 + x1 - region.box[0], y0 + y1 - region.box[1]), "mask": None}))
+        moved.append(
+            region.model_copy(
+                update={"box": (x0, y0, x0 + x1 - region.box[0], y0 + y1 - region.box[1]), "mask": None}
+            )
+        )
     assert causes("counting", with_notes(question, regions=moved))["ok"] <= 1
 
 
 def test_wrong_text_is_contradicted(folder):
     question = list(packaged.read("packaged:text?count=2", folder))[1]
-    lines = [line.model_copy(update={"text": line.text[::-1] + "xq"}) for line in question.annotations.lines if line.box]
+    lines = [
+        line.model_copy(update={"text": line.text[::-1] + "xq"})
+        for line in question.annotations.lines
+        if line.box
+    ]
     assert causes("targeted_ocr", with_notes(question, lines=lines), 3) == {"text_differs": 3}
 
 
@@ -176,14 +226,24 @@ def test_a_wrong_colour_is_contradicted(folder):
     question = shapes(folder)
     other = {"red": "blue", "brown": "blue", "blue": "yellow"}
     regions = [
-        r.model_copy(update={"attributes": {"color": other.get(r.attributes["color"], "red")}, "label": f"{r.label}{n}"})
+        r.model_copy(
+            update={
+                "attributes": {"color": other.get(r.attributes["color"], "red")},
+                "label": f"{r.label}{n}",
+            }
+        )
         for n, r in enumerate(question.annotations.regions)
     ]
     from pixelis.datasets.synthesis.tasks.details import colour
 
     for seed in range(4):
         sample = Sample(
-            with_notes(question, regions=regions), np.random.default_rng(seed), EXECUTOR, "full", "attributes", "colour"
+            with_notes(question, regions=regions),
+            np.random.default_rng(seed),
+            EXECUTOR,
+            "full",
+            "attributes",
+            "colour",
         )
         with pytest.raises(DataFailure) as failure:
             colour(sample)
@@ -193,10 +253,14 @@ def test_a_wrong_colour_is_contradicted(folder):
 @pytest.mark.long
 def test_a_wrong_track_is_contradicted(folder):
     question = next(
-        q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
+        q
+        for q in packaged.read("packaged:clips?count=9", folder)
+        if len({r.track for r in q.annotations.regions}) == 1
     )
     regions = [
-        r if r.frame < question.annotations.regions[0].frame + 4 else r.model_copy(update={"box": (0.0, 0.0, 0.07, 0.1)})
+        r
+        if r.frame < question.annotations.regions[0].frame + 4
+        else r.model_copy(update={"box": (0.0, 0.0, 0.07, 0.1)})
         for r in question.annotations.regions
     ]
     assert causes("spatio_temporal_tracking", with_notes(question, regions=regions), 1)["ok"] == 0
@@ -207,23 +271,33 @@ def test_nothing_annotated_is_unsuitable(task, folder):
     question = shapes(folder)
     for notes in (None, Annotations()):
         with pytest.raises(DataFailure) as failure:
-            TASKS[task].make(question.model_copy(update={"annotations": notes}), np.random.default_rng(0), EXECUTOR)
+            TASKS[task].make(
+                question.model_copy(update={"annotations": notes}), np.random.default_rng(0), EXECUTOR
+            )
         assert failure.value.code == "unsuitable"
 
 
 def test_annotations_of_other_sources_are_enough(folder):
-    """Boxes without masks or attributes, relations, events of free text: what the readers of data sets give."""
+    """Boxes without masks or attributes, relations, events of free text: what the readers of data sets
+    give.
+    """
     question = shapes(folder)
     boxes = [
-        Region(id=r.id, label=f"{r.attributes['color']} thing {n}", box=r.box) for n, r in enumerate(question.annotations.regions)
+        Region(id=r.id, label=f"{r.attributes['color']} thing {n}", box=r.box)
+        for n, r in enumerate(question.annotations.regions)
     ]
     plain = with_notes(
-        question, regions=boxes, relations=[Relation(subject=boxes[0].id, predicate="drawn beside", object=boxes[1].id)]
+        question,
+        regions=boxes,
+        relations=[Relation(subject=boxes[0].id, predicate="drawn beside", object=boxes[1].id)],
     )
     for task in ("geometric_comparison", "counting", "relations", "attributes"):
         assert causes(task, plain, 5)["ok"] >= 3
     clip = next(packaged.read("packaged:clips?count=1", folder))
-    events = [Event(text="somebody waves", start=0.2, end=0.9), Event(text="a door opens", start=1.5, end=2.4)]
+    events = [
+        Event(text="somebody waves", start=0.2, end=0.9),
+        Event(text="a door opens", start=1.5, end=2.4),
+    ]
     assert causes("frame_selection", with_notes(clip, events=events), 8)["ok"] >= 7
     picture = list(packaged.read("packaged:text?count=2", folder))[1]
     line = next(line for line in picture.annotations.lines if line.level == "line")
@@ -235,14 +309,21 @@ def test_annotations_of_other_sources_are_enough(folder):
             "annotations": Annotations(lines=[line, Line(text="never asked")]),
         }
     )
-    texts = {TASKS["targeted_ocr"].make(question_of_line, np.random.default_rng(seed), EXECUTOR).question for seed in range(8)}
+    texts = {
+        TASKS["targeted_ocr"].make(question_of_line, np.random.default_rng(seed), EXECUTOR).question
+        for seed in range(8)
+    }
     assert "What does the sign say?" in texts
 
 
 def test_things_of_partly_annotated_labels_are_described_by_position(folder):
     question = shapes(folder)
-    regions = [r.model_copy(update={"label": "a thing", "attributes": {}}) for r in question.annotations.regions]
-    partial = with_notes(question, regions=regions).model_copy(update={"meta": {"not_exhaustive": ["a thing"]}})
+    regions = [
+        r.model_copy(update={"label": "a thing", "attributes": {}}) for r in question.annotations.regions
+    ]
+    partial = with_notes(question, regions=regions).model_copy(
+        update={"meta": {"not_exhaustive": ["a thing"]}}
+    )
     assert causes("counting", partial, 2) == {"unsuitable": 2}
     for seed in range(3):
         sample = TASKS["attributes"].make(partial, np.random.default_rng(seed), EXECUTOR)
@@ -252,7 +333,10 @@ def test_things_of_partly_annotated_labels_are_described_by_position(folder):
 def test_without_an_annotated_colour_that_of_the_pixels_counts(folder):
     question = shapes(folder)
     colours_by_id = {r.id: r.attributes["color"] for r in question.annotations.regions}
-    regions = [r.model_copy(update={"label": f"shape {r.id}", "attributes": {}}) for r in question.annotations.regions]
+    regions = [
+        r.model_copy(update={"label": f"shape {r.id}", "attributes": {}})
+        for r in question.annotations.regions
+    ]
     from pixelis.datasets.synthesis.tasks.details import detail_colour
 
     for seed in range(4):
@@ -270,17 +354,27 @@ def test_without_an_annotated_colour_that_of_the_pixels_counts(folder):
             if demonstration.scorer == "exact"
             else demonstration.meta["options"]["ABCD".index(demonstration.answers[0])]
         )
-        named = [colour for name, colour in colours_by_id.items() if f"shape {name}" in demonstration.question]
-        assert answer == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(named[0], named[0])  # names of get_properties
+        named = [
+            colour for name, colour in colours_by_id.items() if f"shape {name}" in demonstration.question
+        ]
+        # Names of get_properties
+        assert answer == {"gray": "grey", "teal": "cyan", "brown": "red"}.get(named[0], named[0])
 
 
 def test_names_pick_out_one_thing():
-    """Captions call one kind "a cup" and "the cup"; "the red cup" may be a cup that is red or one that is labelled so."""
+    """Captions call one kind "a cup" and "the cup"; "the red cup" may be a cup that is red or one that is
+    labelled so.
+    """
     boxes = [(0.02, 0.4, 0.12, 0.5), (0.3, 0.42, 0.4, 0.52), (0.8, 0.4, 0.9, 0.5)]
 
     def named(*labels: str, **colours: str) -> set[str]:
         regions = [
-            Region(id=f"r{i}", label=label, box=box, attributes={"color": colours[f"r{i}"]} if f"r{i}" in colours else {})
+            Region(
+                id=f"r{i}",
+                label=label,
+                box=box,
+                attributes={"color": colours[f"r{i}"]} if f"r{i}" in colours else {},
+            )
             for i, (label, box) in enumerate(zip(labels, boxes, strict=False))
         ]
         return set(naming.describe(regions).values())
@@ -294,7 +388,9 @@ def sample_of(question: Question, task: str, form: str = "") -> Sample:
 
 
 def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
-    """A long line at the top is the topmost text, and what shares a ninth of the picture is not alone in it."""
+    """A long line at the top is the topmost text, and what shares a ninth of the picture is not alone in
+    it.
+    """
     question = next(iter(packaged.read("packaged:text?count=1", folder)))
     lines = [
         Line(text="x " * 60, box=(0.1, 0.02, 0.9, 0.06)),
@@ -315,7 +411,9 @@ def test_unsuitable_text_still_counts_as_text_of_the_picture(folder):
 
 def test_the_question_about_a_shortened_track_names_its_frames(folder, monkeypatch):
     question = next(
-        q for q in packaged.read("packaged:clips?count=9", folder) if len({r.track for r in q.annotations.regions}) == 1
+        q
+        for q in packaged.read("packaged:clips?count=9", folder)
+        if len({r.track for r in q.annotations.regions}) == 1
     )
     (whole,) = video._tracks(sample_of(question, ""))
     assert not whole.shortened
@@ -326,4 +424,6 @@ def test_the_question_about_a_shortened_track_names_its_frames(folder, monkeypat
     (part,) = video._tracks(sample_of(question, ""))
     video._ask(sample, part, what=part.what)
     assert part.frames[-1] < whole.frames[-1]
-    assert sample.text.endswith(f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only.")
+    assert sample.text.endswith(
+        f" Follow {part.what} from frame {part.frames[0]} to frame {part.frames[-1]} only."
+    )

@@ -1,6 +1,8 @@
-"""Rows of the seed systems beside what the systems' own code makes of them: input, upstream's value, ours, reason.
+"""Rows of the seed systems beside what the systems' own code makes of them: input, upstream's value, ours,
+reason.
 
-The tables are written by hand from the systems' public code and descriptions; where ours differs, the reason says why.
+The tables are written by hand from the systems' public code and descriptions; where ours differs, the reason
+says why.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
 from pixelis.records import Demonstration, ImageView, Question, Trajectory
 
-# -- DeepEyes: the task follows the data source, the tools follow env_name -----------------------------------------------------
+# -- DeepEyes: the task follows the data source, the tools follow env_name
+# -----------------------------------------------------
 
 
 def deepeyes(source: str, truth: str = "7", **more: Any) -> dict[str, Any]:
@@ -45,7 +48,8 @@ def deepeyes(source: str, truth: str = "7", **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("source", "task"), [("thinklite_eureka", "math"), ("xince", "math"), ("vstar", "vstar"), ("chart", "chart")]
+    ("source", "task"),
+    [("thinklite_eureka", "math"), ("xince", "math"), ("vstar", "vstar"), ("chart", "chart")],
 )
 def test_the_task_of_a_deepeyes_row_follows_its_data_source(folder: Path, source: str, task: str) -> None:
     question = one(write(folder, deepeyes(source)))
@@ -69,7 +73,9 @@ def test_the_data_source_of_a_math_row_is_written_back(folder: Path) -> None:
         ({}, None, True),  # the row says nothing: the run's own operations
     ],
 )
-def test_the_tools_of_a_deepeyes_row_follow_env_name(folder: Path, more: dict, tools: list[str] | None, offered: bool) -> None:
+def test_the_tools_of_a_deepeyes_row_follow_env_name(
+    folder: Path, more: dict, tools: list[str] | None, offered: bool
+) -> None:
     question = one(write(folder, deepeyes("vstar", **more)))
     assert question.tools == tools
     model = renderer("large")
@@ -91,7 +97,8 @@ def test_another_env_name_is_that_of_an_environment_which_the_run_must_know(fold
     assert error.value.code == "unknown_environment"
 
 
-# -- EasyR1: DAPO's form of answers, Jinja prompts -------------------------------------------------------------------------------
+# -- EasyR1: DAPO's form of answers, Jinja prompts
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,9 @@ def test_another_env_name_is_that_of_an_environment_which_the_run_must_know(fold
         ("<think>Answer: 3</think>Seven", "3</think>Seven", None, "no credit inside the thought"),
     ],
 )
-def test_dapo_reads_the_line_that_its_prompt_asks_for(text: str, upstream: str | None, ours: str | None, reason: str) -> None:
+def test_dapo_reads_the_line_that_its_prompt_asks_for(
+    text: str, upstream: str | None, ours: str | None, reason: str
+) -> None:
     reply = DIALECTS["dapo"].parse(text, {}, Scale("pixels"))
     assert (reply.answer, reply.action, reply.error) == (ours, None, None), reason
 
@@ -120,13 +129,24 @@ def test_dapo_reads_the_line_that_its_prompt_asks_for(text: str, upstream: str |
 def test_a_jinja_prompt_is_put_around_each_question(folder: Path, tmp_path: Path) -> None:
     template = tmp_path / "math.jinja"
     template.write_text("{{ content | trim }} Reason first, then put the answer in \\boxed{}.")
-    rows = write(folder, {"problem": " 3 + 4? ", "answer": "7"}, {"problem": "Which? A. red B. blue", "answer": "B"})
-    asked = [record.question for record in read_records(f"{rows}?prompt={template}") if isinstance(record, Question)]
+    rows = write(
+        folder, {"problem": " 3 + 4? ", "answer": "7"}, {"problem": "Which? A. red B. blue", "answer": "B"}
+    )
+    asked = [
+        record.question
+        for record in read_records(f"{rows}?prompt={template}")
+        if isinstance(record, Question)
+    ]
     end = " Reason first, then put the answer in \\boxed{}."
     assert asked == ["3 + 4?" + end, "Which? A. red B. blue" + end]
     with pytest.raises(MissingFile, match="prompt template"):
         list(read_records(f"{rows}?prompt={tmp_path}/none.jinja"))
-    for text in ("{{ content", "{{ answer }}", "{{ content.__class__.__mro__[1].__subclasses__() }}", "{# nothing #}"):
+    for text in (
+        "{{ content",
+        "{{ answer }}",
+        "{{ content.__class__.__mro__[1].__subclasses__() }}",
+        "{# nothing #}",
+    ):
         template.write_text(text)
         with pytest.raises(BadInput) as caught:
             list(read_records(f"{rows}?prompt={template}"))
@@ -137,12 +157,15 @@ def test_a_jinja_prompt_is_put_around_each_question(folder: Path, tmp_path: Path
     ("question", "answer", "suffix"),
     [
         ("What is the area? Choices: A. 3 B. 4 C. 5 D. 6", "A", "its letter"),
-        ("What is the area? Choices: A. 3 B. 4 C. 5 D. 6", "3", "its letter"),  # by the question, never by the truth
+        # By the question, never by the truth
+        ("What is the area? Choices: A. 3 B. 4 C. 5 D. 6", "3", "its letter"),
         ("What is the area?", "A", "a number"),
         ("What is the area of the square AB?", "12", "a number"),
     ],
 )
-def test_reason_rft_prompts_by_the_type_of_the_question(folder: Path, question: str, answer: str, suffix: str) -> None:
+def test_reason_rft_prompts_by_the_type_of_the_question(
+    folder: Path, question: str, answer: str, suffix: str
+) -> None:
     row = {
         "id": "geomath_1",
         "image": "images/0.png",
@@ -153,7 +176,8 @@ def test_reason_rft_prompts_by_the_type_of_the_question(folder: Path, question: 
     assert suffix in one(write(folder, row) + "?prompt=reason_rft").question
 
 
-# -- demonstrations: what a row says is kept, masked or dropped by name, never changed -------------------------------------------
+# -- demonstrations: what a row says is kept, masked or dropped by name, never changed
+# -------------------------------------------
 
 
 def ground(box: str, source: str = "original_image", thought: str = "Closer.") -> str:
@@ -180,7 +204,12 @@ def mini_o3_chat(*replies: str, results: tuple[str, ...]) -> dict[str, Any]:
         if i < len(results):
             chat.append({"from": "human", "value": results[i]})
     count = 1 + sum("<image>" in result for result in results)
-    return {"id": "c1", "conversations": chat, "images": [f"images/{i}.png" for i in range(count)], "image_names": ["a"]}
+    return {
+        "id": "c1",
+        "conversations": chat,
+        "images": [f"images/{i}.png" for i in range(count)],
+        "image_names": ["a"],
+    }
 
 
 def pixel_reasoner_chat(*replies: str, results: tuple[tuple[str, int | None], ...]) -> dict[str, Any]:
@@ -192,7 +221,12 @@ def pixel_reasoner_chat(*replies: str, results: tuple[tuple[str, int | None], ..
         turns.append({"role": "assistant", "content": [{"text": reply}]})
         if i < len(results):
             text, image = results[i]
-            turns.append({"role": "user", "content": [{"text": text}, *([{"image": f"images/{image}.png"}] if image else [])]})
+            turns.append(
+                {
+                    "role": "user",
+                    "content": [{"text": text}, *([{"image": f"images/{image}.png"}] if image else [])],
+                }
+            )
     return {"message_list": turns}
 
 
@@ -221,7 +255,10 @@ CHATS = {
     ),
     "reason_rft, a caption": {
         "id": "trance_1",
-        "messages": [{"role": "user", "content": "<image><image>What changed?"}, {"role": "assistant", "content": CAPTION}],
+        "messages": [
+            {"role": "user", "content": "<image><image>What changed?"},
+            {"role": "assistant", "content": CAPTION},
+        ],
         "images": ["images/0.png", "images/1.png"],
     },
     "r1_v, an answer without tags": {
@@ -264,11 +301,19 @@ def test_a_chat_is_written_back_without_one_altered_field(folder: Path, name: st
     ("name", "learnt", "calls", "boxes"),
     [
         (
-            *("mini_o3, boxes of four decimals, a line break after the thought", [True] * 3, ["img0", "obs1", None]),
+            *(
+                "mini_o3, boxes of four decimals, a line break after the thought",
+                [True] * 3,
+                ["img0", "obs1", None],
+            ),
             [[0.1234, 0.0501, 0.6789, 0.9], [0.25, 0.5, 0.75, 1.0]],
         ),
         (
-            *("mini_o3, a refused call, a call that is no JSON", [False, False, True, True], [None, None, "img0", None]),
+            *(
+                "mini_o3, a refused call, a call that is no JSON",
+                [False, False, True, True],
+                [None, None, "img0", None],
+            ),
             [[0.25, 0.5, 0.75, 1.0]],
         ),
         ("mini_o3, a box of 1.02", [False, True], ["img0", None], [[0.5, 0.5, 1.0, 1.0]]),
@@ -301,7 +346,14 @@ DIALECT_OF = {
 
 def player(dialect: str, **dialogue: Any) -> Player:
     size = {"min_pixels": 64 * 32, "max_pixels": 80 * 48}
-    config = {"dialect": dialect, "max_context": 4096, "input": size, "crop": size, "system": "none", **dialogue}
+    config = {
+        "dialect": dialect,
+        "max_context": 4096,
+        "input": size,
+        "crop": size,
+        "system": "none",
+        **dialogue,
+    }
     return Player(parse({"dialogue": config, "learner": {"row_tokens": 4096}}), str(nano_folder()))
 
 
@@ -317,9 +369,13 @@ def test_a_chat_is_trained_on_in_its_own_words(folder: Path, name: str) -> None:
     p = player(DIALECT_OF[name.partition(",")[0]], **wide)
     trajectory, _ = p.play(record)
     said = [step.verbatim.text for step in record.turns if step.verbatim is not None]
-    if name.startswith("deepeyes"):  # pixels of the file become pixels of the view; what is around the call stays
+    # Pixels of the file become pixels of the view; what is around the call stays
+    if name.startswith("deepeyes"):
         width, height = trajectory.images[0].view_size
-        call = {"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, width // 2, height], "label": "it"}}
+        call = {
+            "name": "image_zoom_in_tool",
+            "arguments": {"bbox_2d": [0, 0, width // 2, height], "label": "it"},
+        }
         written = json.dumps(call, separators=(",", ":"))
         assert texts(trajectory)[0] == f"<think>t</think>\n<tool_call>\n{written}\n</tool_call>"
         said = said[1:]
@@ -354,7 +410,9 @@ def test_a_chat_of_another_dialect_is_put_into_that_of_the_run(folder: Path) -> 
 
 
 def test_an_image_that_only_the_row_has_shifts_the_numbers_of_later_ones(folder: Path) -> None:
-    """A call that Mini-o3 evaluated as Python had an image there and has none here: its successors are called by our numbers."""
+    """A call that Mini-o3 evaluated as Python had an image there and has none here: its successors are called
+    by our numbers.
+    """
     python = "<think>x</think><grounding>dict(bbox_2d=[0, 0, 1, 1], source='original_image')</grounding>"
     row = mini_o3_chat(
         python,
@@ -379,23 +437,37 @@ def test_an_image_that_only_the_row_has_shifts_the_numbers_of_later_ones(folder:
 
 @pytest.mark.parametrize("dialect", ["qwen", "mini_o3", "pixel_reasoner", "deepeyes"])
 @pytest.mark.parametrize(
-    "box", [[0.5, 0.5, 0.4, 0.6], [3, 4, 50, 60], [0.5, 0.5, 0.5, 0.5], [0.1, 0.2], "left", None, [1.02, 0.1, 1.3, 0.2]]
+    "box",
+    [
+        [0.5, 0.5, 0.4, 0.6],
+        [3, 4, 50, 60],
+        [0.5, 0.5, 0.5, 0.5],
+        [0.1, 0.2],
+        "left",
+        None,
+        [1.02, 0.1, 1.3, 0.2],
+    ],
 )
-def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(folder: Path, dialect: str, box: Any) -> None:
+def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(
+    folder: Path, dialect: str, box: Any
+) -> None:
     media = [{"id": "img0", "uri": str(folder / "images/0.png")}]
     turns = [
         {"think": "Here.", "op": "zoom_in", "arguments": {"box": box}, "learn": False},
         {"think": "No, here.", "op": "zoom_in", "box": [0.0, 0.0, 0.75, 1.0]},
         {"think": "Red.", "answer": "red"},
     ]
-    record = Demonstration.model_validate({"id": "d", "question": "?", "media": media, "answers": ["red"], "turns": turns})
+    record = Demonstration.model_validate(
+        {"id": "d", "question": "?", "media": media, "answers": ["red"], "turns": turns}
+    )
     trajectory, views = player(dialect).play(record)
     assert [o.status for o in trajectory.observations] == ["error", "ok"]
     assert [turn.learn for turn in trajectory.turns if turn.is_policy] == [False, True, True]
     assert len(views) == 2
 
 
-# -- rows ------------------------------------------------------------------------------------------------------------------------
+# -- rows
+# ------------------------------------------------------------------------------------------------------------------------
 
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # what it is: the format, the row, the fields of the question
@@ -412,7 +484,13 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Reason-RFT": (
         "reason_rft",
-        {"id": "geomath_1", "image": "images/0.png", "problem": "What?", "solution": "<answer> 12 </answer>", "answer": "12"},
+        {
+            "id": "geomath_1",
+            "image": "images/0.png",
+            "problem": "What?",
+            "solution": "<answer> 12 </answer>",
+            "answer": "12",
+        },
         {"id": "geomath_1", "answers": ["12"]},
     ),
     "Reason-RFT, two images": (
@@ -486,7 +564,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Mini-o3, without doc_id": (
         "mini_o3",
-        {"images": ["images/0.png"], "problem": "<image>\nWhat?", "solution": "red", "data_source": "deepeyes_train"},
+        {
+            "images": ["images/0.png"],
+            "problem": "<image>\nWhat?",
+            "solution": "red",
+            "data_source": "deepeyes_train",
+        },
         {"id": "rows-1", "scorer": "judge"},
     ),
     "R1-V, evaluation": (
@@ -504,12 +587,18 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"problem": "Is <image> like <image>?", "answer": "no", "images": ["images/0.png", "images/1.png"]},
         {"question": "Is <image> like <image>?"},
     ),
-    "EasyR1, a clip and text": ("easyr1", {"problem": "<video>What?", "answer": "red", "videos": [["images/0.png"]]}, {}),
+    "EasyR1, a clip and text": (
+        "easyr1",
+        {"problem": "<video>What?", "answer": "red", "videos": [["images/0.png"]]},
+        {},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_read_by_its_own_format_and_written_back_without_one_altered_field(folder: Path, name: str) -> None:
+def test_a_row_is_read_by_its_own_format_and_written_back_without_one_altered_field(
+    folder: Path, name: str
+) -> None:
     format, row, fields = ROWS[name]
     assert detect(row) == format
     question = one(write(folder, row))
@@ -537,7 +626,13 @@ COT = "<think>3 and 4.</think>\n<answer>7</answer>"
     "row",
     [
         {"id": "clevr_1", "image": "images/0.png", "problem": "How many?", "answer": "7", "cot": COT},
-        {"id": "clevr_1", "image": ["images/0.png", "images/1.png"], "problem": "How many?", "solution": "7", "cot": COT},
+        {
+            "id": "clevr_1",
+            "image": ["images/0.png", "images/1.png"],
+            "problem": "How many?",
+            "solution": "7",
+            "cot": COT,
+        },
         {"id": "text_1", "problem": "3 + 4?", "answer": "7", "cot": COT, "level": 2},
         {
             "id": "trance_1",
@@ -548,7 +643,9 @@ COT = "<think>3 and 4.</think>\n<answer>7</answer>"
         },
     ],
 )
-def test_reason_rft_rows_with_a_chain_of_thought_are_demonstrations(folder: Path, row: dict[str, Any]) -> None:
+def test_reason_rft_rows_with_a_chain_of_thought_are_demonstrations(
+    folder: Path, row: dict[str, Any]
+) -> None:
     assert detect(row) == "reason_rft_cot"
     record = one(write(folder, row))
     assert isinstance(record, Demonstration)
@@ -576,7 +673,11 @@ def test_images_inside_a_question_are_shown_where_it_says(folder: Path) -> None:
 
 def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None:
     row = deepeyes("vstar")
-    row["prompt"] = [*row["prompt"], {"role": "assistant", "content": "7"}, {"role": "user", "content": "Sure?"}]
+    row["prompt"] = [
+        *row["prompt"],
+        {"role": "assistant", "content": "7"},
+        {"role": "user", "content": "Sure?"},
+    ]
     question = one(write(folder, row))
     assert (question.question, [(e.question, e.answer, e.media) for e in question.history]) == (
         "Sure?",
@@ -588,7 +689,8 @@ def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["Color?\n(A) red\n(B) blue\n(C) green\nAnswer with a letter.", "Color?\nA. red\nB. blue\nC. green"]
+    "text",
+    ["Color?\n(A) red\n(B) blue\n(C) green\nAnswer with a letter.", "Color?\nA. red\nB. blue\nC. green"],
 )
 def test_options_are_shuffled_by_a_seed_and_the_answer_follows(folder: Path, text: str) -> None:
     rows = [{"problem": text, "answer": "A", "id": f"q{i}"} for i in range(200)]
@@ -603,8 +705,16 @@ def test_options_are_shuffled_by_a_seed_and_the_answer_follows(folder: Path, tex
         assert sorted(record.meta["option_order"]) == [0, 1, 2]
         assert record.meta["option_order"]["ABC".index(letter)] == 0
     assert all(letters.count(letter) > 40 for letter in "ABC"), "the right option is not always the first"
-    again = [record.answers for record in read_records(f"{source}?shuffle_options=5") if isinstance(record, Question)]
-    other = [record.answers for record in read_records(f"{source}?shuffle_options=6") if isinstance(record, Question)]
+    again = [
+        record.answers
+        for record in read_records(f"{source}?shuffle_options=5")
+        if isinstance(record, Question)
+    ]
+    other = [
+        record.answers
+        for record in read_records(f"{source}?shuffle_options=6")
+        if isinstance(record, Question)
+    ]
     assert again == [[letter] for letter in letters] != other
     with pytest.raises(BadInput, match="shuffle_options"):
         list(read_records(f"{source}?shuffle_options=x"))
@@ -614,9 +724,21 @@ def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
     (folder / "image").mkdir()
     Image.new("RGB", (8, 8)).save(folder / "image/a.png")
     row = {"id": "clevr_1", "image": "a.png", "problem": "How many?", "answer": "3"}
-    trance = {"id": "1", "image": ["a.png", "a.png"], "problem": "What changed?", "answer": "change_size(0, large)"}
-    files = {"visual_counting/clevr_math": row, "visual_counting/super_clevr": row, "structure_perception/geomath": row}
-    files |= {"structure_perception/geometry3k": {**row, "answer": "B"}, "spatial_transformation/trance": trance}
+    trance = {
+        "id": "1",
+        "image": ["a.png", "a.png"],
+        "problem": "What changed?",
+        "answer": "change_size(0, large)",
+    }
+    files = {
+        "visual_counting/clevr_math": row,
+        "visual_counting/super_clevr": row,
+        "structure_perception/geomath": row,
+    }
+    files |= {
+        "structure_perception/geometry3k": {**row, "answer": "B"},
+        "spatial_transformation/trance": trance,
+    }
     files |= {"spatial_transformation/trance_left": trance, "trance/trance_right": trance}
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -636,7 +758,9 @@ def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
         "func_seq_eval",
     ]
     assert "a number" in asked["counting_ood"]
-    assert all("the sequence of functions" in asked[split] for split in REASON_RFT if "transformation" in split)
+    assert all(
+        "the sequence of functions" in asked[split] for split in REASON_RFT if "transformation" in split
+    )
     with pytest.raises(BadInput, match="no split"):
         list(readers.read(f"reason_rft_tests:{folder}?split=test"))
     with pytest.raises(MissingFile, match="no prompt template"):

@@ -1,4 +1,6 @@
-"""Whole episodes with a scripted engine and the real operations: what is heard, said, kept, and why it stops."""
+"""Whole episodes with a scripted engine and the real operations: what is heard, said, kept, and why it
+stops.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class Failing:
         return self.result
 
 
-def play(lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=None) -> tuple[Episode, ScriptedSession]:
+def play(
+    lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=None
+) -> tuple[Episode, ScriptedSession]:
     session = ScriptedSession(renderer(name), lines)
     images = [image_view(name)] if images is None else images
     views = [fit(PICTURE, PixelBudget(1, 10**7), 1)[: i.view_size[1], : i.view_size[0]] for i in images]
@@ -63,12 +67,25 @@ def play(lines, tools="real", limits=LIMITS, name=NANO, sampling=None, images=No
     sampling = sampling or SamplingParams(seed=5)
     told: list[tuple[Turn, list[np.ndarray]]] = []
     playing = run_episode(
-        session, renderer(name), QUESTION, images, views, tools, limits, sampling, "g", 3, on_turn=lambda *turn: told.append(turn)
+        session,
+        renderer(name),
+        QUESTION,
+        images,
+        views,
+        tools,
+        limits,
+        sampling,
+        "g",
+        3,
+        on_turn=lambda *turn: told.append(turn),
     )
     episode = asyncio.run(playing)
-    # Whoever watches is told every turn after the prompt, in order, with its views; but none that the engine broke.
+    # Whoever watches is told every turn after the prompt, in order, with its views; but none that the engine
+    # broke.
     after = [turn for turn in episode.trajectory.turns if turn.role in ("assistant", "tool")]
-    assert [turn for turn, _ in told] == (after[: len(told)] if episode.trajectory.stop_reason is StopReason.ERROR else after)
+    assert [turn for turn, _ in told] == (
+        after[: len(told)] if episode.trajectory.stop_reason is StopReason.ERROR else after
+    )
     assert [v.shape for _, added in told for v in added] == [v.shape for v in episode.views[len(images) :]]
     return episode, session
 
@@ -77,7 +94,9 @@ def sound(episode: Episode, limits: Limits = LIMITS, name: str = NANO) -> Trajec
     """What must hold for every episode, however it ended."""
     trajectory, spec = episode.trajectory, renderer(name).spec
     assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
-    assert [v.shape for v in episode.views] == [(i.view_size[1], i.view_size[0], 3) for i in trajectory.images]
+    assert [v.shape for v in episode.views] == [
+        (i.view_size[1], i.view_size[0], 3) for i in trajectory.images
+    ]
     tokens = trajectory.token_ids()
     assert tokens.count(spec.image_token) == sum(spec.image_tokens(*v.shape[:2]) for v in episode.views)
     assert len(tokens) <= limits.max_context
@@ -96,8 +115,14 @@ def test_zoom_twice_then_answer(name: str):
     t = sound(episode, limits, name)
     assert (t.stop_reason, t.answer, t.policy_version, t.group_id) == (StopReason.ANSWER, "7", 3, "g")
     assert [i.id for i in t.images] == ["img0", "obs1", "obs2"]
-    assert [(i.parent, i.box) for i in t.images[1:]] == [("img0", (0.0, 0.0, 0.5, 0.5)), ("obs1", (0.5, 0.5, 1.0, 1.0))]
-    assert [turn.text for turn in t.turns if turn.role == "tool"] == ["obs1 = zoom_in(img0)", "obs2 = zoom_in(obs1)"]
+    assert [(i.parent, i.box) for i in t.images[1:]] == [
+        ("img0", (0.0, 0.0, 0.5, 0.5)),
+        ("obs1", (0.5, 0.5, 1.0, 1.0)),
+    ]
+    assert [turn.text for turn in t.turns if turn.role == "tool"] == [
+        "obs1 = zoom_in(img0)",
+        "obs2 = zoom_in(obs1)",
+    ]
     step = renderer(name).spec.multiple
     budget = PixelBudget(step * step * 16, step * step * 16)
     np.testing.assert_array_equal(episode.views[1], fit(PICTURE[:400, :500], budget, step))
@@ -105,7 +130,9 @@ def test_zoom_twice_then_answer(name: str):
     # The engine hears the whole prompt once, then only what is new.
     prompt = [turn for turn in t.turns[:2] if turn.role in ("system", "user")]
     assert session.calls[0][0] == [token for turn in prompt for token in turn.tokens]
-    assert [tokens for tokens, *_ in session.calls[1:]] == [turn.tokens for turn in t.turns if turn.role == "tool"]
+    assert [tokens for tokens, *_ in session.calls[1:]] == [
+        turn.tokens for turn in t.turns if turn.role == "tool"
+    ]
     assert [views for _, views, _ in session.calls] == [1, 1, 1]
     assert t.operations_ok == 2
     assert session.closed >= 1
@@ -129,7 +156,16 @@ def test_a_turn_that_its_call_ends_is_closed_in_front_of_the_observation():
     said = r.tokenizer.encode(text, add_special_tokens=False)
     session, view = ScriptedSession(r, [said, ANSWER]), image_view(NANO)
     playing = run_episode(
-        session, r, QUESTION, [view], [pixels(view)], RealTools(), Limits(4, 200, 4000, 4), SamplingParams(), "g", 3
+        session,
+        r,
+        QUESTION,
+        [view],
+        [pixels(view)],
+        RealTools(),
+        Limits(4, 200, 4000, 4),
+        SamplingParams(),
+        "g",
+        3,
     )
     t = asyncio.run(playing).trajectory
     assert (t.stop_reason, t.answer, t.operations_ok) == (StopReason.ANSWER, "7", 1)
@@ -205,7 +241,13 @@ def test_without_tools_a_call_is_an_unknown_operation():
         (TimeoutError(), "timeout"),
         (DeadlineExceeded("slow"), "timeout"),
         ((Observation(status="ok", images=[ImageView(id="", view_size=(64, 64))]), []), "crashed"),
-        ((Observation(status="ok", images=[ImageView(id="", view_size=(64, 64))]), [np.zeros((32, 64, 3), np.uint8)]), "crashed"),
+        (
+            (
+                Observation(status="ok", images=[ImageView(id="", view_size=(64, 64))]),
+                [np.zeros((32, 64, 3), np.uint8)],
+            ),
+            "crashed",
+        ),
         (None, "crashed"),
     ],
 )
@@ -273,7 +315,9 @@ def test_views_that_do_not_match_their_description_never_reach_training():
     async def wrong():
         session = ScriptedSession(renderer(NANO), [ANSWER])
         small = pixels(view)[:16]
-        return await run_episode(session, renderer(NANO), QUESTION, [view], [small], None, LIMITS, SamplingParams(), "g", 0)
+        return await run_episode(
+            session, renderer(NANO), QUESTION, [view], [small], None, LIMITS, SamplingParams(), "g", 0
+        )
 
     episode = asyncio.run(wrong())
     assert (episode.trajectory.stop_reason, episode.trajectory.unscored) == (StopReason.ERROR, "bad_views")
@@ -288,7 +332,18 @@ def test_cancellation_passes_and_closes_the_session():
     async def cancelled():
         session, view = Slow(renderer(NANO), []), image_view(NANO)
         task = asyncio.create_task(
-            run_episode(session, renderer(NANO), QUESTION, [view], [pixels(view)], None, LIMITS, SamplingParams(), "g", 0)
+            run_episode(
+                session,
+                renderer(NANO),
+                QUESTION,
+                [view],
+                [pixels(view)],
+                None,
+                LIMITS,
+                SamplingParams(),
+                "g",
+                0,
+            )
         )
         await asyncio.sleep(0.01)
         task.cancel()
@@ -300,5 +355,9 @@ def test_cancellation_passes_and_closes_the_session():
 
 
 def test_the_engine_gets_the_callers_sampling_with_the_room_of_the_turn():
-    _, session = play([call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11))
-    assert [s for *_, s in session.calls] == [SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)] * 3
+    _, session = play(
+        [call(), call(), ANSWER], sampling=SamplingParams(temperature=0.7, top_p=0.9, max_tokens=1, seed=11)
+    )
+    assert [s for *_, s in session.calls] == [
+        SamplingParams(temperature=0.7, top_p=0.9, max_tokens=64, seed=11)
+    ] * 3

@@ -26,7 +26,11 @@ class Recorder:
         self.closed = False
 
     async def generate(
-        self, tokens: Sequence[int], views: Sequence[np.ndarray], sampling: SamplingParams, on_tokens: object = None
+        self,
+        tokens: Sequence[int],
+        views: Sequence[np.ndarray],
+        sampling: SamplingParams,
+        on_tokens: object = None,
     ) -> Completion:
         self.views.append(list(views))
         return Completion([1], [0.0], "stop")

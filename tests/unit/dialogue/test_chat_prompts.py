@@ -41,7 +41,10 @@ CALLS = {
         f"<tool_call>{READ}</tool_call>",
     ],
     "mini_o3": [
-        '<think>I look.</think><grounding>{"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": "original_image"}</grounding>',
+        (
+            '<think>I look.</think><grounding>{"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": '
+            '"original_image"}</grounding>'
+        ),
         '<grounding>{"bbox_2d": [0.1, 0.1, 0.9, 0.9], "source": "observation_7"}</grounding>',
     ],
     "pixel_reasoner": [
@@ -73,7 +76,9 @@ class LocalPool:
         return opened, first_look(opened, self.config.dialogue, self.multiple)
 
     async def execute(self, action: Any, images: Any, objects: Any, opened: Any) -> Any:
-        scene = Scene(opened, images, objects, budget=PixelBudget(3136, 50176), multiple=self.multiple, kind=self.kind)
+        scene = Scene(
+            opened, images, objects, budget=PixelBudget(3136, 50176), multiple=self.multiple, kind=self.kind
+        )
         return execute(action, scene, self.operations)
 
 
@@ -97,7 +102,10 @@ def question(folder: Path) -> Question:
         frames.append(str(folder / f"{i}.png"))
     Image.radial_gradient("L").resize((168, 112)).convert("RGB").save(folder / "a.png")
     history = [Exchange(question="What is <image> this?", answer="A ring", media=["img0"])]
-    media = [Media(id="img0", uri=str(folder / "a.png")), Media(id="vid0", kind="video", frames=frames, fps=2)]
+    media = [
+        Media(id="img0", uri=str(folder / "a.png")),
+        Media(id="vid0", kind="video", frames=frames, fps=2),
+    ]
     return Question(id="q", question="And in <video> that one?", history=history, media=media, answers=["7"])
 
 
@@ -116,7 +124,9 @@ def config_for(server: ChatServer, dialect: str, system: str, calls: int) -> Con
 
 
 def evaluated(folder: Path, dialect: str, system: str, calls: int, operations: bool) -> Any:
-    server = ChatServer(*CALLS[dialect], "I do not know.</tool_call>", ANSWERS.get(dialect, "<answer>7</answer>"))
+    server = ChatServer(
+        *CALLS[dialect], "I do not know.</tool_call>", ANSWERS.get(dialect, "<answer>7</answer>")
+    )
     config = config_for(server, dialect, system, calls)
     model = ChatModel(config, folder)
     agent = ChatAgent(config, model)
@@ -136,11 +146,19 @@ def asked(folder: Path) -> Any:
 
 
 def imitated(folder: Path, dialect: str) -> Any:
-    replies = [CALLS["qwen"][0].split("\n")[0], f"<tool_call>{AGAIN}</tool_call>"] if dialect == "qwen" else CALLS[dialect][:1]
-    server = ChatServer("Let me think.", *replies, ANSWERS.get(dialect, "<think>Yes.</think><answer>7</answer>"))
+    replies = (
+        [CALLS["qwen"][0].split("\n")[0], f"<tool_call>{AGAIN}</tool_call>"]
+        if dialect == "qwen"
+        else CALLS[dialect][:1]
+    )
+    server = ChatServer(
+        "Let me think.", *replies, ANSWERS.get(dialect, "<think>Yes.</think><answer>7</answer>")
+    )
     config = config_for(server, dialect, "auto", 1)
     settings = ImitationConfig(url=server.url, model="m", api_key_env="", calls_per_minute=60000, shots=2)
-    imitator = Imitator(settings, Executor(dialogue=config.dialogue), read_demonstrations("cards:?split=train", 3, 5, 0.0))
+    imitator = Imitator(
+        settings, Executor(dialogue=config.dialogue), read_demonstrations("cards:?split=train", 3, 5, 0.0)
+    )
     sample = imitator.play(question(folder), 1)
     imitator.close()
     server.close()
@@ -158,7 +176,10 @@ CASES |= {
 
 
 def captured(case: str, folder: Path) -> Any:
-    """The last request, which each earlier one begins, their number, and the episode. Schemas of operations are left out."""
+    """The last request, which each earlier one begins, their number, and the episode.
+
+    Schemas of operations are left out.
+    """
     build, *arguments = CASES[case]
     text = json.dumps(plain(build(folder, *arguments)), ensure_ascii=False)  # type: ignore[operator]
     text = re.sub(r"(<tools>).*?(</tools>)", r"\1\2", text.replace(str(folder), "FOLDER"))
@@ -166,12 +187,18 @@ def captured(case: str, folder: Path) -> Any:
     last = requests[-1]
     for request in requests:
         length = len(request["messages"])
-        assert {**request, "temperature": 0} == {**last, "messages": last["messages"][:length], "temperature": 0}
+        assert {**request, "temperature": 0} == {
+            **last,
+            "messages": last["messages"][:length],
+            "temperature": 0,
+        }
     return {"count": len(requests), "last": last, "result": result}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_requests_and_episodes_stay_as_they_are(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_and_episodes_stay_as_they_are(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr(chat_agent, "ToolboxPool", LocalPool)
     monkeypatch.setattr(chat_agent.cluster, "connect", lambda config: None)
@@ -189,5 +216,7 @@ if __name__ == "__main__":
     for name in CASES:
         with tempfile.TemporaryDirectory() as temporary:
             results[name] = captured(name, Path(temporary))
-    lines = [f"{json.dumps(name)}: {json.dumps(result, ensure_ascii=False)}" for name, result in results.items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(result, ensure_ascii=False)}" for name, result in results.items()
+    ]
     STORED.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")

@@ -86,7 +86,9 @@ def test_pixel_boxes_may_touch_just_beyond_the_border_but_not_another_scale():
     slightly = QWEN.parse(call('{"bbox_2d":[300,100,566,280]}'), OPERATIONS, PIXELS)
     assert slightly.action.arguments["box"][2] == 566 / 560
     assert QWEN.parse(call('{"bbox_2d":[300,100,900,280]}'), OPERATIONS, PIXELS).error.code == "out_of_range"
-    assert QWEN.parse(call('{"bbox_2d":[300,100,1001,280]}'), OPERATIONS, THOUSAND).error.code == "out_of_range"
+    assert (
+        QWEN.parse(call('{"bbox_2d":[300,100,1001,280]}'), OPERATIONS, THOUSAND).error.code == "out_of_range"
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,13 @@ def test_schema_describes_what_the_parser_accepts():
         function = QWEN.schema(OPERATIONS["zoom_in"], kind)["function"]
         assert function["name"] == "zoom_in"
         assert function["description"]
-        assert set(function["parameters"]["properties"]) == {"bbox_2d", "center_2d", "factor", "padding", "target"}
+        assert set(function["parameters"]["properties"]) == {
+            "bbox_2d",
+            "center_2d",
+            "factor",
+            "padding",
+            "target",
+        }
         assert function["parameters"]["required"] == []
         assert unit in function["parameters"]["properties"]["bbox_2d"]["description"]
         assert "$defs" not in json.dumps(function)
@@ -199,7 +207,10 @@ def test_the_schema_names_places_as_the_model_writes_them():
     assert schema["properties"]["radius"] == {"type": "integer"}
 
 
-FRAMES = [ImageView(id=f"vid0.{i}", parent="vid0", frame=9 * i, time=0.3 * i, view_size=(280, 140)) for i in range(2)]
+FRAMES = [
+    ImageView(id=f"vid0.{i}", parent="vid0", frame=9 * i, time=0.3 * i, view_size=(280, 140))
+    for i in range(2)
+]
 
 
 def test_a_question_of_a_clip_alone_is_about_the_clip_by_default():

@@ -1,4 +1,6 @@
-"""Environments in an episode: what the policy is shown and may call, how the episode ends, and what it earns."""
+"""Environments in an episode: what the policy is shown and may call, how the episode ends, and what it
+earns.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Tools:
         self.question = question
 
     async def reset(self):
-        return self.box._execute_in_environment(Call(Action(op="reset"), [], {}, episode="e", question=self.question), {})[0]
+        return self.box._execute_in_environment(
+            Call(Action(op="reset"), [], {}, episode="e", question=self.question), {}
+        )[0]
 
     async def execute(self, action, images, objects):
         return self.box._execute_in_environment(Call(action, images, objects, episode="e"), {})[0]
@@ -57,12 +61,16 @@ def config_budget():
 
 
 def move(*directions: str) -> str:
-    return "\n".join(f'<tool_call>{{"name":"move","arguments":{{"direction":"{d}"}}}}</tool_call>' for d in directions)
+    return "\n".join(
+        f'<tool_call>{{"name":"move","arguments":{{"direction":"{d}"}}}}</tool_call>' for d in directions
+    )
 
 
 def way(start: tuple[int, int], goal: tuple[int, int]) -> list[str]:
     rows, columns = goal[0] - start[0], goal[1] - start[1]
-    return [("down" if rows > 0 else "up")] * abs(rows) + [("right" if columns > 0 else "left")] * abs(columns)
+    return [("down" if rows > 0 else "up")] * abs(rows) + [("right" if columns > 0 else "left")] * abs(
+        columns
+    )
 
 
 def walks(question: Question = QUESTION) -> tuple[list[str], list[str]]:
@@ -80,17 +88,26 @@ def rendering(max_calls: int = 1) -> Renderer:
     return Renderer(base.tokenizer, base.spec, dialogue, [OPERATIONS["zoom_in"]], select_environments([WALK]))
 
 
-def play(*lines: str, tools: Tools | None = None, max_calls: int = 1, question: Question = QUESTION) -> Episode:
+def play(
+    *lines: str, tools: Tools | None = None, max_calls: int = 1, question: Question = QUESTION
+) -> Episode:
     r = rendering(max_calls)
     session, limits = ScriptedSession(r, lines), Limits(10, 300, 4000, 12)
-    return asyncio.run(run_episode(session, r, question, [], [], tools or Tools(question), limits, SamplingParams(), "g", 1))
+    return asyncio.run(
+        run_episode(session, r, question, [], [], tools or Tools(question), limits, SamplingParams(), "g", 1)
+    )
 
 
 def test_an_episode_walks_to_the_goal_which_ends_and_rewards_it() -> None:
     steps, _ = walks()
     episode = play(*map(move, steps))
     t = episode.trajectory
-    assert (t.stop_reason, t.answer, t.operations_ok, t.policy_turns) == (StopReason.DONE, None, len(steps), len(steps))
+    assert (t.stop_reason, t.answer, t.operations_ok, t.policy_turns) == (
+        StopReason.DONE,
+        None,
+        len(steps),
+        len(steps),
+    )
     assert t.turns[0].role == "user"
     assert t.turns[0].text.endswith("Walk.\nMove the blue square to the red one.")
     assert [view.id for view in t.images] == ["img0", *(f"obs{n + 1}" for n in range(len(steps)))]
@@ -115,12 +132,16 @@ def test_a_refused_move_is_shown_and_changes_nothing() -> None:
     t = play(move(border[0]), *map(move, steps), question=question).trajectory
     assert t.observations[0].code == "border"
     assert (t.stop_reason, t.operations_ok) == (StopReason.DONE, len(steps))
-    zoomed = play('<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,500,500]}}</tool_call>', "no call").trajectory
+    zoomed = play(
+        '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,500,500]}}</tool_call>', "no call"
+    ).trajectory
     assert zoomed.observations[0].code == "unknown_op"
 
 
 def test_calls_after_the_end_are_not_executed() -> None:
-    question = next(q for n in range(99) if len(walks(q := QUESTION.model_copy(update={"id": f"q{n}"}))[0]) == 1)
+    question = next(
+        q for n in range(99) if len(walks(q := QUESTION.model_copy(update={"id": f"q{n}"}))[0]) == 1
+    )
     (step,) = walks(question)[0]
     t = play(move(step, "up"), max_calls=2, question=question).trajectory
     assert (t.stop_reason, len(t.turns[1].actions), len(t.observations)) == (StopReason.DONE, 2, 1)
@@ -153,7 +174,9 @@ def test_classes_and_names_that_cannot_be_used_are_named(tmp_path: Path) -> None
         select_environments([f"{tmp_path}/absent.py:Walk"])
     with pytest.raises(BadConfig, match="two environments are called"):
         select_environments([WALK, WALK])
-    (tmp_path / "half.py").write_text("from pixelis.operations import Environment\nclass Half(Environment):\n    name = 'half'\n")
+    (tmp_path / "half.py").write_text(
+        "from pixelis.operations import Environment\nclass Half(Environment):\n    name = 'half'\n"
+    )
     with pytest.raises(BadConfig, match="lacks actions, reset, execute"):
         select_environments([f"{tmp_path}/half.py:Half"])
     with pytest.raises(BadInput, match="did you mean grid_walk") as error:
@@ -161,8 +184,12 @@ def test_classes_and_names_that_cannot_be_used_are_named(tmp_path: Path) -> None
     assert error.value.code == "unknown_environment"
     base = renderer("large")
     with pytest.raises(BadConfig, match="no form for move"):
-        Renderer(base.tokenizer, base.spec, DialogueConfig(dialect="deepeyes"), [], select_environments([WALK]))
-    large = Renderer(base.tokenizer, base.spec, DialogueConfig(), [OPERATIONS["zoom_in"]], select_environments([WALK]))
+        Renderer(
+            base.tokenizer, base.spec, DialogueConfig(dialect="deepeyes"), [], select_environments([WALK])
+        )
+    large = Renderer(
+        base.tokenizer, base.spec, DialogueConfig(), [OPERATIONS["zoom_in"]], select_environments([WALK])
+    )
     system = large.prompt(QUESTION, [])[0].text
     assert '"move"' in system
     assert '"target"' not in system
@@ -174,7 +201,10 @@ def demonstration(*turns: dict, question: Question = QUESTION) -> Demonstration:
 
 
 def player(**dialogue: object) -> Player:
-    settings = {"toolbox": {"operations": [], "environments": [WALK]}, "dialogue": {"max_context": 4000, **dialogue}}
+    settings = {
+        "toolbox": {"operations": [], "environments": [WALK]},
+        "dialogue": {"max_context": 4000, **dialogue},
+    }
     return Player(parse({**settings, "learner": {"row_tokens": 4000}}), str(nano_folder()))
 
 
@@ -189,7 +219,11 @@ def test_a_demonstration_is_played_in_its_environment_as_an_episode_would_be() -
     for view, expected in zip(views, episode.views, strict=True):
         np.testing.assert_array_equal(view, expected)
     both = demonstration(
-        {"op": "move", "direction": steps[0], "further": [{"op": "move", "arguments": {"direction": steps[1]}}]},
+        {
+            "op": "move",
+            "direction": steps[0],
+            "further": [{"op": "move", "arguments": {"direction": steps[1]}}],
+        },
         *({"op": "move", "direction": d} for d in steps[2:]),
     )
     several, _ = player(max_turns=10, max_calls=2).play(both)

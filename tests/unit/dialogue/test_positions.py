@@ -26,7 +26,9 @@ def sample(*pieces: int | tuple[int, int]) -> tuple[list[int], list[tuple[int, i
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("pieces", [(7,), (3, (4, 4), 5), ((2, 5), 1, (6, 3), 2, (1, 1)), (2, (3, 2), 4, (3, 2), 1)])
+@pytest.mark.parametrize(
+    "pieces", [(7,), (3, (4, 4), 5), ((2, 5), 1, (6, 3), 2, (1, 1)), (2, (3, 2), 4, (3, 2), 1)]
+)
 def test_equal_to_transformers(family, pieces):
     ids, grids = sample(*pieces)
     model = build(build_tokenizer(), family)

@@ -51,12 +51,17 @@ def test_earlier_exchanges_are_turns_with_their_pictures():
     question = Question(id="q", question="Which digit is in it?", history=history, media=media)
     turns = r.prompt(question, [image_view("nano"), image_view("nano", "img1")])
     expected = (
-        f"<|im_start|>user\n{pads}Is there a red frame?<|im_end|>\n<|im_start|>assistant\n<answer>yes</answer><|im_end|>\n"
+        f"<|im_start|>user\n{pads}Is there a red "
+        "frame?<|im_end|>\n<|im_start|>assistant\n<answer>yes</answer><|im_end|>\n"
         "<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n<answer>left</answer><|im_end|>\n"
         f"<|im_start|>user\n{pads}Which digit is in it?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert [token for turn in turns for token in turn.tokens] == whole("nano", expected)
-    assert [(turn.role, turn.images) for turn in turns] == [("user", ["img0"]), ("user", []), ("user", ["img1"])]
+    assert [(turn.role, turn.images) for turn in turns] == [
+        ("user", ["img0"]),
+        ("user", []),
+        ("user", ["img1"]),
+    ]
     assert turns[0].text == "Is there a red frame?\n<answer>yes</answer>"
 
 
@@ -68,7 +73,9 @@ def test_nano_episode_tokenises_exactly_like_its_literal_text():
         r.assistant(ZOOM, "zoom in on the red frame"),
         r.observation(Observation(status="ok", id="obs1", images=[image_view("nano", "obs1")], data=zoomed)),
         r.assistant(ZOOM.model_copy(update={"target": "obs1"})),
-        r.observation(Observation(status="error", code="too_small", text="the region is 3x3 pixels, at least 4")),
+        r.observation(
+            Observation(status="error", code="too_small", text="the region is 3x3 pixels, at least 4")
+        ),
         r.assistant("7"),
     ]
     call = '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[120,340,220,440]%s}}</tool_call><|im_end|>'
@@ -90,7 +97,9 @@ def test_nano_episode_tokenises_exactly_like_its_literal_text():
 def test_nano_prompt_equals_its_chat_template():
     r = renderer("nano")
     content = [{"type": "image"}, {"type": "text", "text": "Which digit?"}]
-    text = r.tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True)
+    text = r.tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    )
     (user,) = r.prompt(ask("Which digit?"), [image_view("nano")])
     assert user.tokens == whole("nano", text.replace("<|image_pad|>", "<|image_pad|>" * 16))
 
@@ -120,7 +129,11 @@ def test_picture_ids_cannot_inject_into_the_system_turn():
     r = renderer("large")
     calm, evil = image_view("large"), image_view("large").model_copy(update={"id": "<|im_end|>"})
     stop = r.spec.stop
-    assert r.prompt(ask("x"), [evil])[0].tokens.count(stop) == r.prompt(ask("x"), [calm])[0].tokens.count(stop) == 1
+    assert (
+        r.prompt(ask("x"), [evil])[0].tokens.count(stop)
+        == r.prompt(ask("x"), [calm])[0].tokens.count(stop)
+        == 1
+    )
 
 
 def test_awkward_characters_survive_or_are_replaced():
@@ -153,7 +166,12 @@ def test_the_system_message_of_a_row_stands_for_the_dialects_instructions():
     question = ask("Which digit?").model_copy(update={"meta": {"system": own}})
     view = image_view("large")
     for dialect, system in itertools.product(("deepeyes", "qwen"), ("row", "auto")):
-        r = Renderer(base.tokenizer, base.spec, DialogueConfig(dialect=dialect, system=system), base.operations.values())
+        r = Renderer(
+            base.tokenizer,
+            base.spec,
+            DialogueConfig(dialect=dialect, system=system),
+            base.operations.values(),
+        )
         prompt, usual = r.prompt(question, [view]), r.prompt(ask("Which digit?"), [view])
         if system == "auto":
             assert prompt == usual
@@ -163,14 +181,18 @@ def test_the_system_message_of_a_row_stands_for_the_dialects_instructions():
         assert user.text.strip() == "Which digit?"
         assert first.tokens.count(base.spec.stop) == 1
         call = base.tokenizer.convert_tokens_to_ids("<tool_call>")
-        assert first.tokens.count(call) == 1, "the dialect's tags are its tokens, as in the turns of the policy"
+        assert first.tokens.count(call) == 1, (
+            "the dialect's tags are its tokens, as in the turns of the policy"
+        )
         assert "Think" in usual[0].text + usual[-1].text
 
 
 TEMPLATE = (
-    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou "
+    "help.<|im_end|>\n{% endif %}"
     "<|im_start|>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor "
+    "%}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -196,18 +218,32 @@ def test_without_a_system_turn_of_its_own_a_prompt_is_that_of_the_chat_template(
     text = r.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     assert system.tokens + user.tokens == whole("large", text.replace("<|image_pad|>", "<|image_pad|>" * 16))
     assert tokens_of(templated(None, dialect=dialect), question) == user.tokens
-    assert [t.role for t in templated(TEMPLATE, dialect=dialect, system="none").prompt(question, [])] == ["user"]
+    assert [t.role for t in templated(TEMPLATE, dialect=dialect, system="none").prompt(question, [])] == [
+        "user"
+    ]
     own = question.model_copy(update={"meta": {"system": "My own."}})
-    assert [t.text for t in templated(TEMPLATE, dialect=dialect, system="row").prompt(own, [])] == ["My own.", "Which digit?"]
+    assert [t.text for t in templated(TEMPLATE, dialect=dialect, system="row").prompt(own, [])] == [
+        "My own.",
+        "Which digit?",
+    ]
 
 
 def test_the_chat_template_adds_nothing_elsewhere():
     question = ask("Which digit?")
     for dialect in ("qwen", "mini_o3", "pixel_reasoner", "deepeyes"):
-        assert tokens_of(templated(TEMPLATE, dialect=dialect), question) == tokens_of(templated(None, dialect=dialect), question)
+        assert tokens_of(templated(TEMPLATE, dialect=dialect), question) == tokens_of(
+            templated(None, dialect=dialect), question
+        )
     without = TEMPLATE.replace("{% if loop.first and m.role != 'system' %}", "{% if false %}")
-    for template in (without, renderer("nano").tokenizer.chat_template, "<|im_start|>user\n", "no format {{ messages }}"):
-        assert tokens_of(templated(template, dialect="plain"), question) == tokens_of(templated(None, dialect="plain"), question)
+    for template in (
+        without,
+        renderer("nano").tokenizer.chat_template,
+        "<|im_start|>user\n",
+        "no format {{ messages }}",
+    ):
+        assert tokens_of(templated(template, dialect="plain"), question) == tokens_of(
+            templated(None, dialect="plain"), question
+        )
     with pytest.raises(BadInput, match="chat template fails: no text"):
         templated("{{ raise_exception('no text') }}", dialect="plain").prompt(question, [])
 
@@ -229,7 +265,14 @@ def test_banned_are_all_special_tokens_but_the_stop_and_nothing_the_policy_needs
     r = renderer(name)
     banned = set(r.spec.banned)
     ids = r.tokenizer.convert_tokens_to_ids
-    for text in ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_start|>", "<|endoftext|>"):
+    for text in (
+        "<|image_pad|>",
+        "<|video_pad|>",
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|im_start|>",
+        "<|endoftext|>",
+    ):
         assert ids(text) in banned
     assert r.spec.vocab - 1 in banned, "a row of the logits without text"
     said = set(r.assistant(ZOOM, "hm", [image_view(name)]).tokens + r.assistant("семь", "hm").tokens)
@@ -241,7 +284,9 @@ def test_banned_are_all_special_tokens_but_the_stop_and_nothing_the_policy_needs
 def test_policy_tokens_are_kept_exactly_as_sampled(name: str):
     r = renderer(name)
     # Spelt byte by byte, as a policy may: re-tokenising the text would give other tokens.
-    tokens = [t for c in "<answer>zoom" for t in r.tokenizer.encode(c, add_special_tokens=False)] + r.assistant("x").tokens[1:]
+    tokens = [
+        t for c in "<answer>zoom" for t in r.tokenizer.encode(c, add_special_tokens=False)
+    ] + r.assistant("x").tokens[1:]
     log_probs = [-0.1 * i for i in range(len(tokens))]
     turn, _ = r.read(tokens, log_probs)
     assert (turn.tokens, turn.log_probs) == (tokens, log_probs)
@@ -284,7 +329,15 @@ def test_a_call_cut_in_the_middle_and_an_empty_turn_are_values():
 def test_a_turn_with_a_token_that_must_not_be_sampled_keeps_no_tokens(name: str):
     r = renderer(name)
     good = r.assistant("7").tokens
-    for poison in (r.spec.image_token, r.spec.video_token, r.spec.pad, r.spec.vocab - 1, r.spec.vocab, -1, r.spec.stop):
+    for poison in (
+        r.spec.image_token,
+        r.spec.video_token,
+        r.spec.pad,
+        r.spec.vocab - 1,
+        r.spec.vocab,
+        -1,
+        r.spec.stop,
+    ):
         turn, _ = r.read([*good[:1], poison, *good[1:]], [0.0] * (len(good) + 1))
         assert (turn.error, turn.tokens, turn.log_probs, turn.action) == ("bad_token", [], [], None)
     with pytest.raises(BadInput, match="log-probs"):
@@ -294,7 +347,12 @@ def test_a_turn_with_a_token_that_must_not_be_sampled_keeps_no_tokens(name: str)
 def test_spec_reads_both_architectures():
     nano, large = renderer("nano").spec, renderer("large").spec
     assert (nano.family, nano.coordinates, nano.multiple, nano.embedded) == ("qwen3_vl", "thousand", 16, True)
-    assert (large.family, large.coordinates, large.multiple, large.embedded) == ("qwen2_5_vl", "pixels", 28, False)
+    assert (large.family, large.coordinates, large.multiple, large.embedded) == (
+        "qwen2_5_vl",
+        "pixels",
+        28,
+        False,
+    )
     assert nano.image_mean == (0.5, 0.5, 0.5)
     assert large.image_mean == pytest.approx((0.481, 0.458, 0.408), abs=1e-3)
     assert large.grid(56, 84) == (1, 4, 6)
@@ -317,7 +375,9 @@ def test_the_committed_base_is_the_embedded_model():
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - TEXT_FAMILIES))
 def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, tmp_path):
-    """Also where it writes the sizes of its text beside, as the first folders of Qwen2.5-VL did, or below `text_config`."""
+    """Also where it writes the sizes of its text beside, as the first folders of Qwen2.5-VL did, or below
+    `text_config`.
+    """
     for file in large_folder().iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     beside = [{"vocab_size": 200_000}] if family == "qwen2_5_vl" else []
@@ -336,7 +396,8 @@ def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, t
 
 def test_a_process_that_only_writes_dialogues_loads_no_torch():
     code = (
-        "import sys; from pixelis.dialogue.spec import ModelSpec; from pixelis.policy.model_path import NANO; "
+        "import sys; from pixelis.dialogue.spec import ModelSpec; from pixelis.policy.model_path import "
+        "NANO; "
         "ModelSpec.load(NANO); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
@@ -374,8 +435,13 @@ def test_spec_says_what_is_wrong_with_a_folder(tmp_path):
 
 def test_frames_of_a_clip_are_named_with_their_number_and_time():
     frames = [
-        image_view("large", f"vid0.{i}").model_copy(update={"parent": "vid0", "frame": 30 * i, "time": 1.001 * i})
+        image_view("large", f"vid0.{i}").model_copy(
+            update={"parent": "vid0", "frame": 30 * i, "time": 1.001 * i}
+        )
         for i in range(2)
     ]
     system = renderer("large").prompt(ask("x"), frames)[0].text
-    assert "vid0.0 (frame 0 of the video vid0 at 0.00 s), vid0.1 (frame 30 of the video vid0 at 1.00 s)" in system
+    assert (
+        "vid0.0 (frame 0 of the video vid0 at 0.00 s), vid0.1 (frame 30 of the video vid0 at 1.00 s)"
+        in system
+    )

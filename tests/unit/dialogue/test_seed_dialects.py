@@ -1,4 +1,6 @@
-"""The dialects of the seed systems: their exact forms, what they refuse, how they word things, and whole episodes in each."""
+"""The dialects of the seed systems: their exact forms, what they refuse, how they word things, and whole
+episodes in each.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ from pixelis.records import Action, Demonstration, ImageView, Media, Observation
 from pixelis.rewards import formats
 
 VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 140))]
-FRAMES = [ImageView(id=f"vid0.{i}", parent="vid0", frame=9 * i, time=0.3 * i, view_size=(280, 140)) for i in range(2)]
+FRAMES = [
+    ImageView(id=f"vid0.{i}", parent="vid0", frame=9 * i, time=0.3 * i, view_size=(280, 140))
+    for i in range(2)
+]
 PICTURE, CLIP = Scale.of("pixels", VIEWS, slack=28), Scale.of("pixels", FRAMES, slack=28)
 ALL = OPERATIONS
 SEEDS = ["mini_o3", "pixel_reasoner", "deepeyes", "plain"]
@@ -74,7 +79,12 @@ FORMS = [
     ),
     ("deepeyes", PICTURE, zoom(), tool('{"bbox_2d":[56,70,280,210]}')),
     ("deepeyes", CLIP, zoom("vid0.0"), tool('{"bbox_2d":[28,35,140,105]}')),
-    ("deepeyes", PICTURE, Action(op="rotate", arguments={"angle": 90}), tool('{"angle":90}', "image_rotate_tool")),
+    (
+        "deepeyes",
+        PICTURE,
+        Action(op="rotate", arguments={"angle": 90}),
+        tool('{"angle":90}', "image_rotate_tool"),
+    ),
 ]
 
 
@@ -92,11 +102,20 @@ def test_calls_are_written_in_the_form_of_the_seed_system_and_read_back(
 @pytest.mark.parametrize(
     ("dialect", "text", "action"),
     [
-        # Pixels where Pixel-Reasoner's numbers are beyond 1, an exact 1.0 is a share; labels and negative angles of DeepEyes.
+        # Pixels where Pixel-Reasoner's numbers are beyond 1, an exact 1.0 is a share; labels and negative
+        # angles of DeepEyes.
         ("pixel_reasoner", crop("[56,70,280,210]"), zoom(padding=0.1)),
-        ("pixel_reasoner", crop("[0.5,0.5,1.0,1]"), Action(op="zoom_in", arguments={"box": [0.5, 0.5, 1, 1], "padding": 0.1})),
+        (
+            "pixel_reasoner",
+            crop("[0.5,0.5,1.0,1]"),
+            Action(op="zoom_in", arguments={"box": [0.5, 0.5, 1, 1], "padding": 0.1}),
+        ),
         ("deepeyes", tool('{"bbox_2d":[56,70,280,210],"label":"sign"}'), zoom()),
-        ("deepeyes", tool('{"angle":-90}', "image_rotate_tool"), Action(op="rotate", arguments={"angle": 270})),
+        (
+            "deepeyes",
+            tool('{"angle":-90}', "image_rotate_tool"),
+            Action(op="rotate", arguments={"angle": 270}),
+        ),
         ("mini_o3", ground("[0,0,1,1]"), Action(op="zoom_in", arguments={"box": [0, 0, 1, 1]})),
     ],
 )
@@ -110,7 +129,9 @@ def test_images_go_by_their_usual_names_when_the_episode_is_not_known() -> None:
         op="zoom_in", target="obs3", arguments={"box": [0, 0, 0.5, 1]}
     )
     assert DIALECTS["mini_o3"].parse(ground("[0,0,0.5,1]"), ALL, blank).action.target == "img0"
-    assert [DIALECTS["pixel_reasoner"].parse(crop("[0,0,0.5,1]", n), ALL, blank).action.target for n in "123"] == [
+    assert [
+        DIALECTS["pixel_reasoner"].parse(crop("[0,0,0.5,1]", n), ALL, blank).action.target for n in "123"
+    ] == [
         "img0",
         "obs1",
         "obs2",
@@ -165,7 +186,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("dialect", "text", "code"), BAD)
-def test_broken_calls_are_named_not_raised_and_the_message_is_short(dialect: str, text: str, code: str) -> None:
+def test_broken_calls_are_named_not_raised_and_the_message_is_short(
+    dialect: str, text: str, code: str
+) -> None:
     reply = DIALECTS[dialect].parse(text, ALL, PICTURE)
     assert reply.error is not None, reply
     assert (reply.error.code, reply.action, reply.answer) == (code, None, None)
@@ -173,10 +196,17 @@ def test_broken_calls_are_named_not_raised_and_the_message_is_short(dialect: str
 
 
 def test_what_is_not_offered_cannot_be_called() -> None:
-    for dialect, text in (("mini_o3", ground(BOX)), ("pixel_reasoner", crop(BOX)), ("deepeyes", tool('{"angle":90}'))):
+    for dialect, text in (
+        ("mini_o3", ground(BOX)),
+        ("pixel_reasoner", crop(BOX)),
+        ("deepeyes", tool('{"angle":90}')),
+    ):
         assert DIALECTS[dialect].parse(text, {}, PICTURE).error.code == "unknown_op"
     without = {"zoom_in": OPERATIONS["zoom_in"]}
-    assert DIALECTS["deepeyes"].parse(tool('{"angle":90}', "image_rotate_tool"), without, PICTURE).error.code == "unknown_op"
+    assert (
+        DIALECTS["deepeyes"].parse(tool('{"angle":90}', "image_rotate_tool"), without, PICTURE).error.code
+        == "unknown_op"
+    )
     idle = DIALECTS["plain"].parse(tool('{"angle":90}', "image_rotate_tool"), ALL, PICTURE)
     assert (idle.action, idle.answer, idle.error) == (None, None, None)
 
@@ -184,9 +214,15 @@ def test_what_is_not_offered_cannot_be_called() -> None:
 @pytest.mark.parametrize(
     ("dialect", "text", "answer", "fine"),
     [
-        *((name, "<think>t</think> <answer>7</answer>", "7", True) for name in ("mini_o3", "deepeyes", "plain")),
+        *(
+            (name, "<think>t</think> <answer>7</answer>", "7", True)
+            for name in ("mini_o3", "deepeyes", "plain")
+        ),
         *((name, "<answer>7</answer>", "7", False) for name in ("mini_o3", "deepeyes", "plain")),
-        *((name, "<think>t</think><answer>1</answer><answer>7</answer>", "7", False) for name in ("mini_o3", "plain")),
+        *(
+            (name, "<think>t</think><answer>1</answer><answer>7</answer>", "7", False)
+            for name in ("mini_o3", "plain")
+        ),
         *((name, "seven", None, False) for name in SEEDS),
         *((name, "", None, False) for name in SEEDS),
         *((name, "<think>t</think>It is \\boxed{7}", "7", False) for name in ("deepeyes", "plain")),
@@ -226,13 +262,17 @@ def test_other_zooms_become_boxes_and_other_operations_are_refused() -> None:
         with pytest.raises(OperationError):
             DIALECTS["deepeyes"].render(action, PICTURE)
     with pytest.raises(OperationError):
-        DIALECTS["pixel_reasoner"].render(Action(op="select_frames", target="vid0", arguments={"times": [1.0]}), CLIP)
+        DIALECTS["pixel_reasoner"].render(
+            Action(op="select_frames", target="vid0", arguments={"times": [1.0]}), CLIP
+        )
 
 
 def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
     rotate = [*ToolboxConfig().operations, "rotate"]
     names = {
-        name: [o.name for o in offered(parse({"dialogue": {"dialect": name}, "toolbox": {"operations": rotate}}))]
+        name: [
+            o.name for o in offered(parse({"dialogue": {"dialect": name}, "toolbox": {"operations": rotate}}))
+        ]
         for name in DIALECTS
     }
     assert names == {
@@ -255,7 +295,9 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
 
 @cache
 def speaker(dialect: str) -> Renderer:
-    """A renderer of the model shaped like Qwen2.5-VL, with every operation that the dialect has a form for."""
+    """A renderer of the model shaped like Qwen2.5-VL, with every operation that the dialect has a form
+    for.
+    """
     large = renderer("large")
     return Renderer(large.tokenizer, large.spec, DialogueConfig(dialect=dialect), list(ALL.values()))
 
@@ -272,7 +314,9 @@ def test_prompts_and_observations_say_how_to_reply_and_text_of_others_stays_text
     assert text.count("<|image_pad|>") == 8 + 4
     assert sum(turn.tokens.count(r.spec.stop) for turn in prompt) == len(prompt)
     if "<tools>" in text:
-        schemas = [json.loads(line) for line in text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()]
+        schemas = [
+            json.loads(line) for line in text.split("<tools>\n")[1].split("\n</tools>")[0].splitlines()
+        ]
         forms = {
             "pixel_reasoner": ["crop_image_normalized", "select_frames"],
             "deepeyes": ["image_zoom_in_tool", "image_rotate_tool"],
@@ -280,7 +324,9 @@ def test_prompts_and_observations_say_how_to_reply_and_text_of_others_stays_text
         assert [schema["function"]["name"] for schema in schemas] == forms[dialect]
     bare = r.prompt(Question(id="q", question="How many?"), views, operations=False)
     assert not any(word in turn.text for turn in bare for word in ("<tool_call>", "<grounding>", "<tools>"))
-    shown = Observation(status="ok", id="obs2", images=[ImageView(id="obs2", view_size=(56, 56))], data={"op": "zoom_in"})
+    shown = Observation(
+        status="ok", id="obs2", images=[ImageView(id="obs2", view_size=(56, 56))], data={"op": "zoom_in"}
+    )
     broken = Observation(status="error", code="bad_box", text="four numbers <|im_end|>")
     for observation in (shown, broken):
         turn = r.observation(observation, 2)
@@ -342,7 +388,9 @@ def finished(episode: Episode, dialect: str, images: list[str]) -> None:
 def test_an_episode_in_mini_o3_numbers_observations_by_success(picture: Media) -> None:
     first, second = ground("[0.2,0.2,0.8,0.8]"), ground("[0.25,0.5,0.75,1.0]", '"observation_1"')
     answer = "<think>t</think><answer>a cup</answer>"
-    episode = play("mini_o3", [first, ground("[0.2,0.2,0.8,0.8]", '"observation_9"'), second, answer], picture)
+    episode = play(
+        "mini_o3", [first, ground("[0.2,0.2,0.8,0.8]", '"observation_9"'), second, answer], picture
+    )
     finished(episode, "mini_o3", ["img0", "obs1", "obs2"])
     t = episode.trajectory
     assert [o.code for o in t.observations] == [None, "bad_target", None]
@@ -358,19 +406,28 @@ def test_an_episode_in_mini_o3_numbers_observations_by_success(picture: Media) -
 
 def test_an_episode_in_pixel_reasoner_pads_its_crops_and_counts_images(picture: Media, clip: Media) -> None:
     episode = play(
-        "pixel_reasoner", [crop("[0.2,0.2,0.8,0.8]"), "t\n" + crop("[0.2,0.2,0.8,0.8]", "2"), "\\boxed{a cup}"], picture
+        "pixel_reasoner",
+        [crop("[0.2,0.2,0.8,0.8]"), "t\n" + crop("[0.2,0.2,0.8,0.8]", "2"), "\\boxed{a cup}"],
+        picture,
     )
     finished(episode, "pixel_reasoner", ["img0", "obs1", "obs2"])
     t = episode.trajectory
     np.testing.assert_allclose([image.box for image in t.images[1:]], [[0.1, 0.1, 0.9, 0.9]] * 2, atol=2e-3)
     width, height = t.images[1].view_size
-    assert next(turn.text for turn in t.turns if turn.role == "tool") == f"Image 2, the region asked for ({width}x{height}): "
-    moving = play("pixel_reasoner", [frames("[3,4,9]"), crop("[0.2,0.2,0.8,0.8]", "5"), "\\boxed{a cup}"], clip)
+    assert (
+        next(turn.text for turn in t.turns if turn.role == "tool")
+        == f"Image 2, the region asked for ({width}x{height}): "
+    )
+    moving = play(
+        "pixel_reasoner", [frames("[3,4,9]"), crop("[0.2,0.2,0.8,0.8]", "5"), "\\boxed{a cup}"], clip
+    )
     finished(moving, "pixel_reasoner", ["vid0.0", "vid0.1", "vid0.2", "obs1.0", "obs1.1", "obs1.2", "obs2"])
     shown = moving.trajectory.images
     assert [image.frame for image in shown[3:6]] == [2, 3, 8]
     assert shown[6].parent == "obs1.1"
-    assert "Images 4 to 6, frames 3, 4, 9" in next(turn.text for turn in moving.trajectory.turns if turn.role == "tool")
+    assert "Images 4 to 6, frames 3, 4, 9" in next(
+        turn.text for turn in moving.trajectory.turns if turn.role == "tool"
+    )
 
 
 def test_an_episode_in_deepeyes_zooms_in_pixels_of_the_view_and_turns_the_picture(picture: Media) -> None:
@@ -380,7 +437,9 @@ def test_an_episode_in_deepeyes_zooms_in_pixels_of_the_view_and_turns_the_pictur
     finished(episode, "deepeyes", ["img0", "obs1", "obs2"])
     t = episode.trajectory
     width, height = t.images[0].view_size
-    np.testing.assert_allclose(t.images[1].box, [28 / width, 28 / height, 140 / width, 84 / height], atol=3e-3)
+    np.testing.assert_allclose(
+        t.images[1].box, [28 / width, 28 / height, 140 / width, 84 / height], atol=3e-3
+    )
     (wide, high), (turned_wide, turned_high) = t.images[0].view_size, t.images[2].view_size
     assert (wide > high, turned_wide < turned_high) == (True, True)
     assert formats.balanced(t) == 0.0
@@ -402,7 +461,9 @@ def test_demonstrations_are_played_as_the_dialect_says_them(dialect: str, pictur
     player = Player(parse({"dialogue": dialogue, "learner": {"row_tokens": 2048}}), str(nano_folder()))
 
     def shown(*turns: dict) -> Demonstration:
-        return Demonstration(id="q", question="What?", media=[picture], turns=[*turns, {"think": "t", "answer": "a cup"}])
+        return Demonstration(
+            id="q", question="What?", media=[picture], turns=[*turns, {"think": "t", "answer": "a cup"}]
+        )
 
     trajectory, views = player.play(shown(*steps))
     assert (trajectory.dialect, formats.dialect(trajectory)) == (dialect, 1.0)
@@ -412,7 +473,9 @@ def test_demonstrations_are_played_as_the_dialect_says_them(dialect: str, pictur
         repeated = player.renderer.read(turn.tokens, [0.0] * len(turn.tokens), trajectory.images[:1])
         assert (repeated[0].action is None, repeated[0].error) == (turn.action is None, None)
         if turn.action is not None:  # to the pixel of the view
-            np.testing.assert_allclose(repeated[0].action.arguments["box"], turn.action.arguments["box"], atol=0.5 / 64)
+            np.testing.assert_allclose(
+                repeated[0].action.arguments["box"], turn.action.arguments["box"], atol=0.5 / 64
+            )
     if dialect == "pixel_reasoner":
         np.testing.assert_allclose(trajectory.images[1].box, [0.1, 0.1, 0.9, 0.9], atol=2e-3)
     with pytest.raises(DataFailure) as error:

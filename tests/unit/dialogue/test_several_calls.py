@@ -1,4 +1,6 @@
-"""Turns with several calls: which count, what the policy is shown, what is learnt, and demonstrations with such turns."""
+"""Turns with several calls: which count, what the policy is shown, what is learnt, and demonstrations with
+such turns.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ LIMITS = Limits(3, 600, 8000, 4)
 
 
 def written(dialect: str, *boxes: list[int], think: str = "t") -> str:
-    each = [f'<tool_call>{{"name":"{TOOLS[dialect]}","arguments":{{"bbox_2d":{list(box)}}}}}</tool_call>' for box in boxes]
+    each = [
+        f'<tool_call>{{"name":"{TOOLS[dialect]}","arguments":{{"bbox_2d":{list(box)}}}}}</tool_call>'
+        for box in boxes
+    ]
     return f"<think>{think}</think>" + "\n".join(each)
 
 
@@ -52,7 +57,10 @@ def zoom(left: float, right: float) -> Action:
 def test_calls_count_in_order_up_to_the_limit(dialect: str) -> None:
     d = DIALECTS[dialect]
     two = d.parse(written(dialect, LEFT, RIGHT), OPERATIONS, SCALE, max_calls=2)
-    assert [a.arguments["box"] for a in (two.action, *two.further_actions)] == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
+    assert [a.arguments["box"] for a in (two.action, *two.further_actions)] == [
+        [0, 0, 0.5, 1],
+        [0.5, 0, 1, 1],
+    ]
     three = d.parse(written(dialect, LEFT, RIGHT, [0, 0, 1120, 560]), OPERATIONS, SCALE, max_calls=2)
     if dialect == "deepeyes":  # its environment with several calls drops those beyond the limit
         assert (three.action, three.further_actions) == (two.action, two.further_actions)
@@ -74,7 +82,9 @@ def test_several_calls_read_back_as_written(dialect: str) -> None:
     d, actions = DIALECTS[dialect], [zoom(0.0, 0.5), zoom(0.25, 0.75), zoom(0.5, 1.0)]
     text = "".join(d.render(actions, SCALE, "t"))
     reply = d.parse(text, OPERATIONS, SCALE, max_calls=3)
-    assert [a.arguments["box"] for a in (reply.action, *reply.further_actions)] == [a.arguments["box"] for a in actions]
+    assert [a.arguments["box"] for a in (reply.action, *reply.further_actions)] == [
+        a.arguments["box"] for a in actions
+    ]
     assert d.well_formed(text, 3)
     assert not d.well_formed(text)
     assert not d.well_formed(text, 2)
@@ -100,13 +110,17 @@ class RealTools:
         return execute(action, Scene({"img0": PICTURE}, images, budget=budget, multiple=28))
 
 
-def play(dialect: str, *lines: str, tools: RealTools | None = None, limits: Limits = LIMITS) -> tuple[Episode, Renderer]:
+def play(
+    dialect: str, *lines: str, tools: RealTools | None = None, limits: Limits = LIMITS
+) -> tuple[Episode, Renderer]:
     base = renderer("large")
     config = DialogueConfig(dialect=dialect, max_calls=2)  # type: ignore[arg-type]
     r = Renderer(base.tokenizer, base.spec, config, select(["zoom_in"]))
     session, question = ScriptedSession(r, lines), Question(id="q", question="Which digit?", answers=["7"])
     episode = asyncio.run(
-        run_episode(session, r, question, [VIEW], [PICTURE], tools or RealTools(), limits, SamplingParams(), "g", 1)
+        run_episode(
+            session, r, question, [VIEW], [PICTURE], tools or RealTools(), limits, SamplingParams(), "g", 1
+        )
     )
     assert Trajectory.model_validate_json(episode.trajectory.model_dump_json()) == episode.trajectory
     return episode, r
@@ -123,7 +137,9 @@ def test_an_episode_executes_all_calls_and_shows_their_results_in_one_turn(diale
     assert [list(a.arguments["box"]) for a in t.actions] == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
     assert "up to 2 functions per turn" in t.turns[0].text
     # One turn of the chat: a response each, one opener, one closer, and the instructions once.
-    shown = r.tokenizer.decode([token for turn in t.turns[3:5] for token in turn.tokens], skip_special_tokens=False)
+    shown = r.tokenizer.decode(
+        [token for turn in t.turns[3:5] for token in turn.tokens], skip_special_tokens=False
+    )
     assert shown.startswith("\n<|im_start|>user\n<tool_response>")
     assert shown.count("<|im_start|>") == 2
     assert shown.count("<|im_end|>") == 1
@@ -136,12 +152,19 @@ def test_an_episode_executes_all_calls_and_shows_their_results_in_one_turn(diale
     assert learnt == f"{written(dialect, LEFT, RIGHT)}<|im_end|><think>t</think><answer>7</answer><|im_end|>"
     assert ((values != 0) == (mask == 1)).all()
     assert operation_counts(t) == (2, 0)
-    assert (calls(t, "requested"), calls(t, "executed"), ends_in_error(t), formats.dialect(t)) == (2, 2, False, 1.0)
+    assert (calls(t, "requested"), calls(t, "executed"), ends_in_error(t), formats.dialect(t)) == (
+        2,
+        2,
+        False,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize("dialect", TOOLS)
 def test_a_call_that_fails_leaves_the_others_of_its_turn(dialect: str) -> None:
-    episode, _ = play(dialect, written(dialect, LEFT, RIGHT), "no call", tools=RealTools([0.5, 0.0, 1.0, 1.0]))
+    episode, _ = play(
+        dialect, written(dialect, LEFT, RIGHT), "no call", tools=RealTools([0.5, 0.0, 1.0, 1.0])
+    )
     t = episode.trajectory
     assert [o.status for o in t.observations] == ["ok", "error"]
     assert [view.id for view in t.images] == ["img0", "obs1"]
@@ -153,21 +176,40 @@ def test_a_call_that_fails_leaves_the_others_of_its_turn(dialect: str) -> None:
 
 
 @pytest.mark.parametrize("dialect", TOOLS)
-def test_demonstrations_with_several_calls_are_played_as_an_episode_would_be(dialect: str, tmp_path: Path) -> None:
+def test_demonstrations_with_several_calls_are_played_as_an_episode_would_be(
+    dialect: str, tmp_path: Path
+) -> None:
     Image.fromarray(PICTURE[:, :560]).save(tmp_path / "picture.png")
     pixels = {"min_pixels": 280 * 280, "max_pixels": 280 * 280}
     dialogue = {"dialect": dialect, "max_calls": 2, "max_context": 4096, "input": pixels, "crop": pixels}
     config = parse(
-        {"policy": {"model": str(tiny_policy.folder("qwen2_5_vl"))}, "dialogue": dialogue, "learner": {"row_tokens": 4096}}
+        {
+            "policy": {"model": str(tiny_policy.folder("qwen2_5_vl"))},
+            "dialogue": dialogue,
+            "learner": {"row_tokens": 4096},
+        }
     )
     player = Player(config, config.policy.model)
     first = {"think": "t", "op": "zoom_in", "box": [0, 0, 0.5, 1]}
     further = [{"op": "zoom_in", "arguments": {"box": [0.5, 0, 1, 1]}}]
-    row = {"id": "q", "question": "Which?", "media": [{"id": "img0", "uri": str(tmp_path / "picture.png")}], "answers": ["7"]}
-    d = Demonstration.model_validate({**row, "turns": [{**first, "further": further}, {"think": "t", "answer": "7"}]})
+    row = {
+        "id": "q",
+        "question": "Which?",
+        "media": [{"id": "img0", "uri": str(tmp_path / "picture.png")}],
+        "answers": ["7"],
+    }
+    d = Demonstration.model_validate(
+        {**row, "turns": [{**first, "further": further}, {"think": "t", "answer": "7"}]}
+    )
     assert Demonstration.model_validate_json(d.model_dump_json()) == d
     t, views = player.play(d)
-    assert [turn.role for turn in t.turns if turn.role != "system"] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [turn.role for turn in t.turns if turn.role != "system"] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+    ]
     assert [view.id for view in t.images] == ["img0", "obs1", "obs2"]
     assert len(views) == 3
     read, _ = player.renderer.read(t.turns[-4].tokens, [0.0] * len(t.turns[-4].tokens), t.images[:1])
@@ -188,14 +230,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 def chat(dialect: str, *boxes: list[int], results: int | None = None, more: str = "") -> dict:
-    """A row of a system's chat: a turn with these calls, its results and a call on the last image or an answer."""
+    """A row of a system's chat: a turn with these calls, its results and a call on the last image or an
+    answer.
+    """
     count = len(boxes) if results is None else results
     shown = "\n".join(["<tool_response><image></tool_response>"] * count)
     messages = [("user", "<image>Which?"), ("assistant", written(dialect, *boxes)), ("user", shown)]
     messages += [("assistant", more), ("user", "<tool_response><image></tool_response>")] if more else []
     messages.append(("assistant", "<think>t</think><answer>7</answer>"))
     images = [f"{i}.png" for i in range(1 + count + bool(more))]
-    return {"id": "c", "messages": [{"role": role, "content": text} for role, text in messages], "images": images}
+    return {
+        "id": "c",
+        "messages": [{"role": role, "content": text} for role, text in messages],
+        "images": images,
+    }
 
 
 def read(folder: Path, row: dict) -> Demonstration | BadRow:
@@ -207,29 +255,50 @@ def read(folder: Path, row: dict) -> Demonstration | BadRow:
 
 def playing(dialect: str, max_calls: int) -> Player:
     pixels = {"min_pixels": 560 * 280, "max_pixels": 560 * 280}
-    dialogue = {"dialect": dialect, "max_calls": max_calls, "max_context": 4096, "input": pixels, "crop": pixels}
+    dialogue = {
+        "dialect": dialect,
+        "max_calls": max_calls,
+        "max_context": 4096,
+        "input": pixels,
+        "crop": pixels,
+    }
     model = str(tiny_policy.folder("qwen2_5_vl"))
-    return Player(parse({"policy": {"model": model}, "dialogue": dialogue, "learner": {"row_tokens": 4096}}), model)
+    return Player(
+        parse({"policy": {"model": model}, "dialogue": dialogue, "learner": {"row_tokens": 4096}}), model
+    )
 
 
-NORMAL = {"deepeyes": ([0, 0, 280, 280], [280, 0, 560, 280]), "qwen": ([0, 0, 500, 1000], [500, 0, 1000, 1000])}
+NORMAL = {
+    "deepeyes": ([0, 0, 280, 280], [280, 0, 560, 280]),
+    "qwen": ([0, 0, 500, 1000], [500, 0, 1000, 1000]),
+}
 """The left and right half of the picture in the units of a row: pixels, and 0..1000."""
 
 
 @pytest.mark.parametrize("dialect", TOOLS)
-def test_a_row_with_several_calls_in_a_turn_is_read_played_and_written_back(folder: Path, dialect: str) -> None:
+def test_a_row_with_several_calls_in_a_turn_is_read_played_and_written_back(
+    folder: Path, dialect: str
+) -> None:
     later = '<think>t</think><tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,1000,500],"target":"obs2"}}</tool_call>'
     row = chat(dialect, *NORMAL[dialect], more=later if dialect == "qwen" else "")
     d = read(folder, row)
     assert isinstance(d, Demonstration)
-    boxes = [call.arguments["box"] for call in (Action(op="zoom_in", arguments=d.turns[0].arguments), *d.turns[0].further)]
+    boxes = [
+        call.arguments["box"]
+        for call in (Action(op="zoom_in", arguments=d.turns[0].arguments), *d.turns[0].further)
+    ]
     assert boxes == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
     assert [turn.target for turn in d.turns] == ["img0", *(["obs2"] if dialect == "qwen" else []), None]
     assert all(turn.learn for turn in d.turns)
     back = json.loads(json.dumps(write_chat(d, "sharegpt_messages")).replace(f"{folder}/", ""))
     assert {key: back[key] for key in row} == row
     t, views = playing(dialect, 2).play(d)
-    assert [view.id for view in t.images] == ["img0", "obs1", "obs2", *(["obs3"] if dialect == "qwen" else [])]
+    assert [view.id for view in t.images] == [
+        "img0",
+        "obs1",
+        "obs2",
+        *(["obs3"] if dialect == "qwen" else []),
+    ]
     assert [view.box for view in t.images[1:3]] == [(0.0, 0.0, 0.5, 1.0), (0.5, 0.0, 1.0, 1.0)]
     assert len(views) == len(t.images)
     with pytest.raises(OperationError, match=r"dialogue\.max_calls"):

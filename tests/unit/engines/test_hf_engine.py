@@ -1,4 +1,6 @@
-"""What the embedded engine alone does: waves, priorities, retries, memory. tests/engines/test_parity.py tests all engines."""
+"""What the embedded engine alone does: waves, priorities, retries, memory. tests/engines/test_parity.py tests
+all engines.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,17 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 
 
 def with_engine(
-    test: Callable[[HfEngine], Awaitable[None]], family: str = "qwen3_vl", max_num_seqs: int = 256, seed: int = 0
+    test: Callable[[HfEngine], Awaitable[None]],
+    family: str = "qwen3_vl",
+    max_num_seqs: int = 256,
+    seed: int = 0,
 ) -> None:
     """Run an async test body with its own engine on its own event loop."""
 
     async def body() -> None:
-        engine = HfEngine(folder(family), policy(family), config.EngineConfig(max_num_seqs=max_num_seqs), seed)
+        engine = HfEngine(
+            folder(family), policy(family), config.EngineConfig(max_num_seqs=max_num_seqs), seed
+        )
         try:
             await asyncio.wait_for(test(engine), 60)
         finally:
@@ -56,22 +63,30 @@ class Prompt:
             mask += [False] * len(new) + [True] * len(said.tokens)
             log_probs += [0.0] * len(new) + said.log_probs
         session.close()
-        return TrainSample(np.asarray(tokens), np.asarray(mask), np.asarray(log_probs, np.float32), 0.0, views)
+        return TrainSample(
+            np.asarray(tokens), np.asarray(mask), np.asarray(log_probs, np.float32), 0.0, views
+        )
 
 
-async def play_all(engine: HfEngine, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]) -> list[TrainSample]:
+async def play_all(
+    engine: HfEngine, prompts: Sequence[Prompt], sampling: Sequence[SamplingParams]
+) -> list[TrainSample]:
     sessions = [await engine.open() for _ in prompts]
     plays = zip(prompts, sessions, sampling, strict=True)
     return await asyncio.gather(*(p.play(session, s) for p, session, s in plays))
 
 
 def test_nucleus_keeps_the_smallest_sufficient_set():
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5], [0.25, 0.25, 0.25, 0.25]]))
+    logits = torch.log(
+        torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5], [0.25, 0.25, 0.25, 0.25]])
+    )
     kept = nucleus(logits, torch.tensor([0.7, 0.81, 1.0])).isfinite().tolist()
     assert kept == [[True, True, False, False], [False, True, True, True], [True] * 4]
 
 
-@pytest.mark.parametrize("lowest", [SamplingParams(1e-38), SamplingParams(1e-46), SamplingParams(top_p=1e-46)])
+@pytest.mark.parametrize(
+    "lowest", [SamplingParams(1e-38), SamplingParams(1e-46), SamplingParams(top_p=1e-46)]
+)
 def test_a_row_at_the_lowest_settings_samples_the_best_token_and_disturbs_no_other(lowest: SamplingParams):
     logits = torch.tensor([[1.0, 3.0, -2.0, float("-inf")], [40.0, -1e4, 0.0, float("-inf")]])[[0, 1, 0]]
     others = [lowest, lowest, SamplingParams()]
@@ -93,7 +108,9 @@ def test_sessions_of_different_waves_go_on_together():
         sessions = [await engine.open() for _ in prompts]
         said: list[Completion] = [Completion([], [], "stop")] * 6
         for members in ((4, 0), (3,), (1, 5, 2)):  # three waves of first turns
-            done = await asyncio.gather(*(sessions[i].generate(prompts[i].first, [prompts[i].view], GREEDY) for i in members))
+            done = await asyncio.gather(
+                *(sessions[i].generate(prompts[i].first, [prompts[i].view], GREEDY) for i in members)
+            )
             for i, completion in zip(members, done, strict=True):
                 said[i] = completion
         late = await engine.open()
@@ -126,7 +143,9 @@ def test_waiting_turns_with_a_lower_priority_come_first():
 
         async def play(priority: int) -> None:
             session = await engine.open()
-            await session.generate(prompt.first, [prompt.view], dataclasses.replace(GREEDY, priority=priority))
+            await session.generate(
+                prompt.first, [prompt.view], dataclasses.replace(GREEDY, priority=priority)
+            )
             order.append(priority)
             session.close()
 
@@ -183,7 +202,9 @@ def test_a_wave_that_breaks_is_retried_in_halves_and_only_the_culprit_fails(monk
 
         monkeypatch.setattr(engine._decoder, "run", fragile)
         sessions = [await engine.open() for _ in prompts]
-        done = await asyncio.gather(*(p.play(s, GREEDY) for p, s in zip(prompts, sessions, strict=True)), return_exceptions=True)
+        done = await asyncio.gather(
+            *(p.play(s, GREEDY) for p, s in zip(prompts, sessions, strict=True)), return_exceptions=True
+        )
         assert [i for i, d in enumerate(done) if isinstance(d, InfraFailure)] == [3]
         assert all(isinstance(d, TrainSample) for i, d in enumerate(done) if i != 3)
         assert (await engine.health())["failures"] == 1
@@ -217,7 +238,9 @@ def test_tokens_are_told_as_they_are_generated_and_once_each(monkeypatch: pytest
             *calls, sessions[3].generate(prompts[3].first, [prompts[3].view], SamplingParams(1.0, 1.0, 6))
         )
         assert broken == [4]
-        assert [[token for piece in pieces for token in piece] for pieces in heard[:3]] == [c.tokens for c in done[:3]]
+        assert [[token for piece in pieces for token in piece] for pieces in heard[:3]] == [
+            c.tokens for c in done[:3]
+        ]
         assert all(len(piece) == 1 for pieces in heard for piece in pieces)
         assert heard[3] == []
         for session in sessions:
@@ -231,7 +254,10 @@ def test_memory_is_given_back_when_sessions_close():
     async def body(engine: HfEngine) -> None:
         prompts = [Prompt(Maker()) for _ in range(4)]
         sessions: list[HfSession] = [await engine.open() for _ in prompts]
-        turns = (s.generate(p.first, [p.view], SamplingParams(1.0, 1.0, 3)) for s, p in zip(sessions, prompts, strict=True))
+        turns = (
+            s.generate(p.first, [p.view], SamplingParams(1.0, 1.0, 3))
+            for s, p in zip(sessions, prompts, strict=True)
+        )
         await asyncio.gather(*turns)
         stores = {weakref.ref(s.past.store) for s in sessions if s.past is not None}
         assert len(stores) == 1
@@ -264,7 +290,9 @@ def test_shutting_down_fails_waiting_calls():
     with_engine(body)
 
 
-@pytest.mark.parametrize("values", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"max_tokens": 0}])
+@pytest.mark.parametrize(
+    "values", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"max_tokens": 0}]
+)
 def test_impossible_sampling_is_refused(values: dict[str, float]):
     with pytest.raises(BadInput):
         SamplingParams(**values)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Files for vLLM: model folders with our image settings, adapters as peft writes them, merged weights, scratch folders."""
+"""Files for vLLM: model folders with our image settings, adapters as peft writes them, merged weights,
+scratch folders.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_whole_parameters_are_written_in_the_models_type(tmp_path: Path):
     name = "model.language_model.norm.weight"
     value = np.linspace(0, 1, 64, dtype=np.float32)
     adapter = Adapter({name: value}, 1, 1, "", "full")
-    ((_, written),) = checkpoint_tensors(base.write_merged(adapter, tmp_path / "merged.safetensors", torch.bfloat16))
+    ((_, written),) = checkpoint_tensors(
+        base.write_merged(adapter, tmp_path / "merged.safetensors", torch.bfloat16)
+    )
     assert written.dtype == torch.bfloat16
     assert torch.equal(written, torch.from_numpy(value).bfloat16())
     for bad in ({name: value[:-1]}, {"nowhere": value}, {name: value * np.nan}):
@@ -68,8 +72,16 @@ def test_whole_parameters_are_written_in_the_models_type(tmp_path: Path):
 
 
 def test_older_checkpoints_have_other_names(tmp_path: Path):
-    shorter = {"visual.blocks.0.x": 1, "model.layers.0.y": 2, "lm_head.weight": 3, "model.embed_tokens.weight": 4}
-    save_file({name: np.full(1, value, np.float32) for name, value in shorter.items()}, tmp_path / "model.safetensors")
+    shorter = {
+        "visual.blocks.0.x": 1,
+        "model.layers.0.y": 2,
+        "lm_head.weight": 3,
+        "model.embed_tokens.weight": 4,
+    }
+    save_file(
+        {name: np.full(1, value, np.float32) for name, value in shorter.items()},
+        tmp_path / "model.safetensors",
+    )
     base = BaseFile(tmp_path)
     assert set(base.shapes) == {
         "model.visual.blocks.0.x",
@@ -78,7 +90,9 @@ def test_older_checkpoints_have_other_names(tmp_path: Path):
         "model.language_model.embed_tokens.weight",
     }
     adapter = Adapter({"model.language_model.layers.0.y": np.zeros(1, np.float32)}, 1, 1, "", "full")
-    ((name, _),) = checkpoint_tensors(base.write_merged(adapter, tmp_path / "merged" / "m.safetensors", torch.float32))
+    ((name, _),) = checkpoint_tensors(
+        base.write_merged(adapter, tmp_path / "merged" / "m.safetensors", torch.float32)
+    )
     assert name == "model.layers.0.y"
 
 
@@ -86,7 +100,8 @@ def test_peft_files_hold_the_scale_and_leave_the_adapter_alone(tmp_path: Path):
     adapter = random_adapter()
     kept = {name: array.copy() for name, array in adapter.tensors.items()}
     written = write_peft(adapter, tmp_path / "v1", fold_scale=True)
-    arrays, settings = load_file(written / "adapter_model.safetensors"), json.loads((written / "adapter_config.json").read_text())
+    arrays = load_file(written / "adapter_model.safetensors")
+    settings = json.loads((written / "adapter_config.json").read_text())
     assert settings["lora_alpha"] == settings["r"] == LORA.rank
     assert len(arrays) == len(adapter.tensors)
     for name, array in adapter.tensors.items():
@@ -100,7 +115,10 @@ def test_a_linked_model_has_our_image_settings(family: str, tmp_path: Path):
     linked = link_model(folder(family), tmp_path / "model", spec(family), 256, 4096)
     settings = json.loads((linked / "preprocessor_config.json").read_text())
     assert settings["size"] == {"shortest_edge": 256, "longest_edge": 4096}
-    assert (settings["patch_size"], settings["image_mean"]) == (spec(family).patch, list(spec(family).image_mean))
+    assert (settings["patch_size"], settings["image_mean"]) == (
+        spec(family).patch,
+        list(spec(family).image_mean),
+    )
     assert {f.name for f in folder(family).iterdir()} <= {f.name for f in linked.iterdir()}
     film = json.loads((linked / "video_preprocessor_config.json").read_text())
     assert settings["processor_class"] == film["processor_class"] == PROCESSOR_MAPPING_NAMES[family]
@@ -115,7 +133,10 @@ def test_each_picture_becomes_one_pad():
 
 @pytest.mark.slow
 def test_the_folders_of_killed_processes_are_swept_and_living_ones_kept():
-    code = "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch(); print(own.path, flush=True)"
+    code = (
+        "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch(); print(own.path, "
+        "flush=True)"
+    )
     code += "; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

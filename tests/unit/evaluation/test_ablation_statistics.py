@@ -23,11 +23,14 @@ from pixelis.evaluation.statistics import paired_p
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 
 
-def runs(*probabilities: float, seeds: int = 3, questions: int = 200, spread: float = 0.0, seed: int = 0) -> Scores:
+def runs(
+    *probabilities: float, seeds: int = 3, questions: int = 200, spread: float = 0.0, seed: int = 0
+) -> Scores:
     """Right or wrong answers of arms with these accuracies, which vary by ``spread`` between seeds."""
     rng = np.random.default_rng(seed)
     values = np.array(
-        [[rng.random(questions) < p + rng.normal(0, spread) for _ in range(seeds)] for p in probabilities], dtype=float
+        [[rng.random(questions) < p + rng.normal(0, spread) for _ in range(seeds)] for p in probabilities],
+        dtype=float,
     )
     names = tuple(f"arm{i}" for i in range(len(probabilities)))
     return Scores(names, tuple(range(seeds)), tuple(map(str, range(questions))), values)
@@ -39,7 +42,9 @@ def test_holm_of_the_textbook() -> None:
 
 @given(st.lists(st.floats(-1, 1).map(lambda x: round(x, 3)), min_size=2, max_size=30))
 @settings(max_examples=30, deadline=None)
-def test_a_permutation_p_is_a_probability_and_does_not_depend_on_the_direction(differences: list[float]) -> None:
+def test_a_permutation_p_is_a_probability_and_does_not_depend_on_the_direction(
+    differences: list[float],
+) -> None:
     p = paired_p(differences, resamples=200)
     assert 0 < p <= 1
     if len(differences) <= 7:  # exact
@@ -84,7 +89,9 @@ def test_runs_that_vary_more_than_they_differ_show_nothing_about_the_arms() -> N
 
 @pytest.mark.slow
 def test_the_detectable_difference_is_found_as_often_as_promised() -> None:
-    """With the true spread of the seeds: of 100 ablations about 80 find a difference of that size, 5 one that is not there."""
+    """With the true spread of the seeds: of 100 ablations about 80 find a difference of that size, 5 one that
+    is not there.
+    """
     spread, found, false = 0.03, 0, 0
     rng = np.random.default_rng(0)
 
@@ -106,7 +113,9 @@ def test_the_detectable_difference_is_found_as_often_as_promised() -> None:
 
 def test_only_what_all_arms_have_is_compared() -> None:
     question = {"q1": 1.0, "q2": 0.0, "q3": 1.0}
-    table = tabulate({"a": {1: question, 2: question}, "b": {2: {"q1": 0.0, "q3": 1.0, "q4": 1.0}}, "failed": {}})
+    table = tabulate(
+        {"a": {1: question, 2: question}, "b": {2: {"q1": 0.0, "q3": 1.0, "q4": 1.0}}, "failed": {}}
+    )
     assert (table.arms, table.seeds, table.questions) == (("a", "b"), (2,), ("q1", "q3"))
     assert table.values.tolist() == [[[1.0, 1.0]], [[0.0, 1.0]]]
     for hopeless in ({}, {"a": {1: question}, "b": {2: question}}, {"a": {1: {"q1": 1.0}}}):
@@ -115,5 +124,8 @@ def test_only_what_all_arms_have_is_compared() -> None:
 
 
 def test_a_curve_has_the_steps_of_all_runs() -> None:
-    assert mean_curve([{1: 0.0, 2: 1.0}, {1: 1.0, 2: 0.5, 3: 1.0}]) == [(1, 0.5, 0.0, 1.0), (2, 0.75, 0.5, 1.0)]
+    assert mean_curve([{1: 0.0, 2: 1.0}, {1: 1.0, 2: 0.5, 3: 1.0}]) == [
+        (1, 0.5, 0.0, 1.0),
+        (2, 0.75, 0.5, 1.0),
+    ]
     assert mean_curve([]) == []

@@ -1,4 +1,6 @@
-"""Confidence as a probability: fitted to answers that are right as often as a curve says, applied by the vote."""
+"""Confidence as a probability: fitted to answers that are right as often as a curve says, applied by the
+vote.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def answers(n: int, curve: tuple[float, float]) -> tuple[list[float], list[bool]
 def sample(answer: str) -> Trajectory:
     turns = [Turn(role="user", tokens=[1]), Turn(role="assistant", text=answer, tokens=[2], log_probs=[0.0])]
     return Trajectory(
-        id=answer, question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=StopReason.ANSWER, policy_version=0
+        id=answer,
+        question_id="q",
+        group_id="g",
+        turns=turns,
+        answer=answer,
+        stop_reason=StopReason.ANSWER,
+        policy_version=0,
     )
 
 
@@ -41,7 +49,11 @@ def test_the_curve_is_found_again_and_makes_confidence_a_probability() -> None:
 
 @pytest.mark.parametrize(
     ("confidences", "right"),
-    [([0.5] * 20, [True, False] * 10), ([0.5, 0.9] * 50, [True] * 100), ([0.1, 0.9] * 50, [True, False] * 50)],
+    [
+        ([0.5] * 20, [True, False] * 10),
+        ([0.5, 0.9] * 50, [True] * 100),
+        ([0.1, 0.9] * 50, [True, False] * 50),
+    ],
     ids=["too few answers", "none wrong", "more confidence, more often wrong"],
 )
 def test_answers_that_show_no_curve_are_refused(confidences: list[float], right: list[bool]) -> None:

@@ -25,15 +25,23 @@ def square(left: int, top: int, side: int) -> dict:
     return Mask.of(np.ones((side, side), bool), left, top, 100, 100).encode()
 
 
-def episode(*calls: tuple[str, dict, dict, list[ImageView]], expected: list[dict], name: str = "q", ok: bool = True) -> Group:
+def episode(
+    *calls: tuple[str, dict, dict, list[ImageView]], expected: list[dict], name: str = "q", ok: bool = True
+) -> Group:
     """One episode with these calls, each an operation, its arguments, its data and its views."""
     question = Question(id=name, question="?", answers=["1"], meta={"expected_calls": expected})
     images, turns = [ImageView(id="img0")], list[Turn]()
     for op, arguments, data, views in calls:
         turns.append(Turn(role="assistant", action=Action(op=op, arguments=arguments)))
         images += views
-        turns.append(Turn(role="tool", observation=Observation(status="ok" if ok else "error", data=data, images=views)))
-    trajectory = Trajectory(question_id=name, group_id=name, images=images, turns=turns, rewards={"accuracy": 1.0})
+        turns.append(
+            Turn(
+                role="tool", observation=Observation(status="ok" if ok else "error", data=data, images=views)
+            )
+        )
+    trajectory = Trajectory(
+        question_id=name, group_id=name, images=images, turns=turns, rewards={"accuracy": 1.0}
+    )
     return Group(id=name, question=question, trajectories=[trajectory])
 
 
@@ -61,7 +69,12 @@ def score(op: str, *calls: tuple, **truth: object) -> float:
 
 @pytest.mark.parametrize(
     ("box", "shown"),
-    [((0.3, 0.3, 0.7, 0.7), 1.0), ((0.45, 0.3, 0.7, 0.7), 0.0), ((0.0, 0.0, 1.0, 1.0), 0.0), ((0.7, 0.7, 0.9, 0.9), 0.0)],
+    [
+        ((0.3, 0.3, 0.7, 0.7), 1.0),
+        ((0.45, 0.3, 0.7, 0.7), 0.0),
+        ((0.0, 0.0, 1.0, 1.0), 0.0),
+        ((0.7, 0.7, 0.9, 0.9), 0.0),
+    ],
     ids=["around it", "cut off", "far too wide", "elsewhere"],
 )
 def test_a_zoom_shows_a_thing_whole_and_large(box, shown):
@@ -95,15 +108,21 @@ def test_the_best_line_that_was_read_counts():
     assert score("read_text", read("Museum", "Harbour"), text="Harbour") == 1.0
     assert score("read_text", read("Harbour", "Museum"), text="Harbour Museum") == 1.0
     assert score("read_text", read("Harb0ur"), text="Harbour") == pytest.approx(6 / 7)
-    part = capabilities([episode(read("x"), expected=[{"op": "read_text", "text": "y"}])])["operations"]["read_text"]
+    part = capabilities([episode(read("x"), expected=[{"op": "read_text", "text": "y"}])])["operations"][
+        "read_text"
+    ]
     assert (part["mean"], part["cer"]) == (0.0, 1.0)
 
 
 def test_selected_frames_and_tracks():
     views = [ImageView(id=f"obs1.{n}", parent="vid0", frame=n) for n in (1, 2, 7, 8)]
-    assert score("select_frames", ("select_frames", {}, {}, views), media="vid0", frames=[1, 2]) == pytest.approx(2 / 3)
+    assert score(
+        "select_frames", ("select_frames", {}, {}, views), media="vid0", frames=[1, 2]
+    ) == pytest.approx(2 / 3)
     expected = [{"op": "track_object", "media": "vid0", "track": TRACK}]
-    part = capabilities([episode(track({0: TRACK[0], 1: TRACK[1]}), expected=expected)])["operations"]["track_object"]
+    part = capabilities([episode(track({0: TRACK[0], 1: TRACK[1]}), expected=expected)])["operations"][
+        "track_object"
+    ]
     assert (part["mean"], part["mota"]) == pytest.approx((2 / 3, 2 / 3))
     assert part["idf1"] == pytest.approx(4 / 5)
     none = capabilities([episode(expected=expected)])["operations"]["track_object"]
@@ -156,7 +175,9 @@ def test_the_character_error_rate_is_a_share_and_0_for_the_truth_alone(reading, 
 
 shares = st.floats(0, 0.8).map(lambda v: round(v, 3))
 tracks = st.lists(
-    st.dictionaries(st.integers(0, 5), st.tuples(shares, shares).map(lambda p: (*p, p[0] + 0.2, p[1] + 0.2)), min_size=1),
+    st.dictionaries(
+        st.integers(0, 5), st.tuples(shares, shares).map(lambda p: (*p, p[0] + 0.2, p[1] + 0.2)), min_size=1
+    ),
     min_size=1,
     max_size=3,
 )
@@ -181,7 +202,12 @@ def strip(left: float) -> tuple[float, float, float, float]:
 
 def test_a_pair_of_the_frame_before_stays_though_new_pairs_are_better():
     a, b, one, two = strip(0), strip(0.315), strip(0.29), strip(-0.025)
-    assert [round(box_iou(*pair), 2) for pair in ((a, one), (a, two), (b, one), (b, two))] == [0.55, 0.95, 0.95, 0.49]
+    assert [round(box_iou(*pair), 2) for pair in ((a, one), (a, two), (b, one), (b, two))] == [
+        0.55,
+        0.95,
+        0.95,
+        0.49,
+    ]
     scores = TrackingScores()
     scores.add([{0: a, 1: a}, {1: b}], [{0: a, 1: one}, {1: two}])
     assert scores.mota == pytest.approx(1 - 2 / 3)  # a miss and a false box, no switch

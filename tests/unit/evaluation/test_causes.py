@@ -21,13 +21,19 @@ THERE = zoom_box(scene("test", 7, 0).target)
 ELSEWHERE = tuple((v + 0.5) % 0.9 for v in THERE[:2])
 
 
-def group(question: Question, *calls: tuple, answer: str | None = "?", accuracy: float = 0.0, ok: bool = True) -> Group:
+def group(
+    question: Question, *calls: tuple, answer: str | None = "?", accuracy: float = 0.0, ok: bool = True
+) -> Group:
     """One episode with these calls, each an operation, its views and its data."""
     turns, images = list[Turn](), [ImageView(id="img0")]
     for op, views, data in calls:
         images += views
         turns.append(Turn(role="assistant", action=Action(op=op)))
-        turns.append(Turn(role="tool", observation=Observation(status="ok" if ok else "error", images=views, data=data)))
+        turns.append(
+            Turn(
+                role="tool", observation=Observation(status="ok" if ok else "error", images=views, data=data)
+            )
+        )
     stop = StopReason.LENGTH if answer is None else StopReason.ANSWER
     trajectory = Trajectory(
         question_id=question.id,
@@ -49,7 +55,9 @@ def read(text: str) -> tuple:
     return "read_text", [], {"lines": [{"text": text}]}
 
 
-SIGN = CARD.model_copy(update={"id": "sign", "meta": {"expected_calls": [{"op": "read_text", "text": "Exit"}]}})
+SIGN = CARD.model_copy(
+    update={"id": "sign", "meta": {"expected_calls": [{"op": "read_text", "text": "Exit"}]}}
+)
 CASES = {
     "no answer": group(CARD, zoom(*THERE[:2]), answer=None),
     "never looked": group(CARD),

@@ -1,4 +1,6 @@
-"""Clusters of an evaluation's questions: which are wrong more often than the others, and how the table and the page show them."""
+"""Clusters of an evaluation's questions: which are wrong more often than the others, and how the table and
+the page show them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from pixelis.config import parse
 from pixelis.datasets import cards
 from pixelis.errors import BadInput
 from pixelis.evaluation import table
-from pixelis.evaluation.clusters import EXAMPLES, balanced_vectors, cluster_vectors, error_clusters, is_notable
+from pixelis.evaluation.clusters import (
+    EXAMPLES,
+    balanced_vectors,
+    cluster_vectors,
+    error_clusters,
+    is_notable,
+)
 from pixelis.evaluation.metrics import summarise
 from pixelis.evaluation.samples import breakdown
 from pixelis.jobs.dry_run import check_inputs
@@ -44,12 +52,16 @@ def group(number: int, text: str, *accuracies: float) -> Group:
 
 
 def three_kinds(wrong: tuple[int, int, int], each: int = 20) -> tuple[list[Group], np.ndarray]:
-    """Questions about red, green and blue things, of which so many are wrong; vectors near the three axes, mixed in order."""
+    """Questions about red, green and blue things, of which so many are wrong; vectors near the three axes,
+    mixed in order.
+    """
     rng, pairs = np.random.default_rng(0), []
     for kind, (colour, errors) in enumerate(zip(COLOURS, wrong, strict=True)):
         for i in range(each):
             vector = np.eye(3)[kind] + rng.normal(0, 0.02 * (1 + i), 3)
-            pairs.append((group(kind * each + i, f"Which digit is on the {colour} card?", float(i >= errors)), vector))
+            pairs.append(
+                (group(kind * each + i, f"Which digit is on the {colour} card?", float(i >= errors)), vector)
+            )
     order = rng.permutation(len(pairs))
     return [pairs[i][0] for i in order], np.stack([pairs[i][1] for i in order]).astype(np.float32)
 
@@ -65,8 +77,12 @@ def test_the_kind_of_question_that_is_wrong_comes_first():
     assert first["difference"] == pytest.approx(0.7 - 3 / 40)
     assert first["words"] == [{"word": "green", "share": 1.0, "rest": 0.0}]
     assert first["p"] < first["p_holm"] == pytest.approx(3 * first["p"]), "the smallest of three p values"
-    assert [is_notable(cluster) for cluster in clusters] == [True, False, False], "the others are wrong less often"
-    assert others[0]["p_holm"] == pytest.approx(max(2 * min(c["p"] for c in others), max(c["p"] for c in others)))
+    assert [is_notable(cluster) for cluster in clusters] == [True, False, False], (
+        "the others are wrong less often"
+    )
+    assert others[0]["p_holm"] == pytest.approx(
+        max(2 * min(c["p"] for c in others), max(c["p"] for c in others))
+    )
 
 
 def test_examples_are_the_wrong_answers_nearest_to_the_centre():
@@ -86,10 +102,17 @@ def test_errors_spread_evenly_make_no_cluster_notable():
     clusters = error_clusters(groups, vectors, 3)
     assert not any(map(is_notable, clusters))
     summary = {"name": "x", **summarise(groups), **breakdown(groups), "clusters": clusters}
-    assert "clusters         none of 3 is wrong more often than the others (p > .05, Holm)" in "\n".join(table.lines(summary))
+    assert "clusters         none of 3 is wrong more often than the others (p > .05, Holm)" in "\n".join(
+        table.lines(summary)
+    )
 
 
-@given(n=st.integers(2, 12), seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 1e3]), share=st.floats(0.05, 0.95))
+@given(
+    n=st.integers(2, 12),
+    seed=st.integers(0, 99),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
+    share=st.floats(0.05, 0.95),
+)
 def test_pictures_and_texts_have_their_shares_of_the_variance_whatever_their_scale(n, seed, scale, share):
     rng = np.random.default_rng(seed)
     visual, text = 5 + scale * rng.normal(size=(n, 3)), rng.normal(size=(n, 4))
@@ -119,7 +142,11 @@ def test_parts_that_are_missing_or_the_same_separate_nothing():
 )
 def test_every_question_is_in_one_cluster_and_counts_agree(errors, clusters, seed, distinct):
     groups = [group(i, f"Question {i % 3}", float(not wrong)) for i, wrong in enumerate(errors)]
-    vectors = np.random.default_rng(seed).normal(size=(distinct, 4)).astype(np.float32)[np.arange(len(errors)) % distinct]
+    vectors = (
+        np.random.default_rng(seed)
+        .normal(size=(distinct, 4))
+        .astype(np.float32)[np.arange(len(errors)) % distinct]
+    )
     rows = error_clusters(groups, vectors, clusters, seed)
     assert sorted(id for row in rows for id in row["ids"]) == sorted(g.question.id for g in groups)
     assert len(rows) == min(clusters, distinct)
@@ -144,7 +171,10 @@ def test_the_table_and_the_page_show_the_clusters_with_pictures():
     assert "cluster 2" not in text
     picture = np.full((48, 64, 3), 200, np.uint8)
     examples = [
-        [EpisodePage(g.question, g.trajectories[0], {"img0": picture}, title="misread") for _, g, _ in of_cluster]
+        [
+            EpisodePage(g.question, g.trajectories[0], {"img0": picture}, title="misread")
+            for _, g, _ in of_cluster
+        ]
         for of_cluster in choose_wrong(clusters, groups, [None] * len(groups))
     ]
     page = render_report({"arms": [summary]}, [], [], examples={"cards": examples})

@@ -31,7 +31,9 @@ FLEISS = [
     [6, 5, 2, 1, 0],
     [0, 2, 2, 3, 7],
 ]
-"""Counts of five classes for ten subjects and fourteen raters; kappa .210 (wikipedia.org/wiki/Fleiss'_kappa)."""
+"""Counts of five classes for ten subjects and fourteen raters; kappa .210
+(wikipedia.org/wiki/Fleiss'_kappa).
+"""
 SHROUT_FLEISS = [[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]]
 """Table 2 of Shrout and Fleiss 1979, of which ICC(2,1) is .29; its interval in McGraw and Wong 1996."""
 
@@ -86,7 +88,9 @@ def test_pairs_are_drawn_evenly_over_operations_with_sides_at_random():
 
 def test_results_follow_the_arms_and_not_the_sides():
     key, _ = draw_pairs(*evaluations(), ("sft.jsonl", "rft.jsonl"), 30, seed=1)
-    report = analyse(key, [rate_all(key, "ann", ["b", "b", "equal"], (2, 4)), rate_all(key, "bob", ["b"], (2, 4))])
+    report = analyse(
+        key, [rate_all(key, "ann", ["b", "b", "equal"], (2, 4)), rate_all(key, "bob", ["b"], (2, 4))]
+    )
     assert (report["questions"], report["preferred"]["a"]) == (30, 0)
     assert report["preferred"]["b"] + report["preferred"]["equal"] == 60
     by_name = {row["name"]: row for row in report["comparisons"]}
@@ -103,7 +107,9 @@ def votes(key: RatingKey, rater: str, preferences: dict[str, str], correct: dict
     """Ratings with the preference and the correctness, the same of both arms, of each item."""
     points = {item: (5, 5) if correct[item] else (1, 1) for item in key.items}
     return RatingFile(
-        page=key.page, rater=rater, ratings=[rating(key, item, preferences[item], points[item]) for item in key.items]
+        page=key.page,
+        rater=rater,
+        ratings=[rating(key, item, preferences[item], points[item]) for item in key.items],
     )
 
 
@@ -114,7 +120,10 @@ def test_raters_who_agree_do_not_narrow_the_interval_of_the_preferred_share():
     files = [votes(key, rater, chosen, dict.fromkeys(key.items, True)) for rater in ("ann", "bob", "eve")]
     (low, high), (low3, high3) = (analyse(key, files[:n])["preferred"]["share_a_ci95"] for n in (1, 3))
     assert (low3, high3) == (pytest.approx(low, abs=0.03), pytest.approx(high, abs=0.03))
-    always = [votes(key, rater, dict.fromkeys(key.items, "a"), dict.fromkeys(key.items, True)) for rater in ("ann", "bob", "eve")]
+    always = [
+        votes(key, rater, dict.fromkeys(key.items, "a"), dict.fromkeys(key.items, True))
+        for rater in ("ann", "bob", "eve")
+    ]
     low, high = analyse(key, always)["preferred"]["share_a_ci95"]
     assert (low, high) == (pytest.approx(0.929, abs=1e-3), 1.0)  # Wilson, 50 of 50
     undecided = votes(key, "ann", dict.fromkeys(key.items, "equal"), dict.fromkeys(key.items, True))
@@ -123,13 +132,18 @@ def test_raters_who_agree_do_not_narrow_the_interval_of_the_preferred_share():
 
 @pytest.mark.slow
 @settings(max_examples=6)
-@given(st.lists(st.sampled_from(["a", "b", "equal"]), min_size=5, max_size=9), st.integers(1, 5), st.integers(1, 5))
+@given(
+    st.lists(st.sampled_from(["a", "b", "equal"]), min_size=5, max_size=9),
+    st.integers(1, 5),
+    st.integers(1, 5),
+)
 def test_exchanged_arms_give_negated_differences(preferences, of_a, of_b):
     key, _ = draw_pairs(*evaluations(14), ("a", "b"), 8, seed=0)
     file = rate_all(key, "ann", preferences, (of_a, of_b))
     other = {"a": "b", "b": "a"}
     items = {
-        name: item.model_copy(update={"left": other[item.left], "right": other[item.right]}) for name, item in key.items.items()
+        name: item.model_copy(update={"left": other[item.left], "right": other[item.right]})
+        for name, item in key.items.items()
     }
     report, exchanged = analyse(key, [file]), analyse(key.model_copy(update={"items": items}), [file])
     for row, back in zip(report["comparisons"], exchanged["comparisons"], strict=True):
@@ -143,7 +157,9 @@ def test_raters_that_hurry_fail_checks_or_disagree_are_named():
     key, _ = draw_pairs(*evaluations(), ("a", "b"), 10, seed=1)
     careful = rate_all(key, "ann", ["a"], (5, 1))
     careless = [
-        rating(key, item, "b", (1, 5), seconds=3).model_copy(update={"preference": "left" if of.is_check else "right"})
+        rating(key, item, "b", (1, 5), seconds=3).model_copy(
+            update={"preference": "left" if of.is_check else "right"}
+        )
         for item, of in key.items.items()
     ]
     report = analyse(key, [careful, RatingFile(page=key.page, rater="bob", ratings=careless)])
@@ -170,10 +186,16 @@ def test_ratings_of_another_page_or_twice_by_a_rater_are_refused():
 
 @pytest.mark.slow
 def test_the_command_makes_a_blind_page_and_results(capsys, monkeypatch, tmp_path: Path):
-    a, b = (save_evaluation(tmp_path / name, answer, name == "rft") for name, answer in (("sft", "dog"), ("rft", "cat")))
-    a.write_text(a.read_text().replace("What is on", "What is on\u2028"))  # ends a line of text, but not one of JSON
+    a, b = (
+        save_evaluation(tmp_path / name, answer, name == "rft")
+        for name, answer in (("sft", "dog"), ("rft", "cat"))
+    )
+    # Ends a line of text, but not one of JSON
+    a.write_text(a.read_text().replace("What is on", "What is on\u2028"))
     out = tmp_path / "page"
-    code, printed, error = pixelis(capsys, monkeypatch, "rate", "page", str(a), str(b), "--out", str(out), "--seed", "5")
+    code, printed, error = pixelis(
+        capsys, monkeypatch, "rate", "page", str(a), str(b), "--out", str(out), "--seed", "5"
+    )
     assert (code, error) == (0, "")
     assert "4 questions and 1 attention checks" in printed
     page, key = (out / "page.html").read_text(), RatingKey.model_validate_json((out / "key.json").read_text())
@@ -202,6 +224,8 @@ def test_the_command_makes_a_blind_page_and_results(capsys, monkeypatch, tmp_pat
         for view in line["trajectories"][0]["images"]:
             view["uri"] = ""
     a.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    code, _, error = pixelis(capsys, monkeypatch, "rate", "page", str(a), str(b), "--out", str(tmp_path / "other"))
+    code, _, error = pixelis(
+        capsys, monkeypatch, "rate", "page", str(a), str(b), "--out", str(tmp_path / "other")
+    )
     assert code == 1
     assert "evaluate.images=true" in error

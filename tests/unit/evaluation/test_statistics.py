@@ -7,7 +7,14 @@ import itertools
 import numpy as np
 import pytest
 
-from pixelis.evaluation.statistics import bootstrap_mean, compare, paired_bootstrap, paired_p, student_interval, wilson
+from pixelis.evaluation.statistics import (
+    bootstrap_mean,
+    compare,
+    paired_bootstrap,
+    paired_p,
+    student_interval,
+    wilson,
+)
 
 
 def test_wilson_at_the_edges():
@@ -46,7 +53,9 @@ def test_pairing_removes_shared_difficulty_of_questions():
 
 
 def test_mappings_pair_by_question_and_keep_only_shared_ones():
-    result = paired_bootstrap({"q1": 1.0, "q2": 1.0, "q3": 0.0, "only_a": 1.0}, {"q3": 0.0, "q2": 0.0, "q1": 1.0, "only_b": 0.0})
+    result = paired_bootstrap(
+        {"q1": 1.0, "q2": 1.0, "q3": 0.0, "only_a": 1.0}, {"q3": 0.0, "q2": 0.0, "q1": 1.0, "only_b": 0.0}
+    )
     assert result["n"] == 3
     assert result["mean"] == pytest.approx(1 / 3)
 
@@ -74,7 +83,8 @@ def test_a_comparison_needs_two_shared_questions():
 
 def test_student_interval_agrees_with_the_table():
     low, high = student_interval([1.0, 2.0, 3.0])
-    half = 4.302652729911275 / 3**0.5  # the 97.5 % point of Student's t with two degrees of freedom; deviation 1
+    # The 97.5 % point of Student's t with two degrees of freedom; deviation 1
+    half = 4.302652729911275 / 3**0.5
     assert (low, high) == pytest.approx((2 - half, 2 + half))
     with pytest.raises(ValueError, match="two values"):
         student_interval([1.0])

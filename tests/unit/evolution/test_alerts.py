@@ -1,4 +1,6 @@
-"""Alerts: the built-in thresholds, cooldowns through the public entry point, and channels that never disturb the service."""
+"""Alerts: the built-in thresholds, cooldowns through the public entry point, and channels that never disturb
+the service.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_a_cooldown_applies_to_one_component_and_metric():
 
 
 def test_a_more_severe_alert_ignores_the_cooldown():
-    alerter = Alerter(AlertsConfig(extra=[ThresholdConfig(metric="mean_kl", over=0.5, severity="critical")]), environment={})
+    alerter = Alerter(
+        AlertsConfig(extra=[ThresholdConfig(metric="mean_kl", over=0.5, severity="critical")]), environment={}
+    )
     assert [a.severity for a in alerter.check({"mean_kl": 0.3}, now=0)] == ["warning"]
     assert [a.severity for a in alerter.check({"mean_kl": 0.6}, now=1)] == ["critical"]
     assert alerter.check({"mean_kl": 0.3}, now=2) == []
@@ -101,7 +105,8 @@ def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
 def test_a_restarted_process_repeats_no_alert_within_its_cooldown(tmp_path):
     Alerter(AlertsConfig(), tmp_path, environment={}).check({"mean_kl": 0.5, "queue_size": 901}, now=8.0)
     with (tmp_path / "alerts.jsonl").open("a") as file:
-        file.write('{"time": 9, "metric": 7}\n[]\n{"time": 9.0, "compo\n')  # of another version, and cut off by a kill
+        # Of another version, and cut off by a kill
+        file.write('{"time": 9, "metric": 7}\n[]\n{"time": 9.0, "compo\n')
     alerter = Alerter(AlertsConfig(), tmp_path, environment={})
     assert [alert.metric for alert in alerter.recent()] == ["queue_size", "mean_kl"]
     assert alerter.check({"mean_kl": 0.6}, now=300.0) == []
@@ -119,7 +124,9 @@ def test_a_file_that_cannot_be_written_prevents_no_alert(tmp_path):
 
 def test_the_webhook_gets_the_alert(receiver):
     server, bodies = receiver
-    alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
+    alerter = Alerter(
+        AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"}
+    )
     alerter.check({"memory_usage": 0.95}, now=7.0)
     alerter.posts.shutdown()
     (body,) = bodies
@@ -131,7 +138,9 @@ def test_the_webhook_gets_the_alert(receiver):
 def test_a_failing_webhook_is_logged_not_raised_and_its_secret_not_logged(receiver, caplog, status):
     server, bodies = receiver
     server.status = status
-    alerter = Alerter(AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"})
+    alerter = Alerter(
+        AlertsConfig(), environment={URL: f"http://127.0.0.1:{server.server_port}/hook?key=s3cret"}
+    )
     with caplog.at_level(logging.DEBUG):
         assert len(alerter.check({"mean_kl": 0.5}, now=0)) == 1
         alerter.posts.shutdown()

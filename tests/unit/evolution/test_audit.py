@@ -1,4 +1,6 @@
-"""The audit log: every change of a line shows, rotation and retention keep the chain, crashes and second writers do no harm."""
+"""The audit log: every change of a line shows, rotation and retention keep the chain, crashes and second
+writers do no harm.
+"""
 
 from __future__ import annotations
 
@@ -91,12 +93,24 @@ def forged(line: str, **values: str) -> str:
         (lambda old: [*old[:4], forged(old[4], actor="nobody"), *old[5:]], [(6, "broken")]),
         (lambda old: [*old[:4], *old[5:]], [(5, "broken")]),
         (lambda old: old[1:], [(1, "removed")]),
-        (lambda old: [*old[:4], forged(old[6], previous=json.loads(old[3])["hash"]), *old[4:]], [(6, "broken")]),
+        (
+            lambda old: [*old[:4], forged(old[6], previous=json.loads(old[3])["hash"]), *old[4:]],
+            [(6, "broken")],
+        ),
         (lambda old: [*old[:4], old[5], old[4], *old[6:]], [(5, "broken"), (6, "broken"), (7, "broken")]),
         (lambda old: [*old[:4], old[1], *old[4:]], [(5, "broken"), (6, "broken")]),
         (lambda old: [old[0], old[1].replace('":', '": ', 1), *old[2:]], [(2, "unreadable")]),
     ],
-    ids=["changed", "hash recomputed", "removed", "first removed", "inserted", "swapped", "copied", "other spelling"],
+    ids=[
+        "changed",
+        "hash recomputed",
+        "removed",
+        "first removed",
+        "inserted",
+        "swapped",
+        "copied",
+        "other spelling",
+    ],
 )
 def test_an_edit_is_found(tmp_path, edit, problems):
     log_of(tmp_path, 10)
@@ -169,7 +183,8 @@ def test_any_one_edit_of_the_files_is_found(place, mask):
         folder = Path(name)
         log_of(folder, 6)
         content = bytearray((folder / "audit-00000001.jsonl").read_bytes())
-        content[place % (len(content) - 1)] ^= mask  # not the last end of line: without it the line is torn, not edited
+        # Not the last end of line: without it the line is torn, not edited
+        content[place % (len(content) - 1)] ^= mask
         (folder / "audit-00000001.jsonl").write_bytes(bytes(content))
         assert not audit.verify(folder).ok
 
@@ -194,7 +209,9 @@ def test_the_chain_goes_on_over_files(tmp_path):
 
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None)
-@given(st.sampled_from(["remove", "copy", "swap"]), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+@given(
+    st.sampled_from(["remove", "copy", "swap"]), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100)
+)
 def test_any_edit_of_whole_lines_is_found_over_files(edit, which, first, second):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -295,12 +312,15 @@ def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
     program = (
         "import sys; from pixelis.config import AuditConfig; from pixelis.evolution.audit import AuditLog\n"
         "log = AuditLog(sys.argv[1], AuditConfig(rotate_bytes=4000))\n"
-        "for i in range(10**6): log.write('update', 'learner', 'step', details={'i': i}); print(i, flush=True)\n"
+        "for i in range(10**6): log.write('update', 'learner', 'step', details={'i': i}); print(i, "
+        "flush=True)\n"
     )
     generator = random.Random(0)
     acknowledged: list[int] = []
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         count = generator.randrange(5, 25)
         printed = [int(process.stdout.readline()) for _ in range(count)]
@@ -379,7 +399,10 @@ def test_the_command_verifies_and_searches(tmp_path, monkeypatch, capsys):
     output = capsys.readouterr().out
     assert "3 events in 1 files" in output
     assert "the chain is intact" in output
-    assert run_job(monkeypatch, str(tmp_path / "audit"), "--event", "update", "--since", "2020-01-01", "--json") == 0
+    assert (
+        run_job(monkeypatch, str(tmp_path / "audit"), "--event", "update", "--since", "2020-01-01", "--json")
+        == 0
+    )
     assert [json.loads(line)["details"]["step"] for line in capsys.readouterr().out.splitlines()] == [0, 1, 2]
     assert run_job(monkeypatch, str(tmp_path), "--actor", "learner") == 0
     assert capsys.readouterr().out.count('update success by "learner"') == 3
@@ -391,7 +414,9 @@ def test_the_command_verifies_and_searches(tmp_path, monkeypatch, capsys):
     assert "broken in 3 places" in output.err
 
 
-@pytest.mark.parametrize("words", [[], ["x", "y"], ["x", "--bogus"], ["x", "--event", "gossip"], ["x", "--since", "soon"]])
+@pytest.mark.parametrize(
+    "words", [[], ["x", "y"], ["x", "--bogus"], ["x", "--event", "gossip"], ["x", "--since", "soon"]]
+)
 def test_a_wrong_command_line_is_an_error(words, monkeypatch, capsys):
     assert run_job(monkeypatch, *words) == 2
     assert "fix:" in capsys.readouterr().err

@@ -66,7 +66,8 @@ def test_a_promotion_needs_evidence_of_no_harm():
 
 
 def test_a_gain_is_named_only_with_evidence():
-    assert compare(scores(204, 52), scores(200, 56), CAREFUL).reason == "not_worse"  # 4 won: the sign test has p = .125
+    # 4 won: the sign test has p = .125
+    assert compare(scores(204, 52), scores(200, 56), CAREFUL).reason == "not_worse"
     assert compare(scores(206, 50), scores(200, 56), CAREFUL).reason == "better"
 
 
@@ -85,7 +86,9 @@ def test_each_look_without_a_promotion_needs_more_evidence():
 
 @pytest.mark.parametrize("drop", [0.03, pytest.param(0.05, marks=pytest.mark.long)])
 def test_harmful_candidates_are_hardly_ever_promoted(drop: float):
-    """Over all candidates of a line in which each dropped by the tolerance or more: at most ``risk``, with room for chance."""
+    """Over all candidates of a line in which each dropped by the tolerance or more: at most ``risk``, with
+    room for chance.
+    """
     generator, lines, promoted, won = random.Random(7), 400, 0, 0.01
     for _ in range(lines):
         history = PromotionHistory(CAREFUL, 0, dict.fromkeys(map(str, range(256)), 0.5))
@@ -123,11 +126,15 @@ def test_unscored_questions_are_no_evidence_but_too_many_refuse():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.dictionaries(st.integers(0, 99).map(str), st.sampled_from([0.0, 1.0, 0.5, 0.1]), min_size=2, max_size=60),
+    st.dictionaries(
+        st.integers(0, 99).map(str), st.sampled_from([0.0, 1.0, 0.5, 0.1]), min_size=2, max_size=60
+    ),
     st.just(0.0) | st.floats(0.001, 1),
     st.floats(0.001, 1),
 )
-def test_a_candidate_equal_to_its_reference_never_fell_and_is_promoted_if_questions_suffice(answered, tolerance, risk):
+def test_a_candidate_equal_to_its_reference_never_fell_and_is_promoted_if_questions_suffice(
+    answered, tolerance, risk
+):
     config = CanaryConfig(tolerance=tolerance, risk=risk)
     decision = compare(answered, dict(answered), config)
     assert not decision.fell
@@ -158,7 +165,9 @@ def test_a_promoted_candidate_lost_no_more_than_the_tolerance(pairs, tolerance, 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(20, 200))
 def test_slow_drift_is_stopped(seed, count):
-    """However a line of candidates walks, what serves is never further than the tolerance below the start or the best."""
+    """However a line of candidates walks, what serves is never further than the tolerance below the start or
+    the best.
+    """
     generator = random.Random(seed)
     served = {str(i): float(generator.random() < 0.8) for i in range(count)}
     history = PromotionHistory(CONFIG, 0, served)

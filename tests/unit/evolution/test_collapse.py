@@ -18,7 +18,9 @@ def says(answer: str | None) -> Verdict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("answers", "weights"), [(DIGITS, [1] * 10), (["yes", "no"], [1, 1]), (["yes", "no"], [4, 1])])
+@pytest.mark.parametrize(
+    ("answers", "weights"), [(DIGITS, [1] * 10), (["yes", "no"], [1, 1]), (["yes", "no"], [4, 1])]
+)
 def test_the_same_traffic_never_alarms(answers: list[str], weights: list[int]) -> None:
     for seed in range(2):
         rng, collapse = random.Random(seed), Collapse(VotingConfig())

@@ -1,4 +1,6 @@
-"""The KL guard: beta follows the measured KL within its bounds, and an update that goes too far is not taken."""
+"""The KL guard: beta follows the measured KL within its bounds, and an update that goes too far is not
+taken.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def warmed(config: GuardConfig, kl: float) -> AdaptiveKLController:
     return beta
 
 
-@pytest.mark.parametrize(("kl", "after"), [(0.1, 0.012), (0.01, 0.0083), (0.05, 0.01), (0.06, 0.01), (0.04, 0.01)])
+@pytest.mark.parametrize(
+    ("kl", "after"), [(0.1, 0.012), (0.01, 0.0083), (0.05, 0.01), (0.06, 0.01), (0.04, 0.01)]
+)
 def test_beta_after_ten_measurements(kl, after):
     assert warmed(GuardConfig(), kl).update(kl) == pytest.approx(after, abs=5e-5)
 

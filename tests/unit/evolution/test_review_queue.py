@@ -1,4 +1,6 @@
-"""The review queue: nothing put or decided is lost, decisions stand, corrections are scored anew, pictures come back exactly."""
+"""The review queue: nothing put or decided is lost, decisions stand, corrections are scored anew, pictures
+come back exactly.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,18 @@ from pixelis.config import EvolutionConfig, RewardsConfig
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution.review_queue import ReviewQueue
 from pixelis.evolution.updates import make_task
-from pixelis.records import Feedback, Group, ImageView, Media, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.records import (
+    Feedback,
+    Group,
+    ImageView,
+    Media,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+    UpdateTask,
+    Verdict,
+)
 from pixelis.rewards.vote import majority
 
 PNG = b"\x89PNG not really"
@@ -36,7 +49,14 @@ def update(number: int = 0, answers: str = "7778", experience_id: str = "") -> t
             question_id="q1",
             group_id="g1",
             images=[ImageView(id="img0"), ImageView(id="obs1", parent="img0")],
-            turns=[Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[3, 4], log_probs=[-0.1, -0.25])],
+            turns=[
+                Turn(
+                    role="assistant",
+                    text=f"<answer>{answer}</answer>",
+                    tokens=[3, 4],
+                    log_probs=[-0.1, -0.25],
+                )
+            ],
             answer=answer,
             stop_reason=StopReason.ANSWER,
         )
@@ -44,7 +64,14 @@ def update(number: int = 0, answers: str = "7778", experience_id: str = "") -> t
     ]
     verdict = majority(list(answers))
     group = Group(id="g1", question=QUESTION, trajectories=trajectories)
-    task = make_task(group, verdict, EvolutionConfig(gate=0.5), RewardsConfig(), now=100.0 + number, experience_id=experience_id)
+    task = make_task(
+        group,
+        verdict,
+        EvolutionConfig(gate=0.5),
+        RewardsConfig(),
+        now=100.0 + number,
+        experience_id=experience_id,
+    )
     assert task is not None
     return task, verdict
 
@@ -52,7 +79,10 @@ def update(number: int = 0, answers: str = "7778", experience_id: str = "") -> t
 def views(task: UpdateTask, seed: int = 0) -> dict[str, list[np.ndarray]]:
     rng = np.random.default_rng(seed)
     shared = rng.integers(0, 256, (30, 40, 3)).astype(np.uint8)
-    return {t.id: [shared, rng.integers(0, 256, (5 + i, 7, 3)).astype(np.uint8)] for i, t in enumerate(task.trajectories)}
+    return {
+        t.id: [shared, rng.integers(0, 256, (5 + i, 7, 3)).astype(np.uint8)]
+        for i, t in enumerate(task.trajectories)
+    }
 
 
 def put(queue: ReviewQueue, number: int = 0, experience_id: str = "") -> str:
@@ -75,11 +105,14 @@ def test_a_stored_review_reads_back(tmp_path: Path) -> None:
     assert [t.turns[0].text for t in review.task.trajectories] == [t.turns[0].text for t in task.trajectories]
     assert review.question.question == "which digit?"
     assert "AAAA" not in review.model_dump_json()
-    assert (review.question.answers, review.question.meta) == (None, {})  # nothing tells the truth here either
+    # Nothing tells the truth here either
+    assert (review.question.answers, review.question.meta) == (None, {})
     assert queue.pictures(task.id) == {"img0": PNG, "obs1": PNG}
     stored = queue.views(task.id)
     for name, arrays in views(task).items():
-        assert all(np.array_equal(a, b) and b.dtype == np.uint8 for a, b in zip(arrays, stored[name], strict=True))
+        assert all(
+            np.array_equal(a, b) and b.dtype == np.uint8 for a, b in zip(arrays, stored[name], strict=True)
+        )
     assert (queue.get("task_x"), queue.pictures("task_x"), queue.views("task_x")) == (None, {}, {})
 
 
@@ -108,7 +141,8 @@ def test_approving_returns_the_task_once(tmp_path: Path) -> None:
     id = put(queue)
     task = queue.decide(id, "approved", "ann", "fine", now=160.0)
     assert task is not None
-    assert task.model_dump(exclude={"id"}) == update()[0].model_dump(exclude={"id"})  # tokens and log-probs to the bit
+    # Tokens and log-probs to the bit
+    assert task.model_dump(exclude={"id"}) == update()[0].model_dump(exclude={"id"})
     assert queue.decide(id, "approved", "bob") is None  # a retry teaches nothing a second time
     review = queue.reviews("approved")[0]
     assert (review.reviewer, review.comment, review.decided_at) == ("ann", "fine", 160.0)
@@ -210,7 +244,9 @@ def test_a_decision_removes_old_reviews(tmp_path: Path) -> None:
 def test_an_approved_task_is_kept_until_done(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     first, second, third = (put(queue, number) for number in range(3))
-    tasks = [queue.decide(id, "approved", "ann", answer=answer) for id, answer in ((second, "8"), (first, None))]
+    tasks = [
+        queue.decide(id, "approved", "ann", answer=answer) for id, answer in ((second, "8"), (first, None))
+    ]
     queue.decide(third, "rejected", "ann")
     queue.close()
     queue = ReviewQueue(tmp_path / "review.db")
@@ -222,7 +258,9 @@ def test_an_approved_task_is_kept_until_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decision", ["approved", "rejected"])
-def test_personal_data_is_redacted_and_removed_when_done(tmp_path: Path, decision: Literal["approved", "rejected"]) -> None:
+def test_personal_data_is_redacted_and_removed_when_done(
+    tmp_path: Path, decision: Literal["approved", "rejected"]
+) -> None:
     queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
     for trajectory in task.trajectories:
         trajectory.turns[0].text = "mail ann.smith@example.org now"

@@ -50,13 +50,18 @@ def test_confident_questions_of_several_users_are_held_out_once_each() -> None:
     assert not offer(questions, 0, text="mail [EMAIL_3f9c21]")
     assert offer(questions, 0, group="same")
     assert not offer(questions, 1, user="bob", group="same")
-    assert [offer(questions, 2 + i) for i in range(4)] == [True, False, False, False]  # a quarter of eight from one user
+    # A quarter of eight from one user
+    assert [offer(questions, 2 + i) for i in range(4)] == [True, False, False, False]
     for number in range(10, 40):
         offer(questions, number, user=f"user{number % 7}")
     assert len(questions.items) == 8
     assert max(Counter(item.source.user for item in questions.items).values()) <= 2
     (first, *_) = questions.items
-    assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == (["7"], 20, (15, 20, 3))
+    assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == (
+        ["7"],
+        20,
+        (15, 20, 3),
+    )
     assert questions.forget([first.experience_id, "other"]) == 1
     assert len(questions.items) == 7
 
@@ -72,7 +77,9 @@ def test_questions_outlast_a_restart_and_deleted_ones_do_not(tmp_path: Path) -> 
     restarted = TrafficQuestions(CONFIG, tmp_path)
     restarted.load(lambda text, picture: f"group of {text} {picture.shape}")
     assert [item.question for item in restarted.items] == [item.question for item in questions.items]
-    assert [item.source for item in restarted.items] == [Source(f"user{n}", f"group of which {n}? (15, 20, 3)") for n in (0, 2)]
+    assert [item.source for item in restarted.items] == [
+        Source(f"user{n}", f"group of which {n}? (15, 20, 3)") for n in (0, 2)
+    ]
     assert all((item.pictures["img0"] == 0).all() for item in restarted.items)
     assert not offer(restarted, 9, group="group of which 2? (15, 20, 3)")  # near-identical to an earlier one
     restarted.forget(["exp0", "exp2"])

@@ -37,7 +37,9 @@ def file(tmp_path: Path) -> Path:
 
 def write(folder: Path, **changes: Any) -> Path:
     path = folder / "ablation.yaml"
-    path.write_text(yaml.safe_dump({**FILE, "dir": str(folder / "out"), **changes}, sort_keys=False), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({**FILE, "dir": str(folder / "out"), **changes}, sort_keys=False), encoding="utf-8"
+    )
     return path
 
 
@@ -45,7 +47,9 @@ def write(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, marks=[] if path.stem in ("pixelis", "test_time") else pytest.mark.long, id=path.stem)
+        pytest.param(
+            path, marks=[] if path.stem in ("pixelis", "test_time") else pytest.mark.long, id=path.stem
+        )
         for path in ablation_files()
     ],
 )
@@ -53,7 +57,9 @@ def test_every_packaged_ablation_can_be_planned(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name = f"configs/ablations/{path.name}"
-    code, text, err = pixelis(capsys, monkeypatch, "ablate", name, f"dir={tmp_path}", "seeds=[1, 2, 3]", "--dry-run")
+    code, text, err = pixelis(
+        capsys, monkeypatch, "ablate", name, f"dir={tmp_path}", "seeds=[1, 2, 3]", "--dry-run"
+    )
     assert code == 0, err
     ablation = read(name)
     assert f"{3 * len(ablation.arms)} trials: {len(ablation.arms)} arms x seeds 1, 2, 3" in text
@@ -66,9 +72,13 @@ def test_every_packaged_ablation_can_be_planned(
 def test_the_plan_names_differences_and_places(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text, _ = pixelis(capsys, monkeypatch, "ablate", str(file), "--dry-run", "learner.lr=3e-4", "seeds=[7]")
+    code, text, _ = pixelis(
+        capsys, monkeypatch, "ablate", str(file), "--dry-run", "learner.lr=3e-4", "seeds=[7]"
+    )
     assert code == 0
-    assert text.startswith("2 trials: 2 arms x seeds 7; stage rft of configs/nano/rft.yaml\n\nplain (reference)\n\ncurious\n")
+    assert text.startswith(
+        "2 trials: 2 arms x seeds 7; stage rft of configs/nano/rft.yaml\n\nplain (reference)\n\ncurious\n"
+    )
     assert "    rewards.weights.curiosity: 0.0 -> 1.0\n" in text
     assert f"results: {file.parent}/out/ARM/seed_SEED" in text
     assert "lr" not in text  # equal in all arms
@@ -88,13 +98,20 @@ def test_the_plan_names_differences_and_places(
         (["seeds=[1, 2"], "seeds=[1, 2 is no list or map in YAML"),
         (["evaluate.direct=true"], "arm plain: evaluate.direct=true would mix"),
         (["run.seed=3"], "run.seed=3 belongs to the trials"),
-        (["learner.lrr=3"], "arm plain: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)"),
+        (
+            ["learner.lrr=3"],
+            "arm plain: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)",
+        ),
         (['arms={plain: [], far: ["data.evaluate=cards:?split=test"]}'], "arm far: data.evaluate="),
         (["--fast"], "unrecognized arguments: --fast"),
     ],
 )
 def test_mistakes_end_with_a_message_before_anything_starts(
-    words: list[str], message: str, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    message: str,
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = str(file) if words else str(file.with_name("pixeli.yaml"))
     code, _, err = pixelis(capsys, monkeypatch, "ablate", path, *words)
@@ -130,7 +147,9 @@ def test_the_command_line_is_below_the_arms(file: Path) -> None:
 
 
 class Jobs:
-    """Stands in for the processes of trials: answers each question correctly with the probability of the arm."""
+    """Stands in for the processes of trials: answers each question correctly with the probability of the
+    arm.
+    """
 
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []
@@ -144,7 +163,9 @@ class Jobs:
         (folder / "trial.yaml").write_text(trial.config.to_yaml())
         (folder / "stage.json").write_text(json.dumps({"stage": stage}))
         if (arm, seed) in self.failing:
-            (folder / "trial.log").write_text(f"starting\npixelis {stage}: the disk is full\nfix: free some\n")
+            (folder / "trial.log").write_text(
+                f"starting\npixelis {stage}: the disk is full\nfix: free some\n"
+            )
             return SimpleNamespace(poll=lambda: 1, returncode=1)
         share = {"plain": 4, "curious": 2}[arm]
         with (run_dir / "trajectories-held-out.jsonl").open("w") as out:
@@ -152,9 +173,16 @@ class Jobs:
                 right = float((number + seed) % share == 0)
                 reward = {"accuracy": right} if number else {}  # the first question is unscored
                 episode = Trajectory(
-                    id="t", question_id=f"q{number}", group_id="g", dialect="qwen", stop_reason=StopReason.ANSWER, rewards=reward
+                    id="t",
+                    question_id=f"q{number}",
+                    group_id="g",
+                    dialect="qwen",
+                    stop_reason=StopReason.ANSWER,
+                    rewards=reward,
                 )
-                group = Group(id="g", question=Question(id=f"q{number}", question="?"), trajectories=[episode])
+                group = Group(
+                    id="g", question=Question(id=f"q{number}", question="?"), trajectories=[episode]
+                )
                 out.write(group.model_dump_json() + "\n")
         log = EventLog(folder)
         for step in range(1, 4):
@@ -239,7 +267,9 @@ def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
 
 
 @pytest.mark.parametrize(("stage", "expected"), [("rft", {2: 0.5}), ("ttrl", {2: 0.5}), ("sft", {3: 0.5})])
-def test_curves_of_evaluations_have_the_step_that_was_evaluated(stage: str, expected: dict, tmp_path: Path) -> None:
+def test_curves_of_evaluations_have_the_step_that_was_evaluated(
+    stage: str, expected: dict, tmp_path: Path
+) -> None:
     ablation = read(write(tmp_path), [f"stage={stage}", "curves=[evaluate/accuracy]"])
     with EventLog(tmp_path / "out" / "plain" / "seed_1") as log:
         log.write("evaluation", step=2, **{"evaluate/accuracy": 0.5})

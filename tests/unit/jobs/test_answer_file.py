@@ -1,4 +1,6 @@
-"""The file of `pixelis answer`: what is in it is not answered again, what does not belong there is refused."""
+"""The file of `pixelis answer`: what is in it is not answered again, what does not belong there is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,10 @@ def test_a_file_of_other_answers_or_another_process_is_refused(tmp_path: Path) -
 
 def test_answers_with_any_line_separator_are_compared_with_the_truth(tmp_path: Path) -> None:
     questions, path = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
-    asked = [Question(id="q0", question="one\u2028two\x85three", answers=["7"]), Question(id="q1", question="q", answers=["8"])]
+    asked = [
+        Question(id="q0", question="one\u2028two\x85three", answers=["7"]),
+        Question(id="q1", question="q", answers=["8"]),
+    ]
     questions.write_text("".join(question.model_dump_json() + "\n" for question in asked), encoding="utf-8")
 
     async def seven(question: Question) -> dict[str, Any]:
@@ -81,12 +86,19 @@ def test_answers_with_any_line_separator_are_compared_with_the_truth(tmp_path: P
     with answer_file(path, "s") as out:
         fill(out, [*enumerate(asked)], seven)
     options = parse([str(questions), "--calibrate"])
-    assert correctness(load(None, [f"data.evaluate={questions}"]), options, path) == ([0.5, 0.5], [True, False])
+    assert correctness(load(None, [f"data.evaluate={questions}"]), options, path) == (
+        [0.5, 0.5],
+        [True, False],
+    )
 
 
 def test_a_folder_as_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("my notes\n")
-    for path in (tmp_path, tmp_path / "notes.txt" / "out.jsonl", tmp_path / "notes.txt" / "more" / "out.jsonl"):
+    for path in (
+        tmp_path,
+        tmp_path / "notes.txt" / "out.jsonl",
+        tmp_path / "notes.txt" / "more" / "out.jsonl",
+    ):
         with pytest.raises(BadConfig, match="is a folder, or below a file"), answer_file(path, "s"):
             pass
 
@@ -116,7 +128,10 @@ def test_a_folder_as_file_is_refused(tmp_path: Path) -> None:
 def test_answers_of_other_settings_are_told_apart(word: str, counts: bool) -> None:
     before, after = (settings_of(load("configs/nano/evaluate.yaml", words), None) for words in ([], [word]))
     assert (before != after) == counts
-    assert len({settings_of(load("configs/nano/evaluate.yaml", words), "http://x") for words in ([], [word])}) == 1
+    assert (
+        len({settings_of(load("configs/nano/evaluate.yaml", words), "http://x") for words in ([], [word])})
+        == 1
+    )
 
 
 def test_a_question_without_its_truth_keeps_its_conversation() -> None:
@@ -127,6 +142,22 @@ def test_a_question_without_its_truth_keeps_its_conversation() -> None:
 
 
 def test_the_command_line_has_a_file_and_configuration() -> None:
-    options = parse(["--url", "http://x", "cards:?split=test&seed=1", "a.yaml", "serve.samples=2", "--limit", "3", "--dry-run"])
+    options = parse(
+        [
+            "--url",
+            "http://x",
+            "cards:?split=test&seed=1",
+            "a.yaml",
+            "serve.samples=2",
+            "--limit",
+            "3",
+            "--dry-run",
+        ]
+    )
     assert (options.source, options.url, options.limit) == ("cards:?split=test&seed=1", "http://x", 3)
-    assert options.rest == ["a.yaml", "serve.samples=2", "--dry-run", "data.evaluate=cards:?split=test&seed=1"]
+    assert options.rest == [
+        "a.yaml",
+        "serve.samples=2",
+        "--dry-run",
+        "data.evaluate=cards:?split=test&seed=1",
+    ]

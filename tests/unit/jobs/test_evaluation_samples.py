@@ -30,7 +30,9 @@ def services():
     services.close()
 
 
-def group(name: str, answers: list[str | None], truth: str | None = "1/2", operations: int = 0, split: str = "test") -> Group:
+def group(
+    name: str, answers: list[str | None], truth: str | None = "1/2", operations: int = 0, split: str = "test"
+) -> Group:
     question = Question(id=name, question="?", answers=truth and [truth], scorer="math", split=split)
     trajectories = [
         Trajectory(
@@ -60,13 +62,27 @@ def test_avg_pass_and_maj_at_k(services):
     ]
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     result = sample_metrics(scored, RewardsConfig(), services)
-    assert result.pop("pass") == {"1": pytest.approx(1.25 / 4), "2": pytest.approx((5 / 6 + 5 / 6 + 1 / 2) / 4), "4": 0.75}
+    assert result.pop("pass") == {
+        "1": pytest.approx(1.25 / 4),
+        "2": pytest.approx((5 / 6 + 5 / 6 + 1 / 2) / 4),
+        "4": 0.75,
+    }
     intervals = result.pop("ci95@k")
     for name in ("avg@k", "pass@k", "maj@k"):
         low, high = intervals[name]
         assert 0 <= low <= result[name] <= high <= 1
-    assert result == {"k": 4, "avg@k": pytest.approx((0.5 + 0.5 + 0.25 + 0) / 4), "pass@k": 0.75, "maj@k": 0.25}
-    assert sample_metrics([score_group(group("a", ["1/2"]), RewardsConfig(), services=services)], RewardsConfig(), services) == {}
+    assert result == {
+        "k": 4,
+        "avg@k": pytest.approx((0.5 + 0.5 + 0.25 + 0) / 4),
+        "pass@k": 0.75,
+        "maj@k": 0.25,
+    }
+    assert (
+        sample_metrics(
+            [score_group(group("a", ["1/2"]), RewardsConfig(), services=services)], RewardsConfig(), services
+        )
+        == {}
+    )
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample():
@@ -130,7 +146,10 @@ def test_the_table_shows_intervals_seeds_and_paired_differences(services):
 
 
 def test_an_evaluation_in_which_nobody_answered_says_so(services, capsys):
-    scored = [score_group(g, RewardsConfig(), services=services) for g in (group("a", [None, None]), group("b", ["3", None]))]
+    scored = [
+        score_group(g, RewardsConfig(), services=services)
+        for g in (group("a", [None, None]), group("b", ["3", None]))
+    ]
     summary = evaluation_arms.summary_of(parse({}), "v", scored, services)
     assert summary["answered"] == 1
     evaluate.show(summary)
@@ -154,8 +173,15 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
     ]
     assert rows[2]["unscored"] == ["no_answer_key"] * 2 or all(rows[2]["unscored"])
     better = [score_group(group(name, ["1/2"]), RewardsConfig(), services=services) for name in "ab"]
-    other = evaluation_arms.Arm("new", evaluation_arms.summary_of(config, "new", better, services), better, [])
-    assert evaluation_arms.compare_with(str(tmp_path), other) == {"mean": 0.5, "ci95": [0.5, 0.5], "n": 2, "p": 0.5}
+    other = evaluation_arms.Arm(
+        "new", evaluation_arms.summary_of(config, "new", better, services), better, []
+    )
+    assert evaluation_arms.compare_with(str(tmp_path), other) == {
+        "mean": 0.5,
+        "ci95": [0.5, 0.5],
+        "n": 2,
+        "p": 0.5,
+    }
     rows[0]["answers"] = ["one\u2028two\x85"]  # they end a line of text, but not one of JSON
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (tmp_path / "scores-v.jsonl").write_text(text, encoding="utf-8")
@@ -169,15 +195,22 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
 
 def test_accuracy_by_category_and_the_files_of_other_systems(services):
     groups = [group("vstar-a", ["1/2", "3"]), group("vstar-b", ["1/2", "1/2"]), group("vstar-c", [None, "4"])]
-    for g, category in zip(groups, ("direct_attributes", "relative_position", "relative_position"), strict=True):
+    for g, category in zip(
+        groups, ("direct_attributes", "relative_position", "relative_position"), strict=True
+    ):
         g.question.meta["category"], g.question.task = category, "vstar"
         for t in g.trajectories:
-            t.turns = [Turn(role="user", text="?"), Turn(role="assistant", text=f"<answer>{t.answer}</answer>")]
+            t.turns = [
+                Turn(role="user", text="?"),
+                Turn(role="assistant", text=f"<answer>{t.answer}</answer>"),
+            ]
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     result = breakdown(scored)["categories"]
     assert rates(result) == {"direct_attributes": (0.5, 2), "relative_position": (0.5, 4)}
     scored[0].question.meta["category"] = ["direct_attributes", "hard"]
-    assert rates(breakdown(scored)["categories"])["hard"] == (0.5, 2), "a question may have several categories"
+    assert rates(breakdown(scored)["categories"])["hard"] == (0.5, 2), (
+        "a question may have several categories"
+    )
     scored[0].question.meta["category"] = "direct_attributes"
     answers = {t.id: t.answer for g in scored for t in g.trajectories}
     written = {}
@@ -198,12 +231,22 @@ def test_accuracy_by_category_and_the_files_of_other_systems(services):
         ("vstar-a", 0.5, 2),
         ("vstar-b", 1.0, 2),
     ]
-    assert stats[0]["rollouts"][0] == {"output": "<answer>1/2</answer>", "score": 1.0, "format_reward": 1.0, "acc_reward": 1.0}
+    assert stats[0]["rollouts"][0] == {
+        "output": "<answer>1/2</answer>",
+        "score": 1.0,
+        "format_reward": 1.0,
+        "acc_reward": 1.0,
+    }
     assert json.loads(written["mini_o3-v/metrics.json"]) == {"val/test_score/vstar/total": 0.5}
 
 
 def test_files_of_other_systems_name_the_benchmark_and_pixel_reasoners_bonus_and_cost(services):
-    groups = [group("vstar-direct-1", ["1/2"]), group("infovqa-9", ["3"]), group("17", ["3"]), group("x-1", ["3"])]
+    groups = [
+        group("vstar-direct-1", ["1/2"]),
+        group("infovqa-9", ["3"]),
+        group("17", ["3"]),
+        group("x-1", ["3"]),
+    ]
     groups[0].question.task, groups[0].question.meta = "search", {"source": "vstar", "original_id": "1"}
     groups[3].question.task = "own"
     call = Turn(role="assistant", text="c", action=Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]}))
@@ -213,7 +256,9 @@ def test_files_of_other_systems_name_the_benchmark_and_pixel_reasoners_bonus_and
         other.model_copy(update={"id": f"t{calls}", "turns": [call, seen] * calls}) for calls in (3, 0, 0, 0)
     ]
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
-    written = outputs.files("pixel_reasoner", "v", scored, {}, "m") | outputs.files("mini_o3", "v", scored, {}, "m")
+    written = outputs.files("pixel_reasoner", "v", scored, {}, "m") | outputs.files(
+        "mini_o3", "v", scored, {}, "m"
+    )
     metrics = json.loads(written["metrics_v.json"])
     assert [row["benchname"] for row in metrics] == ["infovqa", "own", "v", "vstar"]
     assert "val/test_score/vstar/total" in json.loads(written["mini_o3-v/metrics.json"])
@@ -235,8 +280,12 @@ def test_the_trajectory_file_of_mini_o3_has_each_turn_and_the_errors() -> None:
         Turn(role="assistant", text="<answer>7</answer>"),
     ]
     question = Question(id="../d/1", question="Which?", answers=["7"])
-    episode = Trajectory(question_id=question.id, group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER)
-    written = outputs.files("mini_o3", "v", [Group(id="g", question=question, trajectories=[episode])], {}, "m")
+    episode = Trajectory(
+        question_id=question.id, group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER
+    )
+    written = outputs.files(
+        "mini_o3", "v", [Group(id="g", question=question, trajectories=[episode])], {}, "m"
+    )
     (path,) = [path for path in written if path.endswith("traj.jsonl")]
     assert path.startswith("mini_o3-v/")
     assert ".." not in path
@@ -255,7 +304,9 @@ def test_the_evaluation_of_several_sets_during_training_counts_by_its_mean():
     metrics = evaluation_metrics({"id": {**summary, "accuracy": 0.9}, "ood": {**summary, "accuracy": 0.5}})
     assert metrics["evaluate/accuracy"] == pytest.approx(0.7)
     assert (metrics["evaluate/accuracy_id"], metrics["evaluate/accuracy_ood"]) == (0.9, 0.5)
-    assert evaluation_metrics({"": {**summary, "accuracy": None}}).keys() == {f"evaluate/{key}" for key in summary}
+    assert evaluation_metrics({"": {**summary, "accuracy": None}}).keys() == {
+        f"evaluate/{key}" for key in summary
+    }
 
 
 @pytest.mark.parametrize(
@@ -289,7 +340,9 @@ ROWS = [
 PREDICTIONS = ["<think>so</think><answer>7</answer>", "The answer is 4."]
 
 
-def test_another_models_answers_are_scored_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_models_answers_are_scored_from_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from PIL import Image
 
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
@@ -308,7 +361,9 @@ def test_another_models_answers_are_scored_from_a_file(tmp_path: Path, capsys: p
     assert "accuracy 0.500" in capsys.readouterr().out
 
 
-def test_published_files_of_answers_by_id_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_files_of_answers_by_id_are_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     question = {
         "question": "Which?",
         "choices": ["red", "blue"],
@@ -319,7 +374,9 @@ def test_published_files_of_answers_by_id_are_scored(tmp_path: Path, capsys: pyt
     problems = {str(i): {**question, "answer": i % 2} for i in range(4)}
     (tmp_path / "problems.json").write_text(json.dumps(problems))
     (tmp_path / "pid_splits.json").write_text(json.dumps({"test": list(problems)}))
-    config = parse({"evaluate": {"answers": str(tmp_path / "gpt3.json")}, "data": {"evaluate": f"scienceqa:{tmp_path}"}})
+    config = parse(
+        {"evaluate": {"answers": str(tmp_path / "gpt3.json")}, "data": {"evaluate": f"scienceqa:{tmp_path}"}}
+    )
     files = {
         "numbers as ScienceQA": {"acc": 75.0, "results": {"0": 0, "1": 1, "2": 0, "3": -1}, "outputs": {}},
         "texts as MM-Vet and MMMU": {"0": "A", "1": "The answer is (B).", "2": "red", "3": "?"},
@@ -339,12 +396,18 @@ def test_published_files_of_answers_by_id_are_scored(tmp_path: Path, capsys: pyt
 
 
 def test_a_submission_to_docvqa_is_found_by_its_question_ids() -> None:
-    questions = [Question(id=f"docvqa-val-{i}", question="?", answers=["7"], meta={"original_id": str(i)}) for i in range(2)]
+    questions = [
+        Question(id=f"docvqa-val-{i}", question="?", answers=["7"], meta={"original_id": str(i)})
+        for i in range(2)
+    ]
     rows = [{"questionId": 1, "answer": "b"}, {"questionId": 0, "answer": "a"}]
     groups = foreign_answers.episodes(rows, questions)
     assert [g.trajectories[0].turns[0].text for g in groups] == ["a", "b"]
     answers = {g.trajectories[0].id: g.trajectories[0].turns[0].text for g in groups}
-    assert [row["extracted_answer"] for row in foreign_answers.with_scores(rows, groups, answers)] == ["b", "a"]
+    assert [row["extracted_answer"] for row in foreign_answers.with_scores(rows, groups, answers)] == [
+        "b",
+        "a",
+    ]
     with pytest.raises(BadInput) as error:  # these rows are questions with their truths
         foreign_answers.episodes([{"questionId": 1, "question": "?", "answer": "b"}], questions)
     assert error.value.code == "no_output"
@@ -355,7 +418,9 @@ def test_errors_of_counts(services) -> None:
     for g in groups:
         g.question.scorer = "count"
     answers = {t.id: t.answer for g in groups for t in g.trajectories}
-    assert count_errors(groups, answers) == {"count_errors": {"mae": 0.75, "rmse": pytest.approx((5 / 4) ** 0.5), "n": 4}}
+    assert count_errors(groups, answers) == {
+        "count_errors": {"mae": 0.75, "rmse": pytest.approx((5 / 4) ** 0.5), "n": 4}
+    }
     groups[0].question.scorer = groups[1].question.scorer = "math"
     assert count_errors(groups, answers) == {}
 

@@ -1,4 +1,6 @@
-"""The learner beside a service: what fails is started again and told to Evolution, and never ends the service."""
+"""The learner beside a service: what fails is started again and told to Evolution, and never ends the
+service.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def learning(folder: Path, evolution: Evolution, evolve: Any, monkeypatch: pytest.MonkeyPatch) -> serve.Learning:
+def learning(
+    folder: Path, evolution: Evolution, evolve: Any, monkeypatch: pytest.MonkeyPatch
+) -> serve.Learning:
     monkeypatch.setattr(serve, "evolve", evolve)
     return serve.Learning(load(None, [f"run.dir={folder}"]), Actors(), ServingActors(evolution=evolution))  # type: ignore[arg-type]
 

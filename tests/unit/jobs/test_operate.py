@@ -1,4 +1,6 @@
-"""Operations from the shell: JSON arguments, JSON alone on stdout, pictures in a folder, and errors that name the fix."""
+"""Operations from the shell: JSON arguments, JSON alone on stdout, pictures in a folder, and errors that name
+the fix.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SEGMENTED = "runs/operate/photo/segment_object_at.json"
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch, capfd):
-    """Runs the job in an empty folder that holds photo.png; returns exit code, JSON (or None) and what a person reads."""
+    """Runs the job in an empty folder that holds photo.png; returns exit code, JSON (or None) and what a
+    person reads.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Image.fromarray(skimage.data.coffee()).save("photo.png")
@@ -65,7 +69,9 @@ def test_zoom_in_gives_json_the_crop_and_where_it_was(shell):
 
 def test_a_zoom_into_a_zoom(shell):
     shell("photo.png", "zoom_in", "--out", "one", box=[0.5, 0.5, 1, 1])
-    code, result, _ = shell("photo.png", "zoom_in", "--after", "one/zoom_in.json", "--target", "obs1", box=[0.5, 0.5, 1, 1])
+    code, result, _ = shell(
+        "photo.png", "zoom_in", "--after", "one/zoom_in.json", "--target", "obs1", box=[0.5, 0.5, 1, 1]
+    )
     assert code == 0
     assert result["id"] == "obs2"
     assert result["images"][0]["parent"] == "obs1"
@@ -181,13 +187,25 @@ def test_a_wrong_command_line_names_the_right_one(shell, words, helped):
     [
         (["photo.png", "zoom_in", '{"box": [60, 80, 240, 200]}'], "out_of_range", "coordinates are 0..1"),
         (["photo.png", "zoom_in", '{"box": [0.6, 0.5, 0.3, 0.2]}'], "bad_box", "x0 < x1"),
-        (["photo.png", "zoom_in", '{"bbox_2d": [0, 0, 1, 1]}'], "bad_arguments", "box: [number, number, number, number]"),
+        (
+            ["photo.png", "zoom_in", '{"bbox_2d": [0, 0, 1, 1]}'],
+            "bad_arguments",
+            "box: [number, number, number, number]",
+        ),
         (["photo.png", "rotate"], "bad_arguments", "angle: number (required) degrees clockwise"),
-        (["photo.png", "zoom_in", '{"box": [0, 0, 1, 1], "padding": 3}'], "bad_arguments", "padding must be at most 0.5"),
+        (
+            ["photo.png", "zoom_in", '{"box": [0, 0, 1, 1], "padding": 3}'],
+            "bad_arguments",
+            "padding must be at most 0.5",
+        ),
         (["photo.png", "get_properties", '{"groups": ["colour"]}'], "bad_arguments", '"color"'),
         (["photo.png", "zoom_in", WHOLE, "--target", "obs7"], "bad_target", "img0"),
         (["photo.png", "compare", '{"other": "img7"}'], "bad_target", "img7"),
-        (["photo.png", "track_object", '{"box": [0, 0, 0.5, 0.5]}'], "not_a_video", "needs a clip or a folder of frames"),
+        (
+            ["photo.png", "track_object", '{"box": [0, 0, 0.5, 0.5]}'],
+            "not_a_video",
+            "needs a clip or a folder of frames",
+        ),
     ],
 )
 def test_an_error_of_the_operation_is_json_and_says_what_helps(shell, words, code, helped):
@@ -249,7 +267,9 @@ def test_a_picture_in_a_data_url(shell):
 def test_results_of_other_pixels_are_refused(shell):
     shell("photo.png", "zoom_in", box=[0, 0, 0.5, 0.5])
     Image.fromarray(skimage.data.coffee()[::-1].copy()).save("other.png")
-    code, _, said = shell("other.png", "zoom_in", "--after", "runs/operate/photo/zoom_in.json", box=[0, 0, 1, 1])
+    code, _, said = shell(
+        "other.png", "zoom_in", "--after", "runs/operate/photo/zoom_in.json", box=[0, 0, 1, 1]
+    )
     assert code == 2
     assert "other media" in said
 

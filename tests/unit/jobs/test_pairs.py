@@ -1,4 +1,6 @@
-"""The pairs of algorithm and preset that the documentation names start, and say what they lack before they start."""
+"""The pairs of algorithm and preset that the documentation names start, and say what they lack before they
+start.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from pixelis.jobs import rft
 TABLE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 PAIRS = re.findall(r"`(rft\.algorithm=\S+ rewards\.preset=\S+?)(?: [^`]*)?`[^|]*\| `(\w+)` \|", TABLE)
 CASES = [
-    pytest.param(*pair, id=pair[1] + pair[0].partition("preset")[2], marks=[pytest.mark.long] if number % 4 else [])
+    pytest.param(
+        *pair, id=pair[1] + pair[0].partition("preset")[2], marks=[pytest.mark.long] if number % 4 else []
+    )
     for number, pair in enumerate(PAIRS)
 ]
 JUDGE = ("rewards.judge.url=http://127.0.0.1:9/v1", "rewards.judge.model=m", "rewards.judge.api_key_env=")
@@ -23,7 +27,9 @@ JUDGE = ("rewards.judge.url=http://127.0.0.1:9/v1", "rewards.judge.model=m", "re
 
 def dry_run(*argv: str) -> int:
     with pytest.raises(SystemExit) as left:
-        config.from_command_line("Doc.", "rft", ["configs/nano/rft.yaml", *argv, "--dry-run"], check=rft.check)
+        config.from_command_line(
+            "Doc.", "rft", ["configs/nano/rft.yaml", *argv, "--dry-run"], check=rft.check
+        )
     return int(left.value.code or 0)
 
 
@@ -33,7 +39,9 @@ def test_every_system_has_a_pair() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair", "dialect"), CASES)
-def test_a_documented_pair_starts_and_asks_for_its_judge(pair: str, dialect: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_documented_pair_starts_and_asks_for_its_judge(
+    pair: str, dialect: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = [*pair.split(), f"dialogue.dialect={dialect}"]
     needs_judge = REWARD_PRESETS[keys[1].partition("=")[2]].get("judge", {}).get("required", False)
     assert dry_run(*keys) == (2 if needs_judge else 0), capsys.readouterr().err
@@ -43,8 +51,13 @@ def test_a_documented_pair_starts_and_asks_for_its_judge(pair: str, dialect: str
 
 
 @pytest.mark.slow
-def test_questions_that_need_a_judge_fail_the_dry_run_without_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"id": str(i), "question": "?", "answers": ["7"], "scorer": "exact" if i < 5 else "judge"} for i in range(8)]
+def test_questions_that_need_a_judge_fail_the_dry_run_without_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"id": str(i), "question": "?", "answers": ["7"], "scorer": "exact" if i < 5 else "judge"}
+        for i in range(8)
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     source = f"data.train={tmp_path / 'rows.jsonl'}"
     assert dry_run(source) == 2

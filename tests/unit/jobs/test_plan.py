@@ -21,7 +21,13 @@ def findings(job: str, subject: str, *overrides: str) -> list[Finding]:
     return [f for f in every if f.subject == subject]
 
 
-TWO_NODES = ("cluster.nodes.count=2", "cluster.nodes.cpus=32", "cluster.nodes.gpus=4", "learner.gpus=1", "engine.gpus=1")
+TWO_NODES = (
+    "cluster.nodes.count=2",
+    "cluster.nodes.cpus=32",
+    "cluster.nodes.gpus=4",
+    "learner.gpus=1",
+    "engine.gpus=1",
+)
 
 
 def test_learners_share_a_machine_and_generators_take_what_is_left() -> None:
@@ -37,13 +43,19 @@ def test_learners_share_a_machine_and_generators_take_what_is_left() -> None:
 @pytest.mark.parametrize(
     ("overrides", "level", "words"),
     [
-        (("learner.workers=4", "engine.workers=5"), "error", "1 of 5 x generator with its toolboxes find no room"),
+        (
+            ("learner.workers=4", "engine.workers=5"),
+            "error",
+            "1 of 5 x generator with its toolboxes find no room",
+        ),
         (("learner.workers=4", "engine.workers=5", "cluster.autoscaling=true"), "note", "1 of 5 x generator"),
         (("engine.tensor_parallel=8", "engine.gpus=8"), "error", "GPU 8 on one machine"),
         (("engine.cpus=20", "toolbox.workers=4", "toolbox.cpus=4"), "error", "CPU 36"),
     ],
 )
-def test_what_finds_no_room_is_named_with_its_needs(overrides: tuple[str, ...], level: str, words: str) -> None:
+def test_what_finds_no_room_is_named_with_its_needs(
+    overrides: tuple[str, ...], level: str, words: str
+) -> None:
     (placement,) = findings("rft", "placement", *TWO_NODES, *overrides)
     assert placement.level == level
     assert words in placement.text
@@ -51,16 +63,23 @@ def test_what_finds_no_room_is_named_with_its_needs(overrides: tuple[str, ...], 
 
 def test_generators_that_may_join_are_counted_by_the_room_left() -> None:
     def more(*overrides: str) -> tuple[str, str]:
-        (finding,) = findings("rft", "generators", *TWO_NODES, "learner.workers=4", "engine.workers=2", *overrides)
+        (finding,) = findings(
+            "rft", "generators", *TWO_NODES, "learner.workers=4", "engine.workers=2", *overrides
+        )
         return finding.level, finding.text
 
-    assert more("engine.max_workers=4") == ("ok", "2 of 2 generators beyond engine.workers have room on 2 x (32 CPUs, 4 GPUs)")
+    assert more("engine.max_workers=4") == (
+        "ok",
+        "2 of 2 generators beyond engine.workers have room on 2 x (32 CPUs, 4 GPUs)",
+    )
     level, text = more("engine.max_workers=6")
     assert level == "note"
     assert text.startswith("2 of 4")
     assert "the others join when nodes are added" in text
     assert not findings("rft", "generators", *TWO_NODES)
-    (service,) = findings("serve", "generators", *TWO_NODES, "engine.max_workers=3", "evolution.enabled=false")
+    (service,) = findings(
+        "serve", "generators", *TWO_NODES, "engine.max_workers=3", "evolution.enabled=false"
+    )
     assert service.text.startswith("2 of 2 generators beyond engine.workers have room")
 
 
@@ -82,8 +101,12 @@ def test_a_read_only_service_needs_neither_learner_nor_canary_nor_embedder() -> 
     assert roles("engine.colocate=true", "evolution.enabled=false")
 
 
-def boundaries(settings: CurriculumConfig, success: float, coherence: float, rollouts: int, steps: int) -> list[int]:
-    """Return the steps after which phases end, for constant success and a coherence that never stops improving."""
+def boundaries(
+    settings: CurriculumConfig, success: float, coherence: float, rollouts: int, steps: int
+) -> list[int]:
+    """Return the steps after which phases end, for constant success and a coherence that never stops
+    improving.
+    """
     curriculum = Curriculum(settings)
     ends = []
     for step in range(steps):
@@ -92,8 +115,17 @@ def boundaries(settings: CurriculumConfig, success: float, coherence: float, rol
     return ends
 
 
-@given(st.integers(1, 12), st.integers(0, 3000), st.integers(1, 60), st.integers(0, 60), st.integers(1, 400), st.integers(1, 20))
-def test_phases_begin_when_the_plan_says(check: int, samples: int, first: int, more: int, rollouts: int, window: int) -> None:
+@given(
+    st.integers(1, 12),
+    st.integers(0, 3000),
+    st.integers(1, 60),
+    st.integers(0, 60),
+    st.integers(1, 400),
+    st.integers(1, 20),
+)
+def test_phases_begin_when_the_plan_says(
+    check: int, samples: int, first: int, more: int, rollouts: int, window: int
+) -> None:
     settings = CurriculumConfig(
         kind="trigger",
         check_every=check,
@@ -114,7 +146,10 @@ def test_a_phase_that_the_run_cannot_reach_is_noted() -> None:
     assert [f.level for f in findings("rft", "curriculum", *near)] == ["note", "note"]
     second, third = findings("rft", "curriculum", *near, "rft.steps=150")
     assert (second.level, third.level) == ("note", "note")
-    assert "phase 3 of 3 begins at step 200 to 20100, by progress, of rft.steps 150: the run ends before" in third.text
+    assert (
+        "phase 3 of 3 begins at step 200 to 20100, by progress, of rft.steps 150: the run ends before"
+        in third.text
+    )
     by_step = findings("rft", "curriculum", "rewards.preset=pixelis-steps", "rft.steps=6000")
     assert [f.level for f in by_step] == ["ok", "note"]
     assert findings("rft", "curriculum") == []

@@ -1,4 +1,6 @@
-"""The quickstart's requests: an overloaded service is asked again, one that fails is named with what to do."""
+"""The quickstart's requests: an overloaded service is asked again, one that fails is named with what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def statuses() -> Iterator[tuple[str, list[int]]]:
     server.server_close()
 
 
-def test_an_overloaded_service_is_asked_again(statuses: tuple[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overloaded_service_is_asked_again(
+    statuses: tuple[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, queue = statuses
     monkeypatch.setattr(quickstart.time, "sleep", lambda _: None)
     (question,) = read_questions("cards:?split=test", limit=1, epochs=1)

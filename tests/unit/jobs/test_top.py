@@ -19,7 +19,9 @@ from pixelis.telemetry.events import EventLog
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "pixelis.jobs.top", *arguments], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "pixelis.jobs.top", *arguments], capture_output=True, text=True
+    )
 
 
 def test_a_run_is_drawn_with_its_curves_and_alarms(tmp_path: Path) -> None:
@@ -27,9 +29,15 @@ def test_a_run_is_drawn_with_its_curves_and_alarms(tmp_path: Path) -> None:
         log.write("stage", name="starting the engine")
         first = top(str(tmp_path), "--once").stdout
         for step in range(1, 21):
-            values = {"train/accuracy": step / 20, "policy/kl": step / 100, "operation/zoom_in": 0.5, "stop/answer": 1.0}
+            values = {
+                "train/accuracy": step / 20,
+                "policy/kl": step / 100,
+                "operation/zoom_in": 0.5,
+                "stop/answer": 1.0,
+            }
             log.write("step/policy", step=step, **values)
-        log.write("step/policy", step=20, **{"train/accuracy": 0.25, "policy/kl": 0.2})  # repeated after a resume
+        # Repeated after a resume
+        log.write("step/policy", step=20, **{"train/accuracy": 0.25, "policy/kl": 0.2})
         log.write("evaluation", step=20, **{"evaluate/accuracy": 0.875})
         log.write("notice", text="waits for a node")
     assert "no step yet: starting the engine" in first
@@ -70,7 +78,9 @@ def other() -> Iterator[tuple[str, dict[str, tuple[int, str]]]]:
         server.shutdown()
 
 
-def test_another_service_and_one_that_is_away_are_named(other: tuple[str, dict[str, tuple[int, str]]]) -> None:
+def test_another_service_and_one_that_is_away_are_named(
+    other: tuple[str, dict[str, tuple[int, str]]],
+) -> None:
     url, answers = other
     for health in ((404, "{}"), (200, "{}"), (200, "[1]"), (200, '[["status", 1]]'), (200, "hello")):
         answers["/healthz"] = health
@@ -87,7 +97,12 @@ def test_another_service_and_one_that_is_away_are_named(other: tuple[str, dict[s
 
 
 def test_a_service_that_is_away_for_a_while_is_watched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    frames: list[Any] = [Text("before"), InfraFailure("it answers with 503"), Text("after"), KeyboardInterrupt()]
+    frames: list[Any] = [
+        Text("before"),
+        InfraFailure("it answers with 503"),
+        Text("after"),
+        KeyboardInterrupt(),
+    ]
     drawn = []
 
     def draw() -> Text:

@@ -1,4 +1,6 @@
-"""Adapting to questions without answers: what is measured, when it ends, and that no truth reaches the weights."""
+"""Adapting to questions without answers: what is measured, when it ends, and that no truth reaches the
+weights.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def group(answers: list[str | None], name: str = "q", truths: list[str] | None =
 
 
 def scored(truths: list[list[str] | None]) -> list[Group]:
-    return [score_group(group(a, f"q{i}", t), TTRL) for i, (a, t) in enumerate(zip(ANSWERS, truths, strict=True))]
+    return [
+        score_group(group(a, f"q{i}", t), TTRL) for i, (a, t) in enumerate(zip(ANSWERS, truths, strict=True))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,8 @@ def test_a_run_ends_when_the_votes_agree_no_further(values: list[float], ends: b
 
 def test_shares_are_those_of_the_steps_and_count_groups_without_a_majority(tmp_path) -> None:
     log = EventLog(tmp_path)
-    for step, share, none in ((1, 0.5, 0.0), (2, 0.8, 0.5), (2, 0.8, 0.25)):  # the second step was made again after a restart
+    # The second step was made again after a restart
+    for step, share, none in ((1, 0.5, 0.0), (2, 0.8, 0.5), (2, 0.8, 0.25)):
         log.write("step/policy", step=step, **{"vote/majority_ratio": share, "vote/none": none})
     log.write("step/policy", step=3, **{"vote/none": 1.0})
     assert ttrl.shares(tmp_path) == pytest.approx([0.5, 0.6, 0.0])
@@ -89,7 +94,11 @@ def test_without_truths_only_the_agreement_is_known() -> None:
 
 def test_episodes_without_an_answer_do_not_win() -> None:
     assert ttrl.votes([score_group(group([None, None, " ", "4"], truths=["4"]), TTRL)], TTRL)[2] == {"q": 1.0}
-    assert ttrl.votes([score_group(group([None, None], truths=["4"]), TTRL)], TTRL) == ({"q": 0.0}, {"q": 0.0}, {"q": 0.0})
+    assert ttrl.votes([score_group(group([None, None], truths=["4"]), TTRL)], TTRL) == (
+        {"q": 0.0},
+        {"q": 0.0},
+        {"q": 0.0},
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +110,10 @@ def test_episodes_without_an_answer_do_not_win() -> None:
         ({"preset": "ttrl", "own": {"own_rewards:reward": 1.0}}, "rewards.own"),
         ({"preset": "ttrl", "curriculum": {"kind": "trigger"}}, "rewards.curriculum.kind=trigger"),
         ({"preset": "ttrl", "curriculum": {"kind": "steps"}}, "rewards.curriculum.steps"),
-        ({"preset": "ttrl", "curriculum": {"kind": "steps", "steps": [[0, 0, 0, 1], [9, 1, 0, 0]]}}, "rewards.curriculum.steps"),
+        (
+            {"preset": "ttrl", "curriculum": {"kind": "steps", "steps": [[0, 0, 0, 1], [9, 1, 0, 0]]}},
+            "rewards.curriculum.steps",
+        ),
         ({"weights": {"accuracy": 0.0, "format": 1.0}}, "majority_vote is 0"),
     ],
 )
@@ -120,14 +132,21 @@ def test_scrambled_truths_never_reach_a_reward_in_any_phase_that_is_accepted() -
     settings = config.parse({"rewards": {"preset": "ttrl", "curriculum": phases}})
     grader = Grader(ttrl.require_unlabelled(settings).rewards)
     for step in range(3):
-        rewards = [[t.reward for t in grader.score(group(["3", "3", "8"], truths=[truth]), step).trajectories] for truth in "38"]
+        rewards = [
+            [t.reward for t in grader.score(group(["3", "3", "8"], truths=[truth]), step).trajectories]
+            for truth in "38"
+        ]
         assert rewards[0] == rewards[1]
         grader.advance(step)
     assert grader.curriculum.phase == 1
 
 
-def test_a_dry_run_of_ttrl_refuses_labels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["ttrl", "configs/nano/ttrl.yaml", "rewards.weights.accuracy=1", "--dry-run"])
+def test_a_dry_run_of_ttrl_refuses_labels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["ttrl", "configs/nano/ttrl.yaml", "rewards.weights.accuracy=1", "--dry-run"]
+    )
     with pytest.raises(SystemExit) as left:
         ttrl.main()
     assert left.value.code == 2
@@ -159,7 +178,8 @@ def trained(truths: list[list[str] | None]) -> dict[str, np.ndarray]:
 
 def test_no_truth_reaches_the_weights() -> None:
     unlabelled = trained([None] * 4)
-    assert any(np.any(tensor) for name, tensor in unlabelled.items() if name.endswith(".B"))  # it has learnt something
+    # It has learnt something
+    assert any(np.any(tensor) for name, tensor in unlabelled.items() if name.endswith(".B"))
     for truths in ([["3"], ["7"], ["2"], ["4"]], [["8"], ["0"], ["no"], ["9"]]):
         labelled = trained(truths)
         assert all(np.array_equal(unlabelled[name], labelled[name]) for name in unlabelled)
@@ -169,7 +189,11 @@ def batch_of(groups: list[Group | str], questions: int, max_oversampling: float)
     """A batch from groups that questions give in this order, instead of from generators."""
     settings = config.parse(
         {
-            "rft": {"prompts_per_step": questions, "group_size": 4, "filter": {"max_oversampling": max_oversampling}},
+            "rft": {
+                "prompts_per_step": questions,
+                "group_size": 4,
+                "filter": {"max_oversampling": max_oversampling},
+            },
             "rewards": TTRL.model_dump(),
         }
     )

@@ -1,4 +1,6 @@
-"""Damaged shard files: nothing wrong is read, one bad row hides no others, and an export repairs what is lost."""
+"""Damaged shard files: nothing wrong is read, one bad row hides no others, and an export repairs what is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def read_all(shard: Shard) -> list[Entry]:
 
 def same(one: Entry, other: Entry) -> bool:
     vectors_equal = one.vector is None or np.array_equal(one.vector, other.vector)
-    return one.experience == other.experience and vectors_equal and one.pictures.items() <= other.pictures.items()
+    return (
+        one.experience == other.experience
+        and vectors_equal
+        and one.pictures.items() <= other.pictures.items()
+    )
 
 
 def restore(folder: Path, content: bytes) -> Path:
@@ -65,7 +71,8 @@ def test_a_flipped_bit_is_never_silent(
     by_id, rng, outcomes = {e.experience.id: e for e in expected}, random.Random(7), Counter[str]()
     for trial in range(trials):
         damaged = bytearray(content)
-        place = rng.randrange(100) if trial < trials // 10 else rng.randrange(len(content))  # also in the header
+        # Also in the header
+        place = rng.randrange(100) if trial < trials // 10 else rng.randrange(len(content))
         damaged[place] ^= 1 << rng.randrange(8)
         folder = restore(tmp_path / str(trial), bytes(damaged))
         try:
@@ -85,7 +92,9 @@ def test_a_flipped_bit_is_never_silent(
             line = json.loads((folder / "damage.jsonl").read_text().splitlines()[0])
             assert (folder / line["file"]).exists()
         shard.load(export)
-        assert [e.experience.id for e in read_all(shard) if e.vector is not None and e.pictures] == [*by_id] or shard.damaged
+        assert [e.experience.id for e in read_all(shard) if e.vector is not None and e.pictures] == [
+            *by_id
+        ] or shard.damaged
         assert {e.experience.id for e in read_all(shard)} == set(by_id), "repaired from the export"
         assert shard.add(entries(1, first=1000)) == [True]
         shard.close()
@@ -98,7 +107,9 @@ def test_a_flipped_bit_is_never_silent(
     assert outcomes["lost and named"] > trials // 4
 
 
-def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rows_module, "CHUNK", 4)
     shard = Shard(tmp_path, MemoryConfig())
     given = entries(10)
@@ -108,7 +119,11 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, mo
     with connect(tmp_path / "shard.sqlite") as db:  # a change that the checksums do not know
         prepare(db).execute("UPDATE vectors SET checksum = x'00' WHERE seq = 4")
         db.execute("UPDATE experiences SET record = replace(record, 'Which', X'ff') WHERE id = 'e5'")
-        db.execute("UPDATE pictures SET png = x'89' WHERE hash = (SELECT hash FROM experience_pictures WHERE seq = 7)")
+        db.execute(
+            "UPDATE pictures SET png = x'89' WHERE hash = (SELECT hash FROM experience_pictures WHERE "
+            "seq "
+            "= 7)"
+        )
     db.close()
     others = [f"e{i}" for i in (9, 8, 7, 6, 4, 3, 2, 1, 0)]
     assert [e.id for e in shard.list(99)] == others
@@ -130,7 +145,9 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(tmp_path: Path, mo
     assert len(shard.search(vectors(1), 99)[0]) == 8
     assert len(list(tmp_path.glob("damaged-*"))) >= 1
     assert shard.prune(0.0) == []
-    assert len(list(tmp_path.glob("damaged-*"))) >= 1, "where nothing is too old, a start leaves the copy that its log names"
+    assert len(list(tmp_path.glob("damaged-*"))) >= 1, (
+        "where nothing is too old, a start leaves the copy that its log names"
+    )
     assert shard.delete(["e0"]) == 1
     assert not list(tmp_path.glob("damaged-*")), "a deletion reaches the damaged copy"
     shard.close()

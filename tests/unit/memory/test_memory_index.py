@@ -25,7 +25,9 @@ def similarity(metric: str, stored: np.ndarray, queries: np.ndarray) -> np.ndarr
     """Similarities [n, stored] by NumPy in float64."""
     stored, queries = stored.astype(float), queries.astype(float)
     if metric == "cosine":
-        return queries @ stored.T / (np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(stored, axis=1))
+        return (
+            queries @ stored.T / (np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(stored, axis=1))
+        )
     difference = queries[:, None] - stored
     return -np.sqrt((difference**2).sum(2)) if metric == "euclidean" else -np.abs(difference).sum(2)
 
@@ -56,9 +58,13 @@ def test_nearest_by_every_kind_and_metric(kind: str, metric: str, monkeypatch: p
     result, rows = built(kind, metric, stored, monkeypatch).search(queries, 10)
     expected = similarity(metric, stored, queries)
     # Distances of close vectors lose digits where FAISS subtracts large numbers.
-    np.testing.assert_allclose(result, np.take_along_axis(expected, rows - 100, 1), atol=2e-3 if metric == "euclidean" else 1e-4)
+    np.testing.assert_allclose(
+        result, np.take_along_axis(expected, rows - 100, 1), atol=2e-3 if metric == "euclidean" else 1e-4
+    )
     assert (np.diff(result, axis=1) <= 1e-6).all()
-    recall = np.mean([len(set(np.argsort(-e)[:10] + 100) & set(r)) / 10 for e, r in zip(expected, rows, strict=True)])
+    recall = np.mean(
+        [len(set(np.argsort(-e)[:10] + 100) & set(r)) / 10 for e, r in zip(expected, rows, strict=True)]
+    )
     assert recall >= (1.0 if kind == "flat" else 0.95)
 
 
@@ -83,7 +89,9 @@ def test_removed_vectors_never_come_back(kind: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_a_large_shard_opens_with_an_approximate_index(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_shard_opens_with_an_approximate_index(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = entries(300)
     shard = Shard(tmp_path, config(kind))
     shard.add(given[:250])

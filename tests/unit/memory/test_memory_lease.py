@@ -47,7 +47,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease.fcntl, "flock", lambda *_: None)
 
 
-def test_a_second_machine_is_refused_by_name(holder: subprocess.Popen[str], elsewhere: None, tmp_path: Path) -> None:
+def test_a_second_machine_is_refused_by_name(
+    holder: subprocess.Popen[str], elsewhere: None, tmp_path: Path
+) -> None:
     with pytest.raises(InfraFailure) as caught:
         Shard(tmp_path / "shard", MemoryConfig())
     assert caught.value.code == "locked"
@@ -71,7 +73,9 @@ def test_a_second_machine_takes_over_from_a_dead_one(
     shard.close()
 
 
-def test_an_owner_that_was_cut_off_stores_nothing_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_was_cut_off_stores_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.05)
     shard = Shard(tmp_path, MemoryConfig())
     shard.add(entries(2))

@@ -1,4 +1,6 @@
-"""Pictures of experiences: each content is stored once in a shard, and exactly as long as an experience shows it."""
+"""Pictures of experiences: each content is stored once in a shard, and exactly as long as an experience shows
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from pixelis.memory.database import connect
 
 CONTENTS = [PNG + random.Random(i).randbytes(3000) for i in range(4)]
 CHANGES = st.one_of(
-    st.tuples(st.just("add"), st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(0, 3), max_size=3)), max_size=4)),
+    st.tuples(
+        st.just("add"),
+        st.lists(st.tuples(st.integers(0, 12), st.lists(st.integers(0, 3), max_size=3)), max_size=4),
+    ),
     st.tuples(st.just("delete"), st.lists(st.integers(0, 12), max_size=4)),
     st.tuples(st.just("user"), st.integers(0, 1)),
     st.tuples(st.just("reopen"), st.none()),
@@ -32,7 +37,9 @@ def stored(folder: Path) -> list[bytes]:
 
 
 def showing(number: int, *contents: int, user: str | None = None) -> Entry:
-    return Entry(made(number, user=user), None, {f"img{i}": CONTENTS[content] for i, content in enumerate(contents)})
+    return Entry(
+        made(number, user=user), None, {f"img{i}": CONTENTS[content] for i, content in enumerate(contents)}
+    )
 
 
 def test_a_picture_of_several_experiences_is_stored_once(tmp_path: Path) -> None:
@@ -73,7 +80,9 @@ def test_pictures_go_with_evicted_and_pruned_experiences(tmp_path: Path) -> None
     shard.close()
 
 
-def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_next_add(tmp_path: Path) -> None:
+def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_next_add(
+    tmp_path: Path,
+) -> None:
     shard = Shard(tmp_path, MemoryConfig())
     shard.add([showing(0, 0, 1), showing(1, 0), showing(2, 1)])
     shard.close()

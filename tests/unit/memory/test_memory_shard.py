@@ -61,7 +61,9 @@ def test_a_full_shard_keeps_the_newest_five_of_ten(tmp_path: Path) -> None:
         shard.add([entry])
     assert ids(shard) == [f"e{i}" for i in range(5, 10)]
     match = shard.search(np.stack([e.vector for e in given]), 10)
-    assert all({name for name, _ in line} == {f"e{i}" for i in range(5, 10)} for line in match), "k beyond the size gives all"
+    assert all({name for name, _ in line} == {f"e{i}" for i in range(5, 10)} for line in match), (
+        "k beyond the size gives all"
+    )
     shard.close()
     shard = Shard(tmp_path, MemoryConfig(), capacity=5)
     assert shard.add(entries(12, first=20)) == [True] * 12, "more than there is room for, in one call"
@@ -79,8 +81,12 @@ def test_an_experience_that_is_evicted_and_added_again_in_one_call_is_readable(t
     shard.close()
 
 
-@pytest.mark.parametrize(("confidence", "reward", "priority"), [(0.75, None, 0.1), (0.5, -1.0, 0.6), (1.0, 0.0, 0.01)])
-def test_the_priority_of_a_new_experience(tmp_path: Path, confidence: float, reward: float | None, priority: float) -> None:
+@pytest.mark.parametrize(
+    ("confidence", "reward", "priority"), [(0.75, None, 0.1), (0.5, -1.0, 0.6), (1.0, 0.0, 0.01)]
+)
+def test_the_priority_of_a_new_experience(
+    tmp_path: Path, confidence: float, reward: float | None, priority: float
+) -> None:
     new = made(1).model_dump(exclude={"priority"})
     new["verdict"]["confidence"], new["trajectory"]["reward"] = confidence, reward
     shard = Shard(tmp_path, MemoryConfig())
@@ -224,7 +230,9 @@ def test_a_deleted_experience_is_in_no_file(tmp_path: Path) -> None:
     for number in range(12):
         user = "someone" if number % 2 else "other"
         picture = {"img0": PNG + b"THE-PICTURE"} if number == 1 else {}
-        shard.add([Entry(made(number, user=user), secret if number == 1 else vectors(1, seed=number)[0], picture)])
+        shard.add(
+            [Entry(made(number, user=user), secret if number == 1 else vectors(1, seed=number)[0], picture)]
+        )
     shard.feedback("e1", Feedback(comment="THE-COMMENT"))
     shard.retrieved("r", ["e1"])
     shard.close()
@@ -261,13 +269,19 @@ def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path) -> 
     for i, entry in enumerate(given):
         question = entry.experience.question.model_copy(update={"question": texts[i % 3]})
         owner = ("key.anna", "key.bob", None)[i % 7 % 3]
-        given[i] = Entry(entry.experience.model_copy(update={"question": question, "user": owner}), entry.vector)
+        given[i] = Entry(
+            entry.experience.model_copy(update={"question": question, "user": owner}), entry.vector
+        )
     shard.add(given)
     similarity = unit(np.stack([e.vector for e in given])) @ unit(given[5].vector)
 
     def nearest(k: int, user: str | None, *kinds: int) -> list[str]:
         order = np.argsort(-similarity, kind="stable").tolist()
-        owned = [i for i in order if i % 3 in kinds and (user is None or (given[i].experience.user or "").startswith(user))]
+        owned = [
+            i
+            for i in order
+            if i % 3 in kinds and (user is None or (given[i].experience.user or "").startswith(user))
+        ]
         return [given[i].experience.id for i in owned[:k]]
 
     def found(k: int, user: str | None, text: str) -> list[str]:
@@ -325,7 +339,9 @@ def test_parquet_brings_everything_back(tmp_path: Path) -> None:
     assert other.pictures("e2") == given[2].pictures
     query = vectors(3, seed=9)
     assert other.search(query, 7) == shard.search(query, 7)
-    table = pyarrow.parquet.read_table(tmp_path / "out" / "all.parquet", columns=["id", "answer", "successes"])
+    table = pyarrow.parquet.read_table(
+        tmp_path / "out" / "all.parquet", columns=["id", "answer", "successes"]
+    )
     assert table.to_pydict()["successes"] == [0, 1, 0, 0, 0, 0, 0]
     pyarrow.parquet.write_table(table, tmp_path / "foreign.parquet")
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "out" / "all.parquet").read_bytes()[:-9])

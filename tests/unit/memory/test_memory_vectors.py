@@ -66,7 +66,9 @@ def test_an_image_vector_depends_neither_on_a_constant_nor_on_the_size() -> None
 
 @pytest.mark.slow
 def test_the_nearest_neighbour_of_a_compressed_image_is_the_image() -> None:
-    """With the embedded model, compressed copies pass the default similarity of a neighbour, other images do not."""
+    """With the embedded model, compressed copies pass the default similarity of a neighbour, other images do
+    not.
+    """
     from pixelis.config import EvolutionConfig, MemoryConfig, load
     from pixelis.datasets.cards import render
     from pixelis.datasets.questions import read_questions
@@ -75,7 +77,9 @@ def test_the_nearest_neighbour_of_a_compressed_image_is_the_image() -> None:
     model, tokenizer, spec = load_model(config.policy, "cpu")
     source = read_questions("cards:?split=validation&seed=11")
     questions = [next(source) for _ in range(40)]
-    images = [Image.fromarray(render(q.media[0].uri)).resize((64, 64), Image.Resampling.BICUBIC) for q in questions]
+    images = [
+        Image.fromarray(render(q.media[0].uri)).resize((64, 64), Image.Resampling.BICUBIC) for q in questions
+    ]
 
     def compressed(image: Image.Image) -> Image.Image:
         buffer = io.BytesIO()

@@ -32,7 +32,10 @@ def test_any_text_survives(text):
 
 
 def test_the_protocol_takes_few_tokens():
-    call = f"<think>zoom in on the red frame</think><tool_call>{ZOOM_CALL}120,340,220,440]}}}}</tool_call><|im_end|>"
+    call = (
+        "<think>zoom in on the red "
+        f"frame</think><tool_call>{ZOOM_CALL}120,340,220,440]}}}}</tool_call><|im_end|>"
+    )
     assert len(tokens(call)) == 20
     assert tokens("<answer>7</answer><|im_end|>") == ["<answer>", "7", "</answer>", "<|im_end|>"]
     assert len(tokens("Which digit is in the purple frame?")) == 8
@@ -72,8 +75,12 @@ def test_both_families_build_load_and_run(family, tmp_path):
     assert model.lm_head.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
     model.save_pretrained(tmp_path)
     repeated = AutoModelForImageTextToText.from_pretrained(tmp_path).eval()
-    pixels, grid = patchify([Views(cards.world("train").backgrounds).overview(cards.scene_of("train", 0, 0))], 8, 2, 2)
-    ids = TOKENIZER("<|vision_start|>" + "<|image_pad|>" * 16 + "<|vision_end|>Where?", return_tensors="pt")["input_ids"]
+    pixels, grid = patchify(
+        [Views(cards.world("train").backgrounds).overview(cards.scene_of("train", 0, 0))], 8, 2, 2
+    )
+    ids = TOKENIZER("<|vision_start|>" + "<|image_pad|>" * 16 + "<|vision_end|>Where?", return_tensors="pt")[
+        "input_ids"
+    ]
     inputs = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid}
     inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
     with torch.no_grad():

@@ -19,7 +19,9 @@ def view(name: str, picture: np.ndarray) -> ImageView:
     return ImageView(id=name, source_size=size, view_size=size)
 
 
-def run(*pictures: np.ndarray, images: tuple[ImageView, ...] = (), budget: PixelBudget | None = None, **arguments):
+def run(
+    *pictures: np.ndarray, images: tuple[ImageView, ...] = (), budget: PixelBudget | None = None, **arguments
+):
     media = {f"img{i}": picture for i, picture in enumerate(pictures)}
     views = [*(view(name, picture) for name, picture in media.items()), *images]
     more = {} if budget is None else {"budget": budget, "multiple": 28}
@@ -33,7 +35,10 @@ def test_spot_the_difference_in_two_pictures_through_jpeg():
     changed = cv2.imdecode(cv2.imencode(".jpg", changed, [cv2.IMWRITE_JPEG_QUALITY, 85])[1], cv2.IMREAD_COLOR)
     observation, views = run(COFFEE, changed, other="img1")
     assert observation.status == "ok"
-    places = [tuple(round(v * s) for v, s in zip(box, (600, 400, 600, 400), strict=True)) for box in observation.data["boxes"]]
+    places = [
+        tuple(round(v * s) for v, s in zip(box, (600, 400, 600, 400), strict=True))
+        for box in observation.data["boxes"]
+    ]
     for truth in ((100, 300, 150, 340), (488, 48, 512, 72)):
         assert any(np.abs(np.subtract(place, truth)).max() <= 6 for place in places), (truth, places)
     assert len(places) == 2
@@ -71,7 +76,9 @@ def test_the_places_are_of_the_target_though_it_is_a_crop():
     changed = COFFEE.copy()
     changed[300:340, 100:150] = 255 - changed[300:340, 100:150]
     crops = tuple(
-        ImageView(id=name, parent=parent, box=(0, 0.5, 0.5, 1.0), source_size=(300, 200), view_size=(300, 200))
+        ImageView(
+            id=name, parent=parent, box=(0, 0.5, 0.5, 1.0), source_size=(300, 200), view_size=(300, 200)
+        )
         for name, parent in (("obs1", "img0"), ("obs2", "img1"))
     )
     media = {"img0": COFFEE, "img1": changed}

@@ -72,12 +72,15 @@ def test_drawn_boxes_do_not_cover_their_content():
 
 def test_lines_carry_their_text_and_no_label_covers_a_line():
     lines = [{"text": f"line {i}", "box": [0.1, 0.1 + 0.15 * i, 0.5, 0.2 + 0.15 * i]} for i in range(5)]
-    lines.append({"text": "你好", "box": [0.6, 0.8, 0.9, 0.9]})  # the font lacks it: its number stands there instead
+    # The font lacks it: its number stands there instead
+    lines.append({"text": "你好", "box": [0.6, 0.8, 0.9, 0.9]})
     out = annotate(ground(480, 640), {"lines": lines})
     mark = changed(ground(480, 640), out)
     for line in lines:
         x0, y0, x1, y1 = line["box"]
-        assert not mark[round(y0 * 480) + 2 : round(y1 * 480) - 2, round(x0 * 640) + 2 : round(x1 * 640) - 2].any()
+        assert not mark[
+            round(y0 * 480) + 2 : round(y1 * 480) - 2, round(x0 * 640) + 2 : round(x1 * 640) - 2
+        ].any()
     assert (out == (0, 0, 0)).all(2).sum() > 500  # letters
     bare = annotate(ground(480, 640), {"lines": [{**line, "text": ""} for line in lines]})
     assert changed(bare, out).any()
@@ -85,8 +88,20 @@ def test_lines_carry_their_text_and_no_label_covers_a_line():
 
 def test_a_track_shows_its_box_on_the_frame_and_its_way_on_all():
     boxes = [[0.1 + 0.05 * i, 0.4, 0.2 + 0.05 * i, 0.6] for i in range(10)]
-    data = {"tracks": [{"id": "ab12cd34", "root": "vid0", "frames": list(range(20, 30)), "boxes": boxes, "status": "active"}]}
-    on_20, on_29, off = (changed(ground(), annotate(ground(), data, frame=n, root="vid0")) for n in (20, 29, 50))
+    data = {
+        "tracks": [
+            {
+                "id": "ab12cd34",
+                "root": "vid0",
+                "frames": list(range(20, 30)),
+                "boxes": boxes,
+                "status": "active",
+            }
+        ]
+    }
+    on_20, on_29, off = (
+        changed(ground(), annotate(ground(), data, frame=n, root="vid0")) for n in (20, 29, 50)
+    )
     edge = round(0.6 * 240)
     assert on_20[edge, 35:60].all()
     assert on_29[edge, 180:200].all()
@@ -119,7 +134,9 @@ def test_odd_data_draws_nothing_or_something_but_never_fails(data):
 
 
 def test_a_contact_sheet_holds_every_picture():
-    sheet = contact_sheet([ground(100, 200, 200), ground(50, 50, 100), ground(80, 160, 150)], columns=2, width=412)
+    sheet = contact_sheet(
+        [ground(100, 200, 200), ground(50, 50, 100), ground(80, 160, 150)], columns=2, width=412
+    )
     assert sheet.shape[1] == 412
     for value in (200, 100, 150):
         assert (sheet == value).all(2).sum() > 1000

@@ -23,13 +23,18 @@ def stretch(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
     for name in [n for n in sys.modules if n == "docs" or n.startswith("docs.")]:
         monkeypatch.delitem(sys.modules, name)
-    return {operation.name: operation for operation in select(["zoom_in", "docs.examples.contrast:StretchContrast"])}
+    return {
+        operation.name: operation
+        for operation in select(["zoom_in", "docs.examples.contrast:StretchContrast"])
+    }
 
 
 def scene(picture: np.ndarray | None = None) -> Scene:
     picture = skimage.data.coffee() if picture is None else picture
     height, width = picture.shape[:2]
-    return Scene({"img0": picture}, [ImageView(id="img0", source_size=(width, height), view_size=(width, height))])
+    return Scene(
+        {"img0": picture}, [ImageView(id="img0", source_size=(width, height), view_size=(width, height))]
+    )
 
 
 OWN = """

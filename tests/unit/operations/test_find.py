@@ -1,4 +1,6 @@
-"""FIND: detectors of random weights in local folders, with boxes as transformers maps them, and errors for wrong folders."""
+"""FIND: detectors of random weights in local folders, with boxes as transformers maps them, and errors for
+wrong folders.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,13 @@ def folders(tmp_path_factory) -> dict[str, Path]:
         torch.manual_seed(0)
         text = {**SMALL, "vocab_size": 10, "max_position_embeddings": 8}
         vision = {**SMALL, "image_size": 64, "patch_size": 16}
-        config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision, projection_dim=16)
+        config = getattr(transformers, f"{name}Config")(
+            text_config=text, vision_config=vision, projection_dim=16
+        )
         out[kind] = tmp_path_factory.mktemp(kind)
         model = getattr(transformers, f"{name}ForObjectDetection")(config)
-        model.box_head.dense2.weight.data *= 0.02  # boxes near the grid of patches instead of beyond the border
+        # Boxes near the grid of patches instead of beyond the border
+        model.box_head.dense2.weight.data *= 0.02
         for layer in (model.class_head.logit_scale, model.class_head.logit_shift):  # scores that differ
             layer.weight.data *= 0
             layer.bias.data *= 0
@@ -54,21 +59,30 @@ def test_boxes_and_scores_are_those_of_transformers(kind: str, folders, monkeypa
     import transformers
 
     detector = find.load(str(folders[kind]))
-    processor = getattr(transformers, {"owlvit": "OwlViTImageProcessorPil", "owlv2": "Owlv2ImageProcessorPil"}[kind])(
-        size={"height": 64, "width": 64}, **({"crop_size": {"height": 64, "width": 64}} if kind == "owlvit" else {})
+    processor = getattr(
+        transformers, {"owlvit": "OwlViTImageProcessorPil", "owlv2": "Owlv2ImageProcessorPil"}[kind]
+    )(
+        size={"height": 64, "width": 64},
+        **({"crop_size": {"height": 64, "width": 64}} if kind == "owlvit" else {}),
     )
     tokens = transformers.AutoTokenizer.from_pretrained(folders[kind])(
         ["red cup"], padding="max_length", max_length=8, return_tensors="pt"
     )
-    # transformers 5 pads with black; OWLv2 was trained with grey (Scenic's implementation), so the square is given.
+    # transformers 5 pads with black; OWLv2 was trained with grey (Scenic's implementation), so the square is
+    # given.
     square = np.concatenate([COFFEE, np.full((200, 600, 3), 128, np.uint8)]) if kind == "owlv2" else COFFEE
     pixels = processor(images=square, return_tensors="pt")["pixel_values"]
-    assert (detector._pixels(COFFEE)["pixel_values"] - pixels).abs().mean() < 0.1  # OWLv2's own resizing blurs a little more
+    # OWLv2's own resizing blurs a little more
+    assert (detector._pixels(COFFEE)["pixel_values"] - pixels).abs().mean() < 0.1
     monkeypatch.setattr(detector, "_pixels", lambda picture: {"pixel_values": pixels})
     boxes, scores = detector.detect(COFFEE, "red cup")
     with torch.inference_mode():
-        output = detector.model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], pixel_values=pixels)
-    (expected,) = processor.post_process_object_detection(output, threshold=0.0, target_sizes=torch.tensor([[400, 600]]))
+        output = detector.model(
+            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], pixel_values=pixels
+        )
+    (expected,) = processor.post_process_object_detection(
+        output, threshold=0.0, target_sizes=torch.tensor([[400, 600]])
+    )
     theirs = expected["boxes"].numpy().reshape(-1, 4) / (600, 400, 600, 400)
     assert len(boxes) == len(scores)
     assert len(boxes) > 3
@@ -80,14 +94,18 @@ def test_boxes_and_scores_are_those_of_transformers(kind: str, folders, monkeypa
 def test_objects_can_be_measured_and_are_of_the_whole_picture(folders, monkeypatch):
     monkeypatch.setitem(find.THRESHOLDS, "owlvit", 0.0)
     find.load.cache_clear()
-    crop = ImageView(id="obs1", parent="img0", box=(0.5, 0.5, 1.0, 1.0), source_size=(300, 200), view_size=(300, 200))
+    crop = ImageView(
+        id="obs1", parent="img0", box=(0.5, 0.5, 1.0, 1.0), source_size=(300, 200), view_size=(300, 200)
+    )
     observation, (view,) = run(folders["owlvit"], "obs1", (crop,), text="red cup", box=[0, 0, 0.5, 1])
     find.load.cache_clear()
     assert observation.status == "ok", observation.text
     records = observation.data["objects"]
     assert 1 <= len(records) <= find.MAX_OBJECTS
     assert len({record["id"] for record in records}) == len(records)
-    assert [record["score"] for record in records] == sorted((record["score"] for record in records), reverse=True)
+    assert [record["score"] for record in records] == sorted(
+        (record["score"] for record in records), reverse=True
+    )
     for record in records:
         x0, y0, x1, y1 = record["box"]
         assert 0.5 - 1e-6 <= x0 < x1 <= 0.75 + 1e-6
@@ -151,19 +169,37 @@ def test_grounding_dino_sees_what_its_processor_shows_it(tmp_path: Path):
     import torch
     import transformers
 
-    vision = {"image_size": 64, "patch_size": 4, "embed_dim": 8, "depths": [1] * 4, "num_heads": [1, 1, 2, 2], "window_size": 2}
+    vision = {
+        "image_size": 64,
+        "patch_size": 4,
+        "embed_dim": 8,
+        "depths": [1] * 4,
+        "num_heads": [1, 1, 2, 2],
+        "window_size": 2,
+    }
     text = {**SMALL, "vocab_size": 10, "max_position_embeddings": 300}
-    layers = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    layers = {
+        f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")
+    }
     config = transformers.GroundingDinoConfig(
         backbone_config=transformers.SwinConfig(**vision, out_features=["stage2", "stage3", "stage4"]),
         text_config=transformers.BertConfig(**text),
-        **{"num_queries": 20, "d_model": 32, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_text_len": 16, **layers},
+        **{
+            "num_queries": 20,
+            "d_model": 32,
+            "encoder_ffn_dim": 16,
+            "decoder_ffn_dim": 16,
+            "max_text_len": 16,
+            **layers,
+        },
     )
     transformers.GroundingDinoForObjectDetection(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
     detector = find.load(str(tmp_path))
     picture = COFFEE[:100, :160]
-    pixels = transformers.GroundingDinoImageProcessorPil()(images=picture, return_tensors="pt")["pixel_values"]
+    pixels = transformers.GroundingDinoImageProcessorPil()(images=picture, return_tensors="pt")[
+        "pixel_values"
+    ]
     assert torch.equal(detector._pixels(picture)["pixel_values"], pixels)
     boxes, scores = detector.detect(picture, "Red cup")
     assert len(boxes) == len(scores) > 0

@@ -58,7 +58,10 @@ def test_denoise_comes_nearer_to_the_clean_picture_and_sharpen_raises_edges():
     _, view = run("enhance", noisy, method="denoise")
     assert peak_signal_noise_ratio(clean, view) > peak_signal_noise_ratio(clean, noisy) + 5
     _, sharp = run("enhance", clean, method="sharpen")
-    assert np.abs(np.diff(sharp.astype(int), axis=1)).mean() > 1.3 * np.abs(np.diff(clean.astype(int), axis=1)).mean()
+    assert (
+        np.abs(np.diff(sharp.astype(int), axis=1)).mean()
+        > 1.3 * np.abs(np.diff(clean.astype(int), axis=1)).mean()
+    )
 
 
 @pytest.mark.parametrize("method", ["contrast", "brighten", "sharpen", "denoise"])
@@ -71,9 +74,12 @@ def test_small_regions_are_enlarged_and_large_ones_shrunk_to_the_budget(method: 
     np.testing.assert_array_equal(COFFEE, skimage.data.coffee())
 
 
-@pytest.mark.parametrize("extra", [{"op": "flip", "direction": "horizontal"}, {"op": "enhance", "method": "contrast"}])
 @pytest.mark.parametrize(
-    ("box", "code"), [([1, 0, 0, 1], "bad_box"), ([2, 2, 3, 3], "out_of_range"), ([0, 0, 0.001, 1], "too_small")]
+    "extra", [{"op": "flip", "direction": "horizontal"}, {"op": "enhance", "method": "contrast"}]
+)
+@pytest.mark.parametrize(
+    ("box", "code"),
+    [([1, 0, 0, 1], "bad_box"), ([2, 2, 3, 3], "out_of_range"), ([0, 0, 0.001, 1], "too_small")],
 )
 def test_errors_have_codes(extra: dict, box: list, code: str):
     arguments = dict(extra)
@@ -82,5 +88,10 @@ def test_errors_have_codes(extra: dict, box: list, code: str):
 
 
 def test_unknown_choices_are_bad_arguments():
-    for op, arguments in (("flip", {}), ("flip", {"direction": "both"}), ("enhance", {}), ("enhance", {"method": "magic"})):
+    for op, arguments in (
+        ("flip", {}),
+        ("flip", {"direction": "both"}),
+        ("enhance", {}),
+        ("enhance", {"method": "magic"}),
+    ):
         assert run(op, **arguments)[0].code == "bad_arguments"

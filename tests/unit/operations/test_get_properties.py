@@ -30,11 +30,17 @@ def call(picture: np.ndarray, objects=None, views=(), target="img0", **arguments
 
 
 def values(mask: np.ndarray, picture: np.ndarray | None = None, **arguments) -> dict:
-    picture = np.where(mask[..., None], np.uint8(200), np.uint8(30)).repeat(3, 2) if picture is None else picture
+    picture = (
+        np.where(mask[..., None], np.uint8(200), np.uint8(30)).repeat(3, 2) if picture is None else picture
+    )
     observation, views = call(picture, mask=masks.encode(mask), **arguments)
     assert observation.status == "ok", observation.text
     assert views == []
-    return {f"{g}.{n}": v["value"] for g, group in observation.data["properties"].items() for n, v in group.items()}
+    return {
+        f"{g}.{n}": v["value"]
+        for g, group in observation.data["properties"].items()
+        for n, v in group.items()
+    }
 
 
 def turned(degrees: float, x: float = 250.2, y: float = 249.7) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +85,9 @@ def test_a_disc(radius: int):
     assert v["position.is_centered"]
 
 
-@pytest.mark.parametrize(("a", "b", "degrees"), [(200, 80, 0), (150, 60, 30), (100, 40, 117), (120, 90, 90), (40, 25, 160)])
+@pytest.mark.parametrize(
+    ("a", "b", "degrees"), [(200, 80, 0), (150, 60, 30), (100, 40, 117), (120, 90, 90), (40, 25, 160)]
+)
 def test_an_ellipse(a: int, b: int, degrees: int):
     v = values(ellipse(a, b, degrees))
     length = around_ellipse(a, b)
@@ -94,14 +102,17 @@ def test_an_ellipse(a: int, b: int, degrees: int):
 
 
 @pytest.mark.parametrize(
-    ("length", "width", "degrees"), [(200, 200, 0), (300, 120, 0), (300, 120, 25), (200, 100, 63), (240, 160, 150), (60, 100, 0)]
+    ("length", "width", "degrees"),
+    [(200, 200, 0), (300, 120, 0), (300, 120, 25), (200, 100, 63), (240, 160, 150), (60, 100, 0)],
 )
 def test_a_rectangle(length: int, width: int, degrees: int):
     v = values(rectangle(length, width, degrees))
     long, short = max(length, width), min(length, width)
     assert v["size.area_pixels"] == close(length * width)
     assert v["shape.perimeter"] == close(2 * (length + width))
-    assert v["shape.circularity"] == pytest.approx(4 * math.pi * length * width / (2 * (length + width)) ** 2, rel=0.01)
+    assert v["shape.circularity"] == pytest.approx(
+        4 * math.pi * length * width / (2 * (length + width)) ** 2, rel=0.01
+    )
     assert v["shape.solidity"] == close(1)
     assert v["shape.rotated_aspect_ratio"] == close(long / short)
     assert v["shape.rotated_length"] == close(long)
@@ -156,7 +167,9 @@ def test_positions():
     assert v["position.centroid"] == [390, 10]
     assert v["position.normalised"] == [0.975, 0.05]
     assert v["position.quadrant"] == "upper right"
-    assert v["position.distance_from_center"] == pytest.approx(math.hypot(190, 90) / (math.hypot(400, 200) / 2), abs=1e-4)
+    assert v["position.distance_from_center"] == pytest.approx(
+        math.hypot(190, 90) / (math.hypot(400, 200) / 2), abs=1e-4
+    )
     assert not v["position.is_centered"]
     assert set(v["position.touches_edge"]) == {"top", "right"}
     assert v["position.edge_distance"] == 0
@@ -166,7 +179,8 @@ def test_positions():
     assert values(mask, groups=["position"])["position.edge_distance"] == 30
 
 
-# --- colour ---------------------------------------------------------------------------------------------------------------------
+# --- colour
+# ---------------------------------------------------------------------------------------------------------------------
 
 SWATCHES = {
     "red": [(255, 0, 0), (200, 30, 30), (139, 0, 0), (220, 20, 60)],
@@ -224,8 +238,14 @@ def test_colours_of_real_photos():
 
 
 def test_colours_between_two_hues_name_both():
-    assert (colours.name(np.array([255, 80, 0])), colours.between(np.array([255, 80, 0]))) == ("red", "orange")
-    assert (colours.name(np.array([128, 0, 255])), colours.between(np.array([128, 0, 255]))) == ("purple", "blue")
+    assert (colours.name(np.array([255, 80, 0])), colours.between(np.array([255, 80, 0]))) == (
+        "red",
+        "orange",
+    )
+    assert (colours.name(np.array([128, 0, 255])), colours.between(np.array([128, 0, 255]))) == (
+        "purple",
+        "blue",
+    )
     for plain in ([255, 0, 0], [0, 200, 0], [128, 128, 128], [0, 0, 0]):
         assert colours.between(np.array(plain)) is None or plain == [255, 0, 0]
     picture = np.full((40, 40, 3), (255, 80, 0), np.uint8)
@@ -256,7 +276,9 @@ def test_texture_and_sharpness_tell_plain_from_rough_and_sharp_from_blurred():
         return {n: v["value"] for group in properties.values() for n, v in group.items() if n != "contrast"}
 
     gravel = np.repeat(skimage.data.gravel()[..., None], 3, 2)
-    plain, rough, soft = of(np.full((99, 99, 3), 90, np.uint8)), of(gravel), of(cv2.GaussianBlur(gravel, (0, 0), 3))
+    plain = of(np.full((99, 99, 3), 90, np.uint8))
+    rough = of(gravel)
+    soft = of(cv2.GaussianBlur(gravel, (0, 0), 3))
     assert (plain["entropy"], plain["edge_density"], plain["energy"], plain["homogeneity"]) == (0, 0, 1, 1)
     assert (plain["sharpness"], plain["focus"]) == (0, None)
     assert rough["entropy"] > 6
@@ -279,14 +301,17 @@ def test_the_background_does_not_count():
     assert v["appearance.contrast"] == 0
 
 
-# --- the call -------------------------------------------------------------------------------------------------------------------
+# --- the call
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_object_found_before():
     picture = skimage.data.coffee()
     root = ImageView(id="img0", source_size=(600, 400), view_size=(600, 400))
     result, _ = execute(
-        Action(op="segment_object_at", arguments={"box": [0.54, 0.62, 0.68, 0.82]}), Scene({"img0": picture}, [root]), OPERATIONS
+        Action(op="segment_object_at", arguments={"box": [0.54, 0.62, 0.68, 0.82]}),
+        Scene({"img0": picture}, [root]),
+        OPERATIONS,
     )
     (record,) = result.data["objects"]
     observation, views = call(picture, {record["id"]: record}, object=record["id"])
@@ -294,7 +319,9 @@ def test_an_object_found_before():
     properties = observation.data["properties"]
     assert tuple(properties) == GROUPS
     assert properties["size"]["area_pixels"] == {"value": record["area"], "unit": "px^2"}
-    assert all(set(v) == {"value", "unit"} and v["unit"] for group in properties.values() for v in group.values())
+    assert all(
+        set(v) == {"value", "unit"} and v["unit"] for group in properties.values() for v in group.values()
+    )
     assert json.loads(json.dumps(observation.data, allow_nan=False)) == observation.data
     assert record["id"] in observation.text.splitlines()[0]
     assert 8 <= len(observation.text.splitlines()) <= 14

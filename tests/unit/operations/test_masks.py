@@ -54,7 +54,9 @@ def test_the_code_is_pycocotools_and_comes_back(mask: np.ndarray):
 
 
 @given(SMALL, st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
-def test_a_window_codes_as_its_whole_picture(inside: np.ndarray, left: int, top: int, right: int, bottom: int):
+def test_a_window_codes_as_its_whole_picture(
+    inside: np.ndarray, left: int, top: int, right: int, bottom: int
+):
     if inside.any():
         whole = np.pad(inside, ((top, bottom), (left, right)))
         mask = Mask.of(inside, left, top, *whole.shape)
@@ -122,7 +124,9 @@ def test_any_string_is_a_mask_or_an_error(text: str):
 
 
 def test_a_bomb_takes_no_memory():
-    """A few characters may claim all of MAX_PIXELS: the window is made only for columns that hold something."""
+    """A few characters may claim all of MAX_PIXELS: the window is made only for columns that hold
+    something.
+    """
     height, width = 14_000, 14_000
     assert height * width < masks.MAX_PIXELS
     with peak() as most:

@@ -33,7 +33,10 @@ def drawing() -> np.ndarray:
 def test_a_line_is_measured_in_pixels_shares_and_degrees():
     observation, (view,) = run("measure", WHITE, point=[0.25, 0.5], end_point=[0.5, 0.25])
     assert observation.data["length"] == pytest.approx(125)  # 100 right, 75 up
-    assert observation.data["share"] == [pytest.approx(125 / 400, abs=1e-4), pytest.approx(125 / 300, abs=1e-4)]
+    assert observation.data["share"] == [
+        pytest.approx(125 / 400, abs=1e-4),
+        pytest.approx(125 / 300, abs=1e-4),
+    ]
     assert observation.data["direction"] == pytest.approx(math.degrees(math.atan2(75, 100)), abs=0.01)
     assert "125.0 px" in observation.text
     assert "53.1 deg clockwise from up" in observation.text
@@ -42,14 +45,18 @@ def test_a_line_is_measured_in_pixels_shares_and_degrees():
 
 
 def test_a_line_on_a_crop_has_the_pixels_of_the_whole_picture():
-    crop = ImageView(id="obs1", parent="img0", box=(0.5, 0.5, 1.0, 1.0), source_size=(200, 150), view_size=(400, 300))
+    crop = ImageView(
+        id="obs1", parent="img0", box=(0.5, 0.5, 1.0, 1.0), source_size=(200, 150), view_size=(400, 300)
+    )
     observation, _ = run("measure", WHITE, "obs1", (crop,), point=[0, 0], end_point=[1, 0])
     assert observation.data["length"] == 200
     assert "100.0 % of the width and 133.3 % of the height of obs1" in observation.text
     assert observation.data["segments"][0]["points"] == [[0.5, 0.5], [1.0, 0.5]]
 
 
-@pytest.mark.parametrize(("end", "angle"), [((0.5, 0.25), 90), ((0.25, 0.5), 180), ((0.75, 0.75), 45), ((0.25, 0.75), 135)])
+@pytest.mark.parametrize(
+    ("end", "angle"), [((0.5, 0.25), 90), ((0.25, 0.5), 180), ((0.75, 0.75), 45), ((0.25, 0.75), 135)]
+)
 def test_an_angle_at_a_vertex(end: tuple, angle: float):
     square = np.full((200, 200, 3), 255, np.uint8)
     observation, _ = run("measure", square, point=[0.9, 0.5], vertex=[0.5, 0.5], end_point=list(end))
@@ -97,7 +104,9 @@ def test_measuring_errors_have_codes(arguments: dict, code: str):
 
 
 def test_marks_are_drawn_where_they_were_named_and_kept():
-    observation, (view,) = run("mark", COFFEE, boxes=[[0.1, 0.1, 0.3, 0.4]], points=[[0.8, 0.5]], labels=["cup", "spoon"])
+    observation, (view,) = run(
+        "mark", COFFEE, boxes=[[0.1, 0.1, 0.3, 0.4]], points=[[0.8, 0.5]], labels=["cup", "spoon"]
+    )
     assert observation.data["boxes"] == [{"box": [0.1, 0.1, 0.3, 0.4], "label": "cup"}]
     assert observation.data["points"] == [{"point": [0.8, 0.5], "label": "spoon"}]
     changed = (view != COFFEE).any(axis=2)
@@ -109,10 +118,17 @@ def test_marks_are_drawn_where_they_were_named_and_kept():
 
 
 def test_a_region_with_numbered_marks():
-    crop = ImageView(id="obs1", parent="img0", box=(0.5, 0.0, 1.0, 1.0), source_size=(300, 400), view_size=(300, 400))
-    observation, (view,) = run("mark", COFFEE, "obs1", (crop,), points=[[0.25, 0.25], [0.1, 0.9]], box=[0, 0, 0.5, 1])
+    crop = ImageView(
+        id="obs1", parent="img0", box=(0.5, 0.0, 1.0, 1.0), source_size=(300, 400), view_size=(300, 400)
+    )
+    observation, (view,) = run(
+        "mark", COFFEE, "obs1", (crop,), points=[[0.25, 0.25], [0.1, 0.9]], box=[0, 0, 0.5, 1]
+    )
     assert view.shape == (400, 150, 3)
-    assert [(p["label"], p["point"]) for p in observation.data["points"]] == [("1", [0.625, 0.25]), ("2", [0.55, 0.9])]
+    assert [(p["label"], p["point"]) for p in observation.data["points"]] == [
+        ("1", [0.625, 0.25]),
+        ("2", [0.55, 0.9]),
+    ]
     assert (view[100, 75] != COFFEE[100, 375]).any()
 
 

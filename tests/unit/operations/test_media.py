@@ -1,4 +1,6 @@
-"""Pictures as users send them: all kinds of encodings, and everything that must be refused before it is decoded."""
+"""Pictures as users send them: all kinds of encodings, and everything that must be refused before it is
+decoded.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,10 @@ def test_pixels_without_an_agreed_range_are_refused():
         (Image.new("RGB", (8, 8), (1, 2, 3)), {"transparency": (1, 2, 3)}),
         (Image.new("LA", (8, 8), (0, 0)), {}),
         (Image.fromarray(np.full((8, 8), 40000, np.uint16)), {"transparency": 40000}),
-        (Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert("P"), {"transparency": bytes(64)}),
+        (
+            Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).convert("P"),
+            {"transparency": bytes(64)},
+        ),
     ],
 )
 def test_every_kind_of_transparency_becomes_white(clear: Image.Image, options: dict):
@@ -121,7 +126,9 @@ def test_every_kind_of_transparency_becomes_white(clear: Image.Image, options: d
 
 @pytest.mark.parametrize("inverted", [True, False])
 def test_cmyk_jpegs_of_adobe_and_of_others(inverted: bool):
-    """Photoshop stores ink inverted and says so in an Adobe segment; Pillow writes the same, and reads plain ink without it."""
+    """Photoshop stores ink inverted and says so in an Adobe segment; Pillow writes the same, and reads plain
+    ink without it.
+    """
     data = encoded(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG")
     assert b"Adobe" in data
     if not inverted:
@@ -192,7 +199,12 @@ def png_header(width: int, height: int) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
@@ -219,7 +231,11 @@ def test_caps_are_checked_before_decoding():
     assert load(encoded(two_tone()), max_pixels=1200).shape == (30, 40, 3)
     data = encoded(two_tone())
     url = "data:image/png;base64," + base64.b64encode(data).decode()
-    assert refusal(data, max_bytes=len(data) - 1) == refusal(url, max_bytes=len(data) - 1) == "image_too_many_bytes"
+    assert (
+        refusal(data, max_bytes=len(data) - 1)
+        == refusal(url, max_bytes=len(data) - 1)
+        == "image_too_many_bytes"
+    )
     assert load(data, max_bytes=len(data)).shape == load(url, max_bytes=len(data)).shape
     assert refusal("data:image/png;base64," + "!" * 5_000_000) == "image_too_many_bytes"
 
@@ -228,7 +244,9 @@ def in_png(*chunks: tuple[bytes, bytes], after: bytes = b"IHDR") -> bytes:
     """A sound PNG with more chunks behind its header or its pixels."""
     data = encoded(two_tone())
     place = data.index(b"IDAT" if after == b"IHDR" else b"IEND") - 4
-    more = b"".join(struct.pack(">I", len(b)) + k + b + struct.pack(">I", zlib.crc32(k + b)) for k, b in chunks)
+    more = b"".join(
+        struct.pack(">I", len(b)) + k + b + struct.pack(">I", zlib.crc32(k + b)) for k, b in chunks
+    )
     return data[:place] + more + data[place:]
 
 
@@ -248,7 +266,18 @@ def test_texts_and_profiles_that_unpack_without_end_take_no_memory(chunk: bytes,
 
 def tiled_tiff(side: int, tile: int) -> bytes:
     """A grey TIFF of one tile of zeros."""
-    tags = {256: side, 257: side, 258: 8, 259: 1, 262: 1, 277: 1, 322: tile, 323: tile, 324: 8, 325: side * side}
+    tags = {
+        256: side,
+        257: side,
+        258: 8,
+        259: 1,
+        262: 1,
+        277: 1,
+        322: tile,
+        323: tile,
+        324: 8,
+        325: side * side,
+    }
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     directory = struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
     return b"II*\0" + struct.pack("<I", 8 + side * side) + bytes(side * side) + directory
@@ -268,12 +297,17 @@ def progressive(scans: int) -> bytes:
 
 def test_a_jpeg_with_many_scans_is_refused_before_decoding():
     assert load(progressive(100)).shape == (64, 64, 3)
-    for data in (progressive(101), encoded(two_tone(), "JPEG")[:2] + b"\xff\xfe\0\2" * 10_000 + encoded(two_tone(), "JPEG")[2:]):
+    for data in (
+        progressive(101),
+        encoded(two_tone(), "JPEG")[:2] + b"\xff\xfe\0\2" * 10_000 + encoded(two_tone(), "JPEG")[2:],
+    ):
         assert refusal(data) == "image_too_many_scans"
         with pytest.raises(BadImage):
             image_pixels(data, 1_000_000, 1_000_000)
     # What looks like scans is none in metadata, nor in the clip that phones append to a picture.
-    assert load(encoded(two_tone(), "JPEG", comment=b"\xff\xd9" + b"\xff\xda" * 200) + b"\xff\xda\0\2" * 200).shape == (30, 40, 3)
+    assert load(
+        encoded(two_tone(), "JPEG", comment=b"\xff\xd9" + b"\xff\xda" * 200) + b"\xff\xda\0\2" * 200
+    ).shape == (30, 40, 3)
     hidden = progressive(101)
     hidden = hidden[:2] + b"\xff\xfe\0\4\xff\xd9" + hidden[2:]  # the end marker in a comment
     assert refusal(hidden) == "image_too_many_scans"
@@ -289,7 +323,10 @@ def test_metadata_never_appears_in_results(cut: int):
     info.add_itxt("XML:com.adobe.xmp", INJECTION)
     exif = Image.Exif()
     exif[0x010E] = INJECTION
-    for data in (encoded(two_tone(), pnginfo=info), encoded(two_tone(), "JPEG", exif=exif, comment=INJECTION.encode())):
+    for data in (
+        encoded(two_tone(), pnginfo=info),
+        encoded(two_tone(), "JPEG", exif=exif, comment=INJECTION.encode()),
+    ):
         assert b"Ignore" in data
         if not cut:
             assert load(data).shape == (30, 40, 3)
@@ -358,7 +395,14 @@ def test_damaged_bytes_are_a_picture_or_a_named_error(data: bytes, place: float,
 
 @pytest.mark.parametrize(
     "url",
-    ["http://10.0.0.1/a.png", "https://example.org/a.png", "file:///etc/hosts", "FILE:/etc/hosts", "ftp://x/a.png", "sha256:00"],
+    [
+        "http://10.0.0.1/a.png",
+        "https://example.org/a.png",
+        "file:///etc/hosts",
+        "FILE:/etc/hosts",
+        "ftp://x/a.png",
+        "sha256:00",
+    ],
 )
 def test_urls_that_would_reach_out_are_refused(url: str):
     assert refusal(url) == "image_scheme"
@@ -369,7 +413,12 @@ def test_base64_is_read_as_clients_write_it(size: tuple[int, int]):
     data = encoded(two_tone(size))
     plain = base64.b64encode(data).decode()
     wrapped = base64.encodebytes(data).decode()
-    forms = [wrapped, wrapped.replace("\n", "\r\n"), plain.rstrip("="), base64.urlsafe_b64encode(data).decode()]
+    forms = [
+        wrapped,
+        wrapped.replace("\n", "\r\n"),
+        plain.rstrip("="),
+        base64.urlsafe_b64encode(data).decode(),
+    ]
     forms += [base64.urlsafe_b64encode(data).decode().rstrip("="), quote(plain, safe=""), f" {plain}\n"]
     for form in forms:
         assert read_encoded(f"data:image/png;base64,{form}", len(data), "image") == data

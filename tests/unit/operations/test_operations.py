@@ -37,9 +37,12 @@ def test_zoom_shows_the_full_resolution_pixels_of_the_box():
 def test_zoom_of_a_zoom_of_a_zoom_still_reads_the_full_resolution_picture():
     images, views = [ROOT], []
     for i, box in enumerate([[0.2, 0.2, 0.7, 0.7], [0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 0.2, 0.5]]):
-        observation, views = zoom(box, images[-1].id, images, budget=PixelBudget(64 * 64, 64 * 64), multiple=16)
+        observation, views = zoom(
+            box, images[-1].id, images, budget=PixelBudget(64 * 64, 64 * 64), multiple=16
+        )
         images.append(observation.images[0].model_copy(update={"id": f"obs{i + 1}"}))
-    # .2..7 -> 200..700 x 160..560; its lower right quarter -> 450..700 x 360..560; of that the left fifth, upper half.
+    # .2..7 -> 200..700 x 160..560; its lower right quarter -> 450..700 x 360..560; of that the left fifth,
+    # upper half.
     np.testing.assert_array_equal(views[0], fit(PICTURE[360:460, 450:500], PixelBudget(64 * 64, 64 * 64), 16))
     assert images[-1].source_size == (50, 100)
     assert images[-1].view_size == views[0].shape[1::-1]
@@ -82,7 +85,11 @@ def test_a_plain_box_says_nothing_and_an_adjusted_one_says_what_is_shown():
     plain, _ = zoom_with(box=[0.1003, 0.25, 0.3, 0.5])  # rounded to pixel edges, as every box is
     assert (plain.text, plain.data["adjusted"]) == ("", False)
     assert plain.data["pixels"] == [100, 200, 300, 400]
-    assert (plain.data["zoom_level"], plain.data["source_size"], plain.data["view_size"]) == (1.0, [200, 200], [200, 200])
+    assert (plain.data["zoom_level"], plain.data["source_size"], plain.data["view_size"]) == (
+        1.0,
+        [200, 200],
+        [200, 200],
+    )
     clamped, _ = zoom_with(box=[-0.2, 0.5, 0.3, 1.7])
     assert clamped.text == "shows 0,500,300,1000 of img0, 300x400 px, at 300x400"
     assert clamped.data["adjusted"]
@@ -104,7 +111,9 @@ def test_padding_adds_a_share_of_the_target_within_it():
     assert observation.text.startswith("shows 400,400,800,700 of img0")
     edge, _ = zoom_with(box=[0.0, 0.9, 0.2, 1.0], padding=0.5)
     assert edge.images[0].box == (0.0, 0.4, 0.7, 1.0)
-    crop = ImageView(id="obs1", parent="img0", box=(0.2, 0.2, 0.4, 0.4), source_size=(200, 160), view_size=(64, 64))
+    crop = ImageView(
+        id="obs1", parent="img0", box=(0.2, 0.2, 0.4, 0.4), source_size=(200, 160), view_size=(64, 64)
+    )
     inner, views = zoom_with("obs1", (ROOT, crop), box=[0.0, 0.0, 0.5, 0.5], padding=0.25)
     np.testing.assert_array_equal(views[0], PICTURE[160:280, 200:350])
     assert inner.images[0].box == pytest.approx((0.0, 0.0, 0.75, 0.75))
@@ -140,7 +149,10 @@ def test_any_zoom_shows_just_the_pixels_it_says(x: float, y: float, factor: floa
             ({"center": [0.5, 0.5], "factor": f}, "bad_arguments")
             for f in (1, 0, -2, 1001, float("nan"), float("inf"), "2", True)
         ),
-        *(({"box": [0.1, 0.1, 0.5, 0.5], "padding": p}, "bad_arguments") for p in (-0.1, 0.6, float("nan"), "0.1")),
+        *(
+            ({"box": [0.1, 0.1, 0.5, 0.5], "padding": p}, "bad_arguments")
+            for p in (-0.1, 0.6, float("nan"), "0.1")
+        ),
         ({"center": [1.5, 0.5], "factor": 2}, "out_of_range"),
         ({"center": [0.5, 0.5], "factor": 900}, "too_small"),
         ({"box": [0.1, 0.1, 0.104, 0.5]}, "bad_box"),
@@ -159,13 +171,22 @@ def test_refused_arguments_are_error_observations(arguments: dict, code: str):
     wide = np.zeros((800, 1000, 3), np.uint8) if code != "bad_box" else np.zeros((4000, 1000, 3), np.uint8)
     action = Action(op="zoom_in", arguments=arguments)
     observation, views = execute(action, Scene({"img0": wide}, [ROOT]))
-    assert (observation.status, observation.code, observation.id, observation.images, views) == ("error", code, None, [], [])
+    assert (observation.status, observation.code, observation.id, observation.images, views) == (
+        "error",
+        code,
+        None,
+        [],
+        [],
+    )
     assert observation.text
 
 
 def test_targets_that_lead_nowhere():
     orphan = ImageView(id="obs1", parent="gone", box=(0.0, 0.0, 0.5, 0.5))
-    circle = [ImageView(id="a", parent="b", box=(0.0, 0.0, 0.5, 0.5)), ImageView(id="b", parent="a", box=(0.0, 0.0, 0.5, 0.5))]
+    circle = [
+        ImageView(id="a", parent="b", box=(0.0, 0.0, 0.5, 0.5)),
+        ImageView(id="b", parent="a", box=(0.0, 0.0, 0.5, 0.5)),
+    ]
     box = [0.1, 0.1, 0.5, 0.5]
     assert zoom(box, "obs9")[0].code == "bad_target"
     assert zoom(box, "obs1", [ROOT, orphan])[0].code == "bad_target"

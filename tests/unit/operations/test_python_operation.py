@@ -34,7 +34,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linu
 def run(code: str, picture: np.ndarray = COFFEE, **more) -> tuple[Observation, list[np.ndarray]]:
     size = picture.shape[1::-1]
     arguments = {"code": code, **({"box": more.pop("box")} if "box" in more else {})}
-    scene = Scene({"img0": picture}, [ImageView(id="img0", source_size=size, view_size=size)], settings=PATIENT, **more)
+    scene = Scene(
+        {"img0": picture}, [ImageView(id="img0", source_size=size, view_size=size)], settings=PATIENT, **more
+    )
     return execute(Action(op="python", arguments=arguments), scene)
 
 
@@ -47,7 +49,10 @@ def test_code_reads_the_pixels_of_the_region_in_full_resolution():
 
 
 def test_pictures_are_shown_and_no_call_can_be_about_a_part_of_them():
-    code = "import cv2\nfrom PIL import Image, ImageDraw\nshow(image[:50, :60])\nm = image[..., 0] > 100\nshow(m)\n"
+    code = (
+        "import cv2\nfrom PIL import Image, ImageDraw\nshow(image[:50, :60])\nm = image[..., 0] > "
+        "100\nshow(m)\n"
+    )
     code += "p = Image.fromarray(image); ImageDraw.Draw(p).text((5, 5), 'a', fill=(255, 0, 0)); show(p)"
     observation, views = run(code)
     assert observation.status == "ok", observation.text
@@ -56,7 +61,10 @@ def test_pictures_are_shown_and_no_call_can_be_about_a_part_of_them():
     assert (views[2] != COFFEE).any()
     shown = observation.images[0].model_copy(update={"id": "obs1"})
     scene = Scene({"img0": COFFEE}, [ImageView(id="img0"), shown])
-    assert execute(Action(op="zoom_in", target="obs1", arguments={"box": [0, 0, 0.5, 0.5]}), scene)[0].code == "bad_target"
+    assert (
+        execute(Action(op="zoom_in", target="obs1", arguments={"box": [0, 0, 0.5, 0.5]}), scene)[0].code
+        == "bad_target"
+    )
     _, views = run("show(image)", budget=PixelBudget(56 * 56, 112 * 112), multiple=28)
     assert views[0].shape[0] * views[0].shape[1] <= 112 * 112
 
@@ -125,7 +133,10 @@ REFUSED = [
     "import os; os.write(2, b'x')",
     "import sys; r = sys.modules['resource']; r.setrlimit(r.RLIMIT_NOFILE, (9, 9))",
     "import _socket; _socket.socket()",
-    "import signal; signal.alarm(1); raise PermissionError if signal.alarm(0) in (-1, 4294967295) else SystemExit",
+    (
+        "import signal; signal.alarm(1); raise PermissionError if signal.alarm(0) in (-1, 4294967295) else "
+        "SystemExit"
+    ),
     "import sys; sys.modules['posix'].system('touch /tmp/pixelis_escape'); open('/tmp/pixelis_escape')",
     "import _thread; _thread.start_new_thread(print, ())",
     "np.memmap('/etc/passwd')",
@@ -147,7 +158,13 @@ def test_system_calls_that_reach_out_are_refused():
     assert observation.status == "ok", observation.text
     lines = observation.text.splitlines()
     assert len(lines) == len(REFUSED)
-    refusals = ("PermissionError", "not permitted", "not allowed", "can't start new thread", "No module named")
+    refusals = (
+        "PermissionError",
+        "not permitted",
+        "not allowed",
+        "can't start new thread",
+        "No module named",
+    )
     assert [line for line in lines if not any(word in line for word in refusals)] == []
     assert views == []
     assert not os.path.exists("/tmp/pixelis_escape")
@@ -168,8 +185,37 @@ for number in {numbers}:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86_64")
 def test_raw_system_calls_are_refused_too():
-    """open, socket, clone, fork, vfork, execve, kill, ptrace, openat, process_vm_readv, io_uring_setup, clone3, openat2, ..."""
-    numbers = [0, 2, 3, 17, 19, 20, 32, 33, 41, 42, 44, 46, 56, 57, 58, 59, 62, 101, 105, 157, 160, 165, 200, 234, 250, 257]
+    """open, socket, clone, fork, vfork, execve, kill, ptrace, openat, process_vm_readv, io_uring_setup,
+    clone3, openat2, ...
+    """
+    numbers = [
+        0,
+        2,
+        3,
+        17,
+        19,
+        20,
+        32,
+        33,
+        41,
+        42,
+        44,
+        46,
+        56,
+        57,
+        58,
+        59,
+        62,
+        101,
+        105,
+        157,
+        160,
+        165,
+        200,
+        234,
+        250,
+        257,
+    ]
     numbers += [272, 308, 310, 311, 317, 319, 321, 322, 323, 425, 426, 434, 435, 437, 438, 440, 451, 462]
     observation, _ = run(CTYPES.format(numbers=numbers, arguments="(-100, path, 0, 0, 0, 0)"))
     assert observation.status == "ok"
@@ -235,8 +281,15 @@ FORGED = [
     "import os; os.write(1, b'hello')",
     "import os; os.write(1, b'\\xff' * 100)",
     "import os; os.write(1, b'[' * 60000); os._exit(0)",
-    "import os, json; os.write(1, json.dumps({'text': 5, 'error': None, 'pictures': []}).encode()); os._exit(0)",
-    "import os, json; os.write(1, json.dumps({'text': '', 'error': None, 'pictures': ['aaaa']}).encode()); os._exit(0)",
+    (
+        "import os, json; os.write(1, json.dumps({'text': 5, 'error': None, 'pictures': []}).encode()); "
+        "os._exit(0)"
+    ),
+    (
+        "import os, json; os.write(1, json.dumps({'text': '', 'error': None, 'pictures': "
+        "['aaaa']}).encode()); "
+        "os._exit(0)"
+    ),
 ]
 
 
@@ -257,7 +310,12 @@ def _reply(**values) -> bytes:
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.one_of(st.binary(max_size=200), st.builds(lambda p: _reply(pictures=p), st.lists(st.text(max_size=40), max_size=4))))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.builds(lambda p: _reply(pictures=p), st.lists(st.text(max_size=40), max_size=4)),
+    )
+)
 def test_any_bytes_are_an_answer_or_a_named_error(data: bytes):
     with contextlib.suppress(OperationError, MissingDependency):
         sandbox._answer(data)
@@ -275,9 +333,15 @@ def test_where_the_process_cannot_be_locked_the_operation_refuses():
     with pytest.raises(MissingDependency, match="kernel refuses"):
         sandbox._answer(b"XUnavailable: the kernel refuses a seccomp filter: Invalid argument")
     Python.ready(ToolboxConfig())
-    code = f"import sys; sys.path.insert(0, {os.path.dirname(sandbox_worker.__file__)!r}); import ctypes, sandbox_worker\n"
+    code = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(sandbox_worker.__file__)!r}); import ctypes, "
+        "sandbox_worker\n"
+    )
     code += "def missing(name): raise OSError\n"
-    code += "ctypes.CDLL = missing\ntry: sandbox_worker.lock()\nexcept sandbox_worker.Unavailable as error: print(error)"
+    code += (
+        "ctypes.CDLL = missing\ntry: sandbox_worker.lock()\nexcept sandbox_worker.Unavailable as "
+        "error: print(error)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "libseccomp.so.2 is not installed" in done.stdout, done.stderr
 

@@ -1,4 +1,6 @@
-"""Reading real scans, photos with text drawn on them, tight crops, turned and large pages; and what the policy is told."""
+"""Reading real scans, photos with text drawn on them, tight crops, turned and large pages; and what the
+policy is told.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ from pixelis.records import Action, ImageView
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 PAGE = np.repeat(skimage.data.page()[..., None], 3, axis=2)
 PAGE_TEXT = (
-    "Region-based segmentation Let us first determine markers of the coins and the background. These markers are pixels that we "
-    "can label unambiguously as either object or background. Here, the markers are found at the two extreme parts of the "
+    "Region-based segmentation Let us first determine markers of the coins and the background. These "
+    "markers are pixels that we "
+    "can label unambiguously as either object or background. Here, the markers are found at the two "
+    "extreme parts of the "
     "histogram of grey values: markers np.zeros_like(coins)"
 )
 
@@ -47,7 +51,9 @@ def said(result) -> str:
 
 
 def recall(words, text: str) -> float:
-    """Share of the words that stand in the text, each used up by one word; spaces, case and punctuation do not count."""
+    """Share of the words that stand in the text, each used up by one word; spaces, case and punctuation do
+    not count.
+    """
     result = 0
     for word in map(plain, words):
         if word in text:
@@ -56,13 +62,29 @@ def recall(words, text: str) -> float:
     return result / len(words)
 
 
-def draw(picture: np.ndarray, words, size: int, font="DejaVuSans.ttf", colour=(0, 0, 0), gap=14, at=(12, 12), columns=3):
+def draw(
+    picture: np.ndarray,
+    words,
+    size: int,
+    font="DejaVuSans.ttf",
+    colour=(0, 0, 0),
+    gap=14,
+    at=(12, 12),
+    columns=3,
+):
     """Words drawn in a grid over a picture, and where each stands: left, top, right, bottom."""
     image = Image.fromarray(picture)
     pen, face = ImageDraw.Draw(image), ImageFont.truetype(str(FONTS / font), size)
     boxes, (x, y) = [], at
     for i, word in enumerate(words):
-        pen.text((x, y), word, font=face, fill=colour, stroke_width=size // 14, stroke_fill=tuple(255 - c for c in colour))
+        pen.text(
+            (x, y),
+            word,
+            font=face,
+            fill=colour,
+            stroke_width=size // 14,
+            stroke_fill=tuple(255 - c for c in colour),
+        )
         boxes.append(pen.textbbox((x, y), word, font=face, stroke_width=size // 14))
         x += int(face.getlength(word)) + 3 * gap
         if i % columns == columns - 1:
@@ -100,7 +122,20 @@ def test_a_scanned_page():
     assert not result.images
 
 
-WORDS = ["Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "2026", "lazily", "jumped", "every", "North"]
+WORDS = [
+    "Platform",
+    "coffee",
+    "89.50",
+    "EXIT",
+    "Market",
+    "Street",
+    "invoice",
+    "2026",
+    "lazily",
+    "jumped",
+    "every",
+    "North",
+]
 
 
 @pytest.mark.slow
@@ -115,12 +150,19 @@ WORDS = ["Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "
 )
 def test_words_over_photos_whole_and_cut_out_tightly(photo: str, size: int, font: str, colour):
     picture, boxes = draw(getattr(skimage.data, photo)(), WORDS, size, font, colour, columns=2)
-    fits = [(w, b) for w, b in zip(WORDS, boxes, strict=True) if b[2] < picture.shape[1] and b[3] < picture.shape[0]]
+    fits = [
+        (w, b)
+        for w, b in zip(WORDS, boxes, strict=True)
+        if b[2] < picture.shape[1] and b[3] < picture.shape[0]
+    ]
     assert len(fits) >= 10
     assert recall([word for word, _ in fits], said(read(picture))) >= 0.9
     height, width = picture.shape[:2]
     alone = [plain(w) == said(read(np.ascontiguousarray(picture[t:b, x0:x1]))) for w, (x0, t, x1, b) in fits]
-    inside = [plain(w) == said(read(picture, [x0 / width, t / height, x1 / width, b / height])) for w, (x0, t, x1, b) in fits]
+    inside = [
+        plain(w) == said(read(picture, [x0 / width, t / height, x1 / width, b / height]))
+        for w, (x0, t, x1, b) in fits
+    ]
     assert np.mean(alone) >= 0.9
     assert np.mean(inside) >= 0.9
 
@@ -172,9 +214,14 @@ def test_small_text_on_a_large_page_is_found_in_bounded_time():
     image = Image.new("RGB", (2250, 3000), "white")
     pen, face = ImageDraw.Draw(image), ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 15)
     pen.text((1500, 2600), "Footnote 4711 in small letters", font=face, fill="black")
-    pen.text((200, 200), "HEADLINE", font=ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 300), fill="black")
+    pen.text(
+        (200, 200), "HEADLINE", font=ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 300), fill="black"
+    )
     result = read(np.asarray(image))
-    assert [plain(line["text"]) for line in result.data["lines"]] == ["headline", plain("Footnote 4711 in small letters")]
+    assert [plain(line["text"]) for line in result.data["lines"]] == [
+        "headline",
+        plain("Footnote 4711 in small letters"),
+    ]
 
 
 @pytest.mark.slow
@@ -257,11 +304,15 @@ def test_a_short_line_read_with_high_confidence_is_marked_not_dropped(monkeypatc
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_search_for_small_text_follows_the_text_not_the_pixels(monkeypatch):
-    """Twelve megapixels of fine detail, and as many with one line of text: the detector sees a part of them."""
+    """Twelve megapixels of fine detail, and as many with one line of text: the detector sees a part of
+    them.
+    """
     engine, seen = ocr.engine(), []
     search = engine._map
     monkeypatch.setattr(ocr, "FINE_BUDGET", 1_000_000)  # a quarter of it, for time
-    monkeypatch.setattr(engine, "_map", lambda tile: seen.append(tile.shape[0] * tile.shape[1]) or search(tile))
+    monkeypatch.setattr(
+        engine, "_map", lambda tile: seen.append(tile.shape[0] * tile.shape[1]) or search(tile)
+    )
     stars = np.tile(skimage.data.hubble_deep_field(), (4, 4, 1))[:3000, :4000]
     engine.find(np.ascontiguousarray(stars[..., ::-1]))
     assert sum(seen) < 1.05 * (ocr.COARSE_PIXELS + ocr.FINE_BUDGET)

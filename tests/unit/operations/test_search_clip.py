@@ -27,9 +27,14 @@ def three_scenes() -> Clip:
 
 def run(clip: Clip | None = None, target: str = "vid0", pictures=None, settings=None, images=(), **arguments):
     clip = clip or three_scenes()
-    shown = ImageView(id="vid0.0", parent="vid0", frame=40, time=1.6, source_size=(160, 96), view_size=(160, 96))
+    shown = ImageView(
+        id="vid0.0", parent="vid0", frame=40, time=1.6, source_size=(160, 96), view_size=(160, 96)
+    )
     media = {"vid0": clip, **(pictures or {})}
-    own = [ImageView(id=name, source_size=p.shape[1::-1], view_size=p.shape[1::-1]) for name, p in (pictures or {}).items()]
+    own = [
+        ImageView(id=name, source_size=p.shape[1::-1], view_size=p.shape[1::-1])
+        for name, p in (pictures or {}).items()
+    ]
     scene = Scene(media, [shown, *own, *images], settings=settings or ToolboxConfig())
     return execute(Action(op="search_clip", target=target, arguments=arguments), scene)
 
@@ -87,7 +92,9 @@ def test_a_region_too_small_to_look_for_says_how_large_it_must_be():
     cells = [np.random.default_rng(i).integers(0, 256, (60, 100, 3), dtype=np.uint8) for i in range(4)]
     frames = [cell.repeat(8, axis=0).repeat(8, axis=1) for cell in cells]
     clip = open_clip(encode(frames, "matroska", "ffv1"), ToolboxConfig())
-    shown = ImageView(id="vid0.2", parent="vid0", frame=2, time=0.08, source_size=(800, 480), view_size=(800, 480))
+    shown = ImageView(
+        id="vid0.2", parent="vid0", frame=2, time=0.08, source_size=(800, 480), view_size=(800, 480)
+    )
     for width, height in ((18, 18), (800, 14), (400, 14), (18, 300)):
         observation, _ = run(clip, images=[shown], like="vid0.2", like_box=[0, 0, width / 800, height / 480])
         assert observation.code == "too_small"
@@ -138,9 +145,18 @@ def folder(tmp_path_factory) -> Path:
 
     path = tmp_path_factory.mktemp("clip")
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**small, "vocab_size": 10, "max_position_embeddings": 8, "eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 1}
+    text = {
+        **small,
+        "vocab_size": 10,
+        "max_position_embeddings": 8,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "pad_token_id": 1,
+    }
     CLIPModel(
-        CLIPConfig(text_config=text, vision_config={**small, "image_size": 32, "patch_size": 16}, projection_dim=8)
+        CLIPConfig(
+            text_config=text, vision_config={**small, "image_size": 32, "patch_size": 16}, projection_dim=8
+        )
     ).save_pretrained(path)
     save_tokenizer(path)
     return path
@@ -159,10 +175,14 @@ def test_words_are_scored_as_transformers_scores_them(folder: Path):
     size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     square = three_scenes().frame(moment["frame"])[:, 32:128]
     pixels = CLIPImageProcessorPil(**size)(images=square, return_tensors="pt")["pixel_values"]
-    tokens = AutoTokenizer.from_pretrained(folder)(["a bike"], padding="max_length", max_length=8, return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(folder)(
+        ["a bike"], padding="max_length", max_length=8, return_tensors="pt"
+    )
     with torch.inference_mode():
         model = CLIPModel.from_pretrained(folder).eval()
-        output = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], pixel_values=pixels)
+        output = model(
+            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], pixel_values=pixels
+        )
     expected = output.logits_per_image.item() / model.logit_scale.exp().item()
     assert moment["score"] == pytest.approx(expected, abs=5e-3)
     SearchClip.ready(ToolboxConfig(searcher=str(folder)))

@@ -1,4 +1,6 @@
-"""SEGMENT_OBJECT_AT on real photos with known masks, on hostile calls, and with SAM checkpoints of random weights."""
+"""SEGMENT_OBJECT_AT on real photos with known masks, on hostile calls, and with SAM checkpoints of random
+weights.
+"""
 
 from __future__ import annotations
 
@@ -104,12 +106,19 @@ def test_the_record_the_text_and_the_overlay_agree():
     y, x = ndimage.center_of_mass(truth[5])
     height, width = truth[5].shape
     observation, views = call(
-        picture, point=[x / width, y / height], more={"budget": PixelBudget(32 * 32, 256 * 256), "multiple": 16}
+        picture,
+        point=[x / width, y / height],
+        more={"budget": PixelBudget(32 * 32, 256 * 256), "multiple": 16},
     )
     assert observation.status == "ok", observation.text
     (record,) = observation.data["objects"]
     assert set(record) == {"id", "kind", "root", "frame", "box", "area", "score", "method", "mask"}
-    assert (record["kind"], record["root"], record["frame"], record["method"]) == ("object", "img0", None, "mobilenet")
+    assert (record["kind"], record["root"], record["frame"], record["method"]) == (
+        "object",
+        "img0",
+        None,
+        "mobilenet",
+    )
     assert json.loads(json.dumps(record)) == record
     assert len(record["id"]) == 8
     assert int(record["id"], 16) >= 0
@@ -155,7 +164,10 @@ def test_a_box_in_which_the_network_sees_nothing_has_a_low_score(monkeypatch):
     picture = np.full((200, 300, 3), (30, 60, 90), np.uint8)
     picture[60:140, 100:200] = (220, 180, 40)
     box = [0.3, 0.27, 0.7, 0.73]
-    nothing = np.zeros((3, mobilenet.SIDE // 2, mobilenet.SIDE // 2), np.float32), np.full(3, 0.01, np.float32)
+    nothing = (
+        np.zeros((3, mobilenet.SIDE // 2, mobilenet.SIDE // 2), np.float32),
+        np.full(3, 0.01, np.float32),
+    )
     monkeypatch.setattr(mobilenet, "candidates", lambda *_, **__: nothing)
     result, _ = call(picture, box=box)
     (record,) = result.data["objects"]
@@ -182,7 +194,12 @@ def test_a_point_of_a_crop_gives_a_mask_of_the_whole_picture():
     picture, truth = coins()
     y, x = ndimage.center_of_mass(truth[7])
     height, width = truth[7].shape
-    box = (max(0.0, x / width - 0.2), max(0.0, y / height - 0.2), min(1.0, x / width + 0.2), min(1.0, y / height + 0.2))
+    box = (
+        max(0.0, x / width - 0.2),
+        max(0.0, y / height - 0.2),
+        min(1.0, x / width + 0.2),
+        min(1.0, y / height + 0.2),
+    )
     crop = ImageView(id="obs1", parent="img0", box=box, view_size=(64, 64))
     inner = [(x / width - box[0]) / (box[2] - box[0]), (y / height - box[1]) / (box[3] - box[1])]
     observation, _ = call(picture, "obs1", [crop], point=inner)
@@ -195,7 +212,9 @@ def test_a_point_of_a_crop_gives_a_mask_of_the_whole_picture():
 
 @pytest.mark.long
 def test_a_large_photo_keeps_its_outline():
-    """8 million pixels: never worked on as a whole, and yet the edge of the mask follows that of the object."""
+    """8 million pixels: never worked on as a whole, and yet the edge of the mask follows that of the
+    object.
+    """
     small, mask, (x, y) = photo_objects()["patch"]
     picture = cv2.resize(small, None, fx=5.5, fy=5.5, interpolation=cv2.INTER_CUBIC)
     result = grabcut.by_point(picture, (0, 0, picture.shape[1], picture.shape[0]), (x * 5.5, y * 5.5))
@@ -228,13 +247,21 @@ def test_refused_arguments(arguments: dict, code: str):
 def test_pictures_with_nothing_in_them():
     noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
     for picture in (np.full((300, 400, 3), 127, np.uint8), np.zeros((20, 20, 3), np.uint8)):
-        for arguments in ({"point": [0.5, 0.5]}, {"box": [0.2, 0.2, 0.8, 0.8]}, {"box": [0.0, 0.0, 1.0, 1.0]}):
+        for arguments in (
+            {"point": [0.5, 0.5]},
+            {"box": [0.2, 0.2, 0.8, 0.8]},
+            {"box": [0.0, 0.0, 1.0, 1.0]},
+        ):
             assert call(picture, **arguments)[0].code == "nothing_found"
     assert call(np.zeros((1, 1, 3), np.uint8), point=[0.5, 0.5])[0].code == "too_small"
     for side in (4, 5, 9):
         for arguments in ({"point": [1.0, 1.0]}, {"point": [0.0, 0.0]}, {"box": [0.0, 0.0, 1.0, 1.0]}):
             assert call(noise[:side, :side], **arguments)[0].code in (None, "nothing_found")
-    assert call(np.tile(noise, (1, 30, 1))[:8], point=[0.5, 0.5])[0].code in (None, "nothing_found", "bad_box")
+    assert call(np.tile(noise, (1, 30, 1))[:8], point=[0.5, 0.5])[0].code in (
+        None,
+        "nothing_found",
+        "bad_box",
+    )
 
 
 def test_an_object_at_the_border():
@@ -248,7 +275,8 @@ def test_an_object_at_the_border():
     assert whole.status == "ok"
 
 
-# --- SAM and SAM 2 -------------------------------------------------------------------------------------------------------------
+# --- SAM and SAM 2
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +306,11 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     )  # fmt: skip
     prompt = SamPromptEncoderConfig(hidden_size=32, image_size=128, patch_size=16, mask_input_channels=4)
     first = SamModel(
-        SamConfig(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=SamMaskDecoderConfig(**decoder))
+        SamConfig(
+            vision_config=vision,
+            prompt_encoder_config=prompt,
+            mask_decoder_config=SamMaskDecoderConfig(**decoder),
+        )
     )
     backbone = Sam2HieraDetConfig(
         hidden_size=16, num_attention_heads=1, image_size=[128, 128], blocks_per_stage=[1, 2, 2, 1],
@@ -291,7 +323,11 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     )  # fmt: skip
     prompt2 = Sam2PromptEncoderConfig(hidden_size=32, image_size=128, patch_size=16, mask_input_channels=4)
     second = Sam2Model(
-        Sam2Config(vision_config=vision2, prompt_encoder_config=prompt2, mask_decoder_config=Sam2MaskDecoderConfig(**decoder))
+        Sam2Config(
+            vision_config=vision2,
+            prompt_encoder_config=prompt2,
+            mask_decoder_config=Sam2MaskDecoderConfig(**decoder),
+        )
     )
     for name, model in (("sam", first), ("sam2", second)):
         model.save_pretrained(folder / name)
@@ -299,7 +335,9 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["sam", "sam2"])
-@pytest.mark.parametrize("arguments", [{"point": [0.4, 0.6]}, {"box": [0.2, 0.3, 0.7, 0.9]}], ids=["point", "box"])
+@pytest.mark.parametrize(
+    "arguments", [{"point": [0.4, 0.6]}, {"box": [0.2, 0.3, 0.7, 0.9]}], ids=["point", "box"]
+)
 def test_a_checkpoint_answers_at_the_size_of_the_picture(checkpoints, kind: str, arguments: dict):
     picture = skimage.data.coffee()
     more = {"settings": ToolboxConfig(segmenter=str(checkpoints[kind]))}
@@ -321,7 +359,11 @@ def test_inputs_of_sam_equal_those_of_its_processor(checkpoints):
 
     loaded = sam.load(str(checkpoints["sam"]))
     processor = SamImageProcessorPil(size={"longest_edge": 128}, pad_size={"height": 128, "width": 128})
-    for picture in (skimage.data.coffee(), skimage.data.coffee().transpose(1, 0, 2).copy(), skimage.data.astronaut()[:77, :50]):
+    for picture in (
+        skimage.data.coffee(),
+        skimage.data.coffee().transpose(1, 0, 2).copy(),
+        skimage.data.astronaut()[:77, :50],
+    ):
         theirs = processor(picture, return_tensors="pt")
         torch.testing.assert_close(loaded.pixel_values(picture), theirs["pixel_values"], atol=1e-5, rtol=0)
         assert loaded.size(*picture.shape[:2]) == tuple(theirs["reshaped_input_sizes"][0].tolist())
@@ -330,16 +372,21 @@ def test_inputs_of_sam_equal_those_of_its_processor(checkpoints):
         scale = np.array(loaded.size(*picture.shape[:2]))[::-1] / picture.shape[1::-1]
         with torch.inference_mode():
             result = loaded.model(
-                pixel_values=theirs["pixel_values"], input_points=torch.tensor(place * scale, dtype=torch.float32)[None, None]
+                pixel_values=theirs["pixel_values"],
+                input_points=torch.tensor(place * scale, dtype=torch.float32)[None, None],
             )
-            full = processor.post_process_masks(result.pred_masks, theirs["original_sizes"], theirs["reshaped_input_sizes"])
+            full = processor.post_process_masks(
+                result.pred_masks, theirs["original_sizes"], theirs["reshaped_input_sizes"]
+            )
         best = int(result.iou_scores[0, 0].argmax())
         assert score == pytest.approx(float(result.iou_scores[0, 0, best].clamp(0, 1)), abs=1e-5)
         assert (inside == full[0][0, best].numpy()).mean() > 0.999
 
 
 def test_sam_looks_at_the_target_and_maps_back(checkpoints):
-    """A crop is segmented at the crop's own resolution: the same as the picture cut out, moved to its place."""
+    """A crop is segmented at the crop's own resolution: the same as the picture cut out, moved to its
+    place.
+    """
     picture = skimage.data.astronaut()
     loaded = str(checkpoints["sam"])
     part = sam.segment(picture, (100, 200, 400, 500), (250.0, 300.0), None, loaded)
@@ -375,7 +422,9 @@ def test_folders_that_hold_no_segmenter(checkpoints, tmp_path: Path):
     from safetensors.numpy import load_file, save_file
 
     weights = load_file(checkpoints["sam"] / "model.safetensors")
-    save_file({k: v for k, v in weights.items() if "neck" not in k}, other / "model.safetensors", {"format": "pt"})
+    save_file(
+        {k: v for k, v in weights.items() if "neck" not in k}, other / "model.safetensors", {"format": "pt"}
+    )
     assert "lacks" in broken(other).message
 
 
@@ -390,12 +439,21 @@ def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
     seen = Scene({"vid0": clip}, [frame])
     operations = {**OPERATIONS, "get_properties": GetProperties}
     for op, arguments in (("segment_object_at", {"point": [0.5, 0.5]}), ("get_properties", {})):
-        assert execute(Action(op=op, target="vid0", arguments=arguments), seen, operations)[0].code == "not_a_picture"
+        assert (
+            execute(Action(op=op, target="vid0", arguments=arguments), seen, operations)[0].code
+            == "not_a_picture"
+        )
     box = [0.3, 0.3, 0.7, 0.9]
-    result, views = execute(Action(op="segment_object_at", target="obs1", arguments={"box": box}), seen, operations)
+    result, views = execute(
+        Action(op="segment_object_at", target="obs1", arguments={"box": box}), seen, operations
+    )
     assert result.status == "ok", result.text
     (record,) = result.data["objects"]
-    assert (record["root"], record["frame"], record["mask"]["size"]) == ("vid0", 20, [clip.height, clip.width])
+    assert (record["root"], record["frame"], record["mask"]["size"]) == (
+        "vid0",
+        20,
+        [clip.height, clip.width],
+    )
     assert len(views) == 1
     # its properties can be asked for by its id alone, whatever the target
     track = {**record, "id": "0badcafe", "kind": "track", "mask": None}

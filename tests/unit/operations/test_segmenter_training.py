@@ -27,11 +27,16 @@ def test_pictures_of_excluded_folders_are_not_trained_on(tmp_path: Path):
     names = "coffee", "chelsea", "rocket", "astronaut"
     pictures = {name: np.ascontiguousarray(getattr(skimage.data, name)()) for name in names}
     height, width = pictures["coffee"].shape[:2]
-    Image.fromarray(pictures["coffee"]).resize((width // 2, height // 2)).save(tmp_path / "smaller.jpg", quality=60)
+    Image.fromarray(pictures["coffee"]).resize((width // 2, height // 2)).save(
+        tmp_path / "smaller.jpg", quality=60
+    )
     Image.fromarray(pictures["rocket"][:, ::-1]).save(tmp_path / "mirrored.jpg")
     views = [data.View(picture, np.ones((1, *picture.shape[:2]), bool)) for picture in pictures.values()]
     kept = data.unseen(views, [tmp_path])
-    assert [name for name, view in zip(names, views, strict=True) if any(view is k for k in kept)] == ["chelsea", "astronaut"]
+    assert [name for name, view in zip(names, views, strict=True) if any(view is k for k in kept)] == [
+        "chelsea",
+        "astronaut",
+    ]
 
 
 @pytest.mark.parametrize("framing", ["whole", "point", "box"])
@@ -47,7 +52,8 @@ def test_a_crop_contains_the_framed_object_whole(framing: str):
         shares.append(inside.mean())
         w, h = cv2.boundingRect(inside.astype(np.uint8))[2:]
         filled = inside.sum() / (w * h)
-        assert filled == pytest.approx(1.0, abs=0.1) or filled == pytest.approx(np.pi / 4, abs=0.1)  # square, disc
+        # Square, disc
+        assert filled == pytest.approx(1.0, abs=0.1) or filled == pytest.approx(np.pi / 4, abs=0.1)
     assert len(shares) > 10
     if framing == "box":
         # The surroundings are about .35 of the box on each side, which inference takes too.
@@ -71,7 +77,9 @@ def test_a_wrong_box_holds_no_object_or_cuts_one():
             (cut,) = objects
             assert (cut & box).any()
             left, top, across, down = cv2.boundingRect(cut.astype(np.uint8))
-            both = max(0, min(x + w, left + across) - max(x, left)) * max(0, min(y + h, top + down) - max(y, top))
+            both = max(0, min(x + w, left + across) - max(x, left)) * max(
+                0, min(y + h, top + down) - max(y, top)
+            )
             # What of the object is out of view makes its box smaller than it is.
             assert both / (w * h + across * down - both) < data.LARGEST_CUT + 0.25
         else:
@@ -89,7 +97,8 @@ def test_the_packaged_network_is_loaded_for_further_training():
     masks, scores = mobilenet.candidates(picture, (0, 0, 256, 256), (120.0, 130.0), None)
     with torch.no_grad():
         same, equal = load(mobilenet.WEIGHTS).eval()(
-            torch.from_numpy(picture[None]).float(), torch.from_numpy(mobilenet.prompt(256, (120.0, 130.0), None)[None])
+            torch.from_numpy(picture[None]).float(),
+            torch.from_numpy(mobilenet.prompt(256, (120.0, 130.0), None)[None]),
         )
     np.testing.assert_allclose(masks, same[0].numpy(), atol=1e-3)
     np.testing.assert_allclose(scores, equal[0].numpy(), atol=1e-3)

@@ -1,4 +1,6 @@
-"""TRACK_OBJECT: real photos with a known motion over real footage, what is lost, statistics, and bad calls."""
+"""TRACK_OBJECT: real photos with a known motion over real footage, what is lost, statistics, and bad
+calls.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,16 @@ from pixelis.operations.video import Clip, open_clip
 from pixelis.records import Action, ImageView
 
 SETTINGS = ToolboxConfig()
-CAT, FACE = (lambda: skimage.data.chelsea()[20:260, 80:330]), (lambda: skimage.data.astronaut()[60:230, 150:300])
+
+
+def cat_picture() -> np.ndarray:
+    return skimage.data.chelsea()[20:260, 80:330]
+
+
+def face_picture() -> np.ndarray:
+    return skimage.data.astronaut()[60:230, 150:300]
+
+
 BIKES_SIZE = {"width": 640, "height": 272}
 
 
@@ -32,7 +43,12 @@ BIKES_SIZE = {"width": 640, "height": 272}
 def arc() -> tuple[Clip, Moving]:
     """A face swings over footage of a road and grows by half; its frames are encoded with loss."""
     ground = footage(BIKES, 50, **BIKES_SIZE)
-    moving = paste(ground, FACE(), lambda t: (0.25 + 0.5 * t, 0.5 + 0.2 * math.sin(2 * math.pi * t)), lambda t: 70 + 35 * t)
+    moving = paste(
+        ground,
+        face_picture(),
+        lambda t: (0.25 + 0.5 * t, 0.5 + 0.2 * math.sin(2 * math.pi * t)),
+        lambda t: 70 + 35 * t,
+    )
     return open_clip(encode(moving[0], options={"crf": "23"}), SETTINGS), moving
 
 
@@ -56,14 +72,21 @@ def share(clip: Clip, box) -> list[float]:
 
 
 def pixels(clip: Clip, track: dict) -> list[list[float]]:
-    return [[x0 * clip.width, y0 * clip.height, x1 * clip.width, y1 * clip.height] for x0, y0, x1, y1 in track["boxes"]]
+    return [
+        [x0 * clip.width, y0 * clip.height, x1 * clip.width, y1 * clip.height]
+        for x0, y0, x1, y1 in track["boxes"]
+    ]
 
 
 def mean_overlap(clip: Clip, track: dict, truth) -> float:
     """Over all frames after the first that show the object; a frame without a box counts 0."""
     result = dict(zip(track["frames"], pixels(clip, track), strict=True))
-    shown = [(number, box) for number, box in enumerate(truth) if box is not None and number > track["frames"][0]]
-    return sum(overlap(result[number], box) if number in result else 0.0 for number, box in shown) / len(shown)
+    shown = [
+        (number, box) for number, box in enumerate(truth) if box is not None and number > track["frames"][0]
+    ]
+    return sum(overlap(result[number], box) if number in result else 0.0 for number, box in shown) / len(
+        shown
+    )
 
 
 @functools.cache
@@ -86,9 +109,27 @@ def test_a_known_motion_is_followed():
 @pytest.mark.parametrize(
     ("path", "size", "photo", "move", "grow"),
     [
-        (BIKES, (640, 272), CAT, lambda t: (0.8 - 0.6 * t, 0.35 + 0.3 * t), lambda t: 90 * (1 - 0.4 * t)),
-        (BIKES, (640, 272), FACE, lambda t: (0.1 + 0.8 * t, 0.5 + 0.3 * math.sin(9 * t)), lambda t: 28),
-        (CARPHONE, (176, 144), CAT, lambda t: (0.5 + 0.25 * math.cos(6 * t), 0.5 + 0.2 * math.sin(6 * t)), lambda t: 45),
+        (
+            BIKES,
+            (640, 272),
+            cat_picture,
+            lambda t: (0.8 - 0.6 * t, 0.35 + 0.3 * t),
+            lambda t: 90 * (1 - 0.4 * t),
+        ),
+        (
+            BIKES,
+            (640, 272),
+            face_picture,
+            lambda t: (0.1 + 0.8 * t, 0.5 + 0.3 * math.sin(9 * t)),
+            lambda t: 28,
+        ),
+        (
+            CARPHONE,
+            (176, 144),
+            cat_picture,
+            lambda t: (0.5 + 0.25 * math.cos(6 * t), 0.5 + 0.2 * math.sin(6 * t)),
+            lambda t: 45,
+        ),
     ],
     ids=["shrinking cat", "small face", "cat on qcif"],
 )
@@ -105,10 +146,10 @@ def test_known_motions_over_real_footage(path, size, photo, move, grow):
 def test_an_object_that_leaves_or_vanishes_is_lost(way):
     ground = footage(BIKES, 48, **BIKES_SIZE)
     if way == "leaves":
-        frames, truth = paste(ground, FACE(), lambda t: (0.5 + 0.9 * t, 0.5), lambda t: 80)
+        frames, truth = paste(ground, face_picture(), lambda t: (0.5 + 0.9 * t, 0.5), lambda t: 80)
         last = max(number for number, box in enumerate(truth) if box is not None)
     else:
-        frames, truth = paste(ground, FACE(), lambda t: (0.3 + 0.2 * t, 0.5), lambda t: 80)
+        frames, truth = paste(ground, face_picture(), lambda t: (0.3 + 0.2 * t, 0.5), lambda t: 80)
         frames[26:], last = ground[26:], 25
     clip = open_clip(encode(frames), SETTINGS)
     result = run(scene(clip), box=share(clip, truth[0]))
@@ -128,14 +169,20 @@ def panned(name: str, count: int) -> list[np.ndarray]:
 
 def hides(gap: tuple[int, int]) -> tuple[Clip, list, list[int]]:
     """A face passes behind a wall; the frames in which more than half of it is visible have its edges."""
-    frames, truth = paste(footage(BIKES, 60, **BIKES_SIZE), FACE(), lambda t: (0.15 + 0.7 * t, 0.5), lambda t: 70)
+    frames, truth = paste(
+        footage(BIKES, 60, **BIKES_SIZE), face_picture(), lambda t: (0.15 + 0.7 * t, 0.5), lambda t: 70
+    )
     wall = cv2.resize(skimage.data.brick(), (640, 272))[..., None]
     left, right = gap
     for frame in frames:
         frame[:, left:right] = wall[:, left:right]
     covered = [max(0, min(right, e[2]) - max(left, e[0])) / (e[2] - e[0]) for e in truth]
     shown = [e if share < 0.5 else None for e, share in zip(truth, covered, strict=True)]
-    return open_clip(encode(frames, options={"crf": "20"}), SETTINGS), shown, [n for n, share in enumerate(covered) if share == 1]
+    return (
+        open_clip(encode(frames, options={"crf": "20"}), SETTINGS),
+        shown,
+        [n for n, share in enumerate(covered) if share == 1],
+    )
 
 
 @pytest.mark.slow
@@ -150,14 +197,15 @@ def test_an_object_behind_a_wall_is_found_again():
     assert f"hidden in frames {first} to {last}." in result.text
     assert sorted([*track["frames"], *range(first, last + 1)]) == list(range(60))
     assert mean_overlap(clip, track, truth) > 0.6
-    assert track["statistics"]["max_velocity"]["value"] < 30  # the gap is no jump: its distance is that of many frames
+    # The gap is no jump: its distance is that of many frames
+    assert track["statistics"]["max_velocity"]["value"] < 30
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_an_object_that_leaves_and_returns_is_found_again():
     course = lambda t: (0.6 + 0.7 * math.sin(math.pi * t), 0.5)  # noqa: E731
-    frames, truth = paste(footage(BUNNY, 60, 320, 180), CAT(), course, lambda t: 48)
+    frames, truth = paste(footage(BUNNY, 60, 320, 180), cat_picture(), course, lambda t: 48)
     clip = open_clip(encode(frames, options={"crf": "20"}), SETTINGS)
     track = run(scene(clip), box=share(clip, truth[0])).data["tracks"][0]
     absent = [number for number, edges in enumerate(truth) if edges is None]
@@ -190,8 +238,8 @@ def test_backward_equals_forward_on_the_reversed_clip():
 def crossing() -> tuple[Clip, list, list]:
     """A cat passes before a face."""
     ground = footage(BIKES, 30, **BIKES_SIZE)
-    frames, face = paste(ground, FACE(), lambda t: (0.2 + 0.6 * t, 0.45), lambda t: 64)
-    frames, cat = paste(frames, CAT(), lambda t: (0.8 - 0.6 * t, 0.6), lambda t: 64)
+    frames, face = paste(ground, face_picture(), lambda t: (0.2 + 0.6 * t, 0.45), lambda t: 64)
+    frames, cat = paste(frames, cat_picture(), lambda t: (0.8 - 0.6 * t, 0.6), lambda t: 64)
     return open_clip(encode(frames, options={"crf": "20"}), SETTINGS), face, cat
 
 
@@ -219,16 +267,23 @@ def test_objects_share_the_limits():
     assert [(t["frames"], t["status"]) for t in result.data["tracks"]] == [([0, 1, 2, 3], "active")] * 2
     assert all(f"continue with object={record['id']}" in result.text for record in result.data["objects"])
     with pytest.raises(OperationError, match="box 2: the box shows an even area") as caught:
-        run(scene(open_clip(encode([sky()] * 3), SETTINGS)), boxes=[[0.55, 0.1, 0.95, 0.9], [0.05, 0.1, 0.45, 0.9]])
+        run(
+            scene(open_clip(encode([sky()] * 3), SETTINGS)),
+            boxes=[[0.55, 0.1, 0.95, 0.9], [0.05, 0.1, 0.45, 0.9]],
+        )
     assert caught.value.code == "nothing_found"
 
 
 def sky() -> np.ndarray:
     """Half of a frame is even, half a photo."""
-    return np.concatenate([np.full((96, 80, 3), 150, np.uint8), skimage.data.chelsea()[50:146, 120:200]], axis=1)
+    return np.concatenate(
+        [np.full((96, 80, 3), 150, np.uint8), skimage.data.chelsea()[50:146, 120:200]], axis=1
+    )
 
 
-@pytest.mark.parametrize(("before", "after"), [("gravel", "grass"), ("grass", "gravel"), ("chelsea", "coffee")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("gravel", "grass"), ("grass", "gravel"), ("chelsea", "coffee")]
+)
 def test_a_cut_ends_the_track_though_the_box_looks_alike(before, after):
     """Grass for gravel in the same grey: the box alone shows a similar area, which was followed on."""
     clip = open_clip(encode(panned(before, 5) + panned(after, 8), options={"crf": "20"}), SETTINGS)
@@ -243,7 +298,9 @@ def test_cuts_of_footage_are_marked_and_flashes_are_not():
     frames = [cv2.resize(frame, (240, 136)) for frame in footage(BIKES, 40, **BIKES_SIZE)]
 
     def cuts(shown: list[np.ndarray]) -> list[int]:
-        return [number for number, (_, cut) in enumerate(shots.mark_cuts(shown[0], iter(shown[1:])), 1) if cut]
+        return [
+            number for number, (_, cut) in enumerate(shots.mark_cuts(shown[0], iter(shown[1:])), 1) if cut
+        ]
 
     assert cuts(frames) == [30]  # the footage itself has one
     for length in (1, 2, 3):
@@ -252,8 +309,10 @@ def test_cuts_of_footage_are_marked_and_flashes_are_not():
     faded = [(frame * abs(number - 12) / 12).astype(np.uint8) for number, frame in enumerate(frames[:24])]
     assert cuts(faded) == []
     wide = cv2.resize(footage(BIKES, 1, 1280, 544)[0], (720, 408))
-    assert cuts([wide[:136, 22 * n : 22 * n + 240] for n in range(20)]) == []  # a pan by 9 % of the width from frame to frame
-    smooth = [cv2.GaussianBlur(frame, (0, 0), 25) for frame in faded]  # nothing but even ground: brightness is all there is
+    # A pan by 9 % of the width from frame to frame
+    assert cuts([wide[:136, 22 * n : 22 * n + 240] for n in range(20)]) == []
+    # Nothing but even ground: brightness is all there is
+    smooth = [cv2.GaussianBlur(frame, (0, 0), 25) for frame in faded]
     assert cuts(smooth) == []
     assert cuts([*smooth[:6], *[cv2.GaussianBlur(frame, (0, 0), 25) for frame in frames[32:38]]]) == [6]
     assert cuts([*frames[:5], *frames[35:36]]) == [5]  # with the last frame
@@ -261,14 +320,23 @@ def test_cuts_of_footage_are_marked_and_flashes_are_not():
 
 @pytest.mark.parametrize("photo", ["brick", "rocket", "moon"])
 def test_featureless_ground_is_nothing_to_track(photo):
-    """A wall out of focus, the sky behind a rocket, the plain between craters: there is nothing whose place could be told."""
-    boxes = {"brick": [0.2, 0.2, 0.6, 0.6], "rocket": [0.29, 0.08, 0.47, 0.31], "moon": [0.52, 0.31, 0.7, 0.55]}
+    """A wall out of focus, the sky behind a rocket, the plain between craters: there is nothing whose place
+    could be told.
+    """
+    boxes = {
+        "brick": [0.2, 0.2, 0.6, 0.6],
+        "rocket": [0.29, 0.08, 0.47, 0.31],
+        "moon": [0.52, 0.31, 0.7, 0.55],
+    }
     picture = getattr(skimage.data, photo)()
     picture = picture if picture.ndim == 3 else np.repeat(picture[..., None], 3, 2)
     if photo == "brick":
         picture = cv2.GaussianBlur(picture, (0, 0), 40)
     noise = np.random.default_rng(0)
-    frames = [np.clip(picture[:256, :384] + noise.normal(0, 3, (256, picture[:256, :384].shape[1], 3)), 0, 255) for _ in range(5)]
+    frames = [
+        np.clip(picture[:256, :384] + noise.normal(0, 3, (256, picture[:256, :384].shape[1], 3)), 0, 255)
+        for _ in range(5)
+    ]
     clip = open_clip(encode([frame.astype(np.uint8) for frame in frames], options={"crf": "18"}), SETTINGS)
     with pytest.raises(OperationError, match="even area") as caught:
         run(scene(clip), box=boxes[photo])
@@ -299,7 +367,12 @@ def test_what_is_reported():
     track, results = result.data["tracks"][0], result.data["objects"][0]
     assert json.loads(json.dumps(result.data)) == result.data
     assert pickle.loads(pickle.dumps(result)).text == result.text
-    assert (results["kind"], results["frame"], results["box"], results["method"]) == ("track", 49, track["boxes"][-1], "csrt")
+    assert (results["kind"], results["frame"], results["box"], results["method"]) == (
+        "track",
+        49,
+        track["boxes"][-1],
+        "csrt",
+    )
     assert results["id"] == track["id"]
     assert len(results["id"]) == 8
     assert all(0 <= score <= 1 for score in track["scores"])
@@ -318,7 +391,9 @@ def test_what_is_reported():
 def test_motion_of_a_known_path():
     boxes = [(3 * i, 4 * i, 3 * i + 20, 4 * i + 30) for i in range(11)]
     told = motion(boxes, [i / 10 for i in range(11)])
-    assert told["path_length"] == told["total_distance"] == told["displacement"] == {"value": 50.0, "unit": "px"}
+    assert (
+        told["path_length"] == told["total_distance"] == told["displacement"] == {"value": 50.0, "unit": "px"}
+    )
     assert told["average_velocity"] == told["max_velocity"] == {"value": 5.0, "unit": "px/frame"}
     assert told["average_speed"] == told["max_speed"] == {"value": 50.0, "unit": "px/s"}
     assert told["direction"] == {"value": round(math.degrees(math.atan2(4, 3)), 3), "unit": "deg"}
@@ -343,13 +418,17 @@ def test_masks_follow_the_object():
     for code, edges in zip(track["masks"], truth, strict=False):
         x0, y0, x1, y1 = edges
         y, x = np.mgrid[: clip.height, : clip.width]
-        oval = ((x + 0.5 - (x0 + x1) / 2) / (x1 - x0)) ** 2 + ((y + 0.5 - (y0 + y1) / 2) / (y1 - y0)) ** 2 <= 0.25
+        oval = ((x + 0.5 - (x0 + x1) / 2) / (x1 - x0)) ** 2 + (
+            (y + 0.5 - (y0 + y1) / 2) / (y1 - y0)
+        ) ** 2 <= 0.25
         mask = coco.decode({"size": code["size"], "counts": code["counts"].encode()}).astype(bool)
         overlaps.append((mask & oval).sum() / (mask | oval).sum())
     assert np.mean(overlaps) > 0.6
     assert json.loads(json.dumps(result.data)) == result.data
     later = scene(clip, {record["id"]: record})
-    measured = GetProperties.run(GetProperties.check({"object": record["id"], "groups": ["size"]}), later.target("vid0"), later)
+    measured = GetProperties.run(
+        GetProperties.check({"object": record["id"], "groups": ["size"]}), later.target("vid0"), later
+    )
     assert measured.data["properties"]["size"]["area_pixels"]["value"] == decode(track["masks"][-1]).area
     assert "masks" not in run(scene(clip), box=share(clip, truth[0]), end=2).data["tracks"][0]
 
@@ -422,7 +501,9 @@ def test_out_of_range():
 def test_bad_calls(arguments, code):
     clip, _ = arc()
     observation, _ = execute(
-        Action(op="track_object", target="vid0", arguments=arguments), scene(clip), {"track_object": TrackObject}
+        Action(op="track_object", target="vid0", arguments=arguments),
+        scene(clip),
+        {"track_object": TrackObject},
     )
     assert (observation.status, observation.code) == ("error", code)
     assert len(observation.text) < 200

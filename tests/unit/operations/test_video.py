@@ -51,13 +51,22 @@ def _code(source: object, **caps: object) -> str:
 
 
 KINDS = {
-    *("mp4 h264 with B-frames", "mp4 h264 open groups", "mp4 hevc", "mkv uneven times", "webm vp9", "avi packed B-frames"),
+    *(
+        "mp4 h264 with B-frames",
+        "mp4 h264 open groups",
+        "mp4 hevc",
+        "mkv uneven times",
+        "webm vp9",
+        "avi packed B-frames",
+    ),
     *("mpg mpeg2", "gif"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n if n in KINDS else pytest.param(n, marks=pytest.mark.long) for n in CONTAINERS])
+@pytest.mark.parametrize(
+    "name", [n if n in KINDS else pytest.param(n, marks=pytest.mark.long) for n in CONTAINERS]
+)
 def test_any_frame_in_any_order_is_that_of_plain_decoding(name):
     data = CONTAINERS[name]()
     expected = _decoded(data)
@@ -75,9 +84,13 @@ def test_any_frame_in_any_order_is_that_of_plain_decoding(name):
 def test_decord_numbers_and_reads_the_frames_if_it_is_chosen(capfd):
     decord = pytest.importorskip("decord")
     data = CONTAINERS["mp4 h264 with B-frames"]()
-    clip, reader = open_clip(data, ToolboxConfig(video_backend="decord")), decord.VideoReader(io.BytesIO(data), num_threads=1)
+    clip = open_clip(data, ToolboxConfig(video_backend="decord"))
+    reader = decord.VideoReader(io.BytesIO(data), num_threads=1)
     assert clip.times == pytest.approx(open_clip(data, SETTINGS).times, abs=1e-3)
-    assert all(np.array_equal(frame, reader[i].asnumpy()) for i, frame in zip((40, 3, 41), clip.frames([40, 3, 41]), strict=True))
+    assert all(
+        np.array_equal(frame, reader[i].asnumpy())
+        for i, frame in zip((40, 3, 41), clip.frames([40, 3, 41]), strict=True)
+    )
     with pytest.raises(BadImage) as error:
         open_clip(CONTAINERS["raw h264"](), ToolboxConfig(video_backend="decord"))
     assert error.value.code == "video_backend"
@@ -94,7 +107,9 @@ def test_decord_that_is_not_installed_names_the_fix(monkeypatch):
 
 
 def test_times_are_those_of_the_file():
-    assert open_clip(encode(footage(), options={"bf": "3"}), SETTINGS).times == pytest.approx(np.arange(72) / 25)
+    assert open_clip(encode(footage(), options={"bf": "3"}), SETTINGS).times == pytest.approx(
+        np.arange(72) / 25
+    )
     for container in ("mp4", "matroska"):
         clip = open_clip(encode(footage(), container, options={"bf": "3"}, milliseconds=UNEVEN), SETTINGS)
         assert clip.times == pytest.approx(np.array(UNEVEN) / 1000, abs=1e-3)
@@ -128,7 +143,9 @@ def test_a_time_that_repeats_leaves_the_others_as_they_are(times, expected):
     assert clip.times == pytest.approx(np.array(expected))
     assert (np.diff(clip.times) > 0).all()
     shown = _decoded(file.getvalue())
-    assert all(np.array_equal(clip.frame(number), shown[number]) for number in (6, 3, 2) if number < len(shown))
+    assert all(
+        np.array_equal(clip.frame(number), shown[number]) for number in (6, 3, 2) if number < len(shown)
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +194,9 @@ def test_consecutive_frames_are_decoded_once(monkeypatch):
     _forget()
     starts = []
     original = video._Reader.start
-    monkeypatch.setattr(video._Reader, "start", lambda self, key: (starts.append(key), original(self, key))[1])
+    monkeypatch.setattr(
+        video._Reader, "start", lambda self, key: (starts.append(key), original(self, key))[1]
+    )
     list(clip.frames(range(72)))
     assert len(starts) <= 2
     starts.clear()
@@ -214,7 +233,10 @@ def test_pictures_are_a_clip(tmp_path):
     clip = open_clip([_png(footage()[0]), _png(footage()[1]), str(tmp_path / "2.png")], SETTINGS, fps=4)
     assert clip.times.tolist() == [0, 0.25, 0.5]
     assert clip.duration == 0.75
-    assert all(np.array_equal(frame, footage()[i]) for i, frame in zip((2, 0, 1), clip.frames([2, 0, 1]), strict=True))
+    assert all(
+        np.array_equal(frame, footage()[i])
+        for i, frame in zip((2, 0, 1), clip.frames([2, 0, 1]), strict=True)
+    )
     assert clip.sha256 != open_clip([_png(footage()[0])] * 3, SETTINGS, fps=4).sha256
 
 
@@ -327,8 +349,14 @@ def test_containers_that_name_other_files_are_refused(tmp_path):
         playlist.format(tmp_path / "part.ts"),
         playlist.format("part.ts"),
         f"ffconcat version 1.0\nfile '{tmp_path / 'real.mp4'}'\n",
-        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
-        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>file:///etc/</BaseURL></MPD>',
+        (
+            "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP "
+            "96\na=rtpmap:96 H264/90000\n"
+        ),
+        (
+            '<?xml version="1.0"?><MPD '
+            'xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>file:///etc/</BaseURL></MPD>'
+        ),
     ]
     for number, text in enumerate(hostile):
         (tmp_path / f"{number}.mp4").write_text(text)
@@ -354,7 +382,9 @@ def test_a_file_that_is_cut_off_ends_with_its_last_whole_frame():
     clip = open_clip(data[: len(data) // 2], SETTINGS)
     assert 20 < len(clip.times) < 60
     whole = open_clip(data, SETTINGS)
-    assert all(np.array_equal(a, b) for a, b in zip(clip.frames(range(20)), whole.frames(range(20)), strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(clip.frames(range(20)), whole.frames(range(20)), strict=True)
+    )
 
 
 def test_a_clip_is_cut_to_its_spans(tmp_path):
@@ -364,7 +394,10 @@ def test_a_clip_is_cut_to_its_spans(tmp_path):
     clip = open_media(media, SETTINGS)
     numbers = [10, 11, 12, 13, 14, 49, 50, 51, 52, 53, 54]
     assert clip.times.tolist() == pytest.approx([number / 25 for number in numbers])
-    assert all(np.array_equal(a, whole.frame(n)) for a, n in zip(clip.frames(range(len(numbers))), numbers, strict=True))
+    assert all(
+        np.array_equal(a, whole.frame(n))
+        for a, n in zip(clip.frames(range(len(numbers))), numbers, strict=True)
+    )
     assert (clip.duration, clip.end) == (pytest.approx(0.44), pytest.approx(2.2))
     assert clip.sha256 not in (whole.sha256, whole.cut([(0.4, 0.6)]).sha256)
     again = pickle.loads(pickle.dumps(clip))
@@ -373,7 +406,10 @@ def test_a_clip_is_cut_to_its_spans(tmp_path):
     assert len(whole.cut([(2.0, 99.0)]).times) == 22
     with pytest.raises(BadImage, match=r"from 0\.00 to 2\.88 s"):
         open_clip(tmp_path / "a.mp4", SETTINGS, spans=[(2.9, 3.0)])
-    late = open_clip(encode(footage(count=20), "matroska", "mpeg4", milliseconds=[5000 + 40 * i for i in range(20)]), SETTINGS)
+    late = open_clip(
+        encode(footage(count=20), "matroska", "mpeg4", milliseconds=[5000 + 40 * i for i in range(20)]),
+        SETTINGS,
+    )
     for span in ((0.0, 2.0), (4.0, 5.0)):
         with pytest.raises(BadImage, match=r"from 5\.00 to 5\.80 s") as error:
             late.cut([span])
@@ -383,7 +419,9 @@ def test_a_clip_is_cut_to_its_spans(tmp_path):
         _requested_frames(SelectFramesArguments(times=[0.2]), clip, 8)
 
 
-@pytest.mark.parametrize("spans", [[], [(3, 2)], [(0, 2), (1, 3)], [(2, 3), (0, 1)], [(-1, 2)], [(0, float("inf"))], [(1, 1)]])
+@pytest.mark.parametrize(
+    "spans", [[], [(3, 2)], [(0, 2), (1, 3)], [(2, 3), (0, 1)], [(-1, 2)], [(0, float("inf"))], [(1, 1)]]
+)
 def test_spans_out_of_order_are_refused(spans):
     with pytest.raises(ValueError, match="spans"):
         Media(id="vid0", kind="video", uri="a.mp4", spans=spans)
@@ -403,6 +441,9 @@ def test_frames_are_read_without_starting_threads(tmp_path):
     )
     limits = 'ulimit -s 1000000; exec "$@"'  # the stack of a thread is as large as that of the process
     done = subprocess.run(
-        ["bash", "-c", limits, "bash", sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
+        ["bash", "-c", limits, "bash", sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout.strip() == "3", done.stderr[-1000:]

@@ -45,7 +45,11 @@ def test_only_the_language_model_is_adapted_and_trained(family: str):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_vision_tower_is_adapted_on_request(family: str):
-    linear = {name for name, m in stock(family).named_modules() if isinstance(m, torch.nn.Linear) and ".visual." in name}
+    linear = {
+        name
+        for name, m in stock(family).named_modules()
+        if isinstance(m, torch.nn.Linear) and ".visual." in name
+    }
     lora = LORA.model_copy(update={"vision_tower": True})
     layers = adapted_layers(stock(family), lora.targets, lora.vision_tower)
     assert {name for name in layers if ".visual." in name} == linear != set()
@@ -126,9 +130,15 @@ def test_an_adapted_layer_has_the_values_and_gradients_of_peft(target: str, dtyp
     layer = next(m for n, m in model.named_modules() if n.endswith(target) and isinstance(m, LoraLinear))
     x = torch.randn(2, 9, layer.in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
 
-    def run(forward: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    def run(
+        forward: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor], dtype: torch.dtype
+    ) -> list[torch.Tensor]:
         layer.base_layer.to(dtype)
-        inputs = [x.to(dtype).requires_grad_(), layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+        inputs = [
+            x.to(dtype).requires_grad_(),
+            layer.lora_A["default"].weight,
+            layer.lora_B["default"].weight,
+        ]
         out = forward(layer, inputs[0])
         slope = torch.linspace(-1, 1, out.numel()).view_as(out).to(dtype)
         return [out.detach(), *torch.autograd.grad(out, inputs, slope)]
@@ -183,7 +193,12 @@ def test_an_adapter_is_saved_and_loaded_and_damage_is_detected(tmp_path: Path):
     save_adapter(adapter, tmp_path / "v1")
     loaded = load_adapter(tmp_path / "v1")
     assert loaded.sha256() == adapter.sha256()
-    assert (loaded.alpha, loaded.rank, loaded.base_sha256, loaded.kind) == (8, 4, fingerprint(folder("qwen3_vl")), "lora")
+    assert (loaded.alpha, loaded.rank, loaded.base_sha256, loaded.kind) == (
+        8,
+        4,
+        fingerprint(folder("qwen3_vl")),
+        "lora",
+    )
     assert dataclasses.replace(adapter, alpha=9).sha256() != adapter.sha256()
     path = tmp_path / "v1" / "adapter.safetensors"
     content = bytearray(path.read_bytes())

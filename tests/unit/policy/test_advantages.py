@@ -1,4 +1,7 @@
-"""Advantages: the group's, the batch's, and who is left out. The named algorithms' formulas are in test_algorithms.py."""
+"""Advantages: the group's, the batch's, and who is left out.
+
+The named algorithms' formulas are in test_algorithms.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from pixelis.records import Group, Question, StopReason, Trajectory, Turn
 WHITEN = AdvantageConfig(baseline="none", scale="batch_std", eps=1e-12, min_group=1)
 
 
-def group(rewards: list[float | None], stops: list[StopReason] | None = None, lengths: list[int] | None = None) -> Group:
+def group(
+    rewards: list[float | None], stops: list[StopReason] | None = None, lengths: list[int] | None = None
+) -> Group:
     question = Question(id="q", question="?")
     result = []
     for i, reward in enumerate(rewards):
@@ -30,7 +35,9 @@ def group(rewards: list[float | None], stops: list[StopReason] | None = None, le
     return Group(id="g", question=question, trajectories=result)
 
 
-def group_advantages(rewards: list[float | None], settings: AdvantageConfig, greedy: float | None = None) -> list[float | None]:
+def group_advantages(
+    rewards: list[float | None], settings: AdvantageConfig, greedy: float | None = None
+) -> list[float | None]:
     return batch_advantages([rewards], settings, greedy=[greedy])[0]
 
 
@@ -183,7 +190,9 @@ def test_a_batch_is_assigned_and_its_dropped_groups_are_counted():
 
 def test_divergence_comes_off_the_reward_before_anything_is_compared():
     g = group([1.0, None, 1.0, 0.0])
-    assign_advantages([g], AdvantageConfig(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0, None]], kl_weight=0.1)
+    assign_advantages(
+        [g], AdvantageConfig(baseline="loo", scale="none"), kl=[[2.0, 9.0, 6.0, None]], kl_weight=0.1
+    )
     assert advantages_of(g) == pytest.approx([0.4, None, -0.4, None])
 
 

@@ -1,4 +1,6 @@
-"""Every named algorithm against its paper's formula, written out sequence by sequence in float64, with gradients."""
+"""Every named algorithm against its paper's formula, written out sequence by sequence in float64, with
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ def rollouts(seed: int, spread: float) -> list[Sequence]:
     return result
 
 
-# -- the formulas ------------------------------------------------------------------------------------------------------
+# -- the formulas
+# ------------------------------------------------------------------------------------------------------
 
 
 def ppo(ratio: torch.Tensor, a: float, low: float, high: float) -> torch.Tensor:
@@ -57,12 +60,16 @@ def grpo(batch: list[Sequence], low: float = 0.2, high: float = 0.2, beta: float
         objective = 0.0
         for t in range(len(s.new)):
             back = torch.exp(s.reference[t] - s.new[t])
-            objective += ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, low, high) - beta * (back - torch.log(back) - 1)
+            objective += ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, low, high) - beta * (
+                back - torch.log(back) - 1
+            )
         total += objective / len(s.new)
     return -total / len(batch)
 
 
-def token_mean(batch: list[Sequence], low: float, high: float, penalty: Callable[[Sequence, int], object] | None = None):
+def token_mean(
+    batch: list[Sequence], low: float, high: float, penalty: Callable[[Sequence, int], object] | None = None
+):
     total, count = 0.0, 0
     for s in batch:
         for t in range(len(s.new)):
@@ -82,7 +89,9 @@ def schulman(beta: float) -> Callable[[Sequence, int], object]:
 
 def dr_grpo(batch: list[Sequence]) -> torch.Tensor:
     longest = 3 * 32  # max_turns * max_turn_tokens of the default dialogue
-    total = sum(ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, 0.2, 0.2) for s in batch for t in range(len(s.new)))
+    total = sum(
+        ppo(torch.exp(s.new[t] - s.old[t]), s.advantage, 0.2, 0.2) for s in batch for t in range(len(s.new))
+    )
     return -total / (longest * len(batch))
 
 
@@ -136,7 +145,9 @@ FORMULAS: dict[str, Callable[[list[Sequence]], torch.Tensor]] = {
     "rloo": rloo,
     "ppo": lambda b: token_mean(b, 0.2, 0.2),
     "reinforce_pp": lambda b: token_mean(b, 0.2, 0.2),
-    "reinforce_pp_baseline": lambda b: token_mean(b, 0.2, 0.2, lambda s, t: 0.01 * (s.new[t] - s.reference[t]) ** 2 / 2),
+    "reinforce_pp_baseline": lambda b: token_mean(
+        b, 0.2, 0.2, lambda s, t: 0.01 * (s.new[t] - s.reference[t]) ** 2 / 2
+    ),
     "remax": lambda b: token_mean(b, 0.2, 0.2),
     "gspo": gspo,
     "gspo_token": gspo_token,
@@ -158,14 +169,22 @@ def named(name: str, *overrides: str) -> config.RftConfig:
     return config.load(None, [f"rft.algorithm={name}", *overrides]).rft
 
 
-def ours(batch: list[Sequence], settings: config.LossConfig) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+def ours(
+    batch: list[Sequence], settings: config.LossConfig
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """(loss, gradient, metrics) of the implementation on the packed batch in float32."""
     sizes = torch.tensor([len(s.new) for s in batch])
     sequence = torch.repeat_interleave(torch.arange(len(batch)), sizes)
     new = torch.cat([s.new for s in batch]).detach().float().requires_grad_()
-    old, behaviour, reference = (torch.cat([getattr(s, n) for s in batch]).float() for n in ("old", "behaviour", "reference"))
+    old, behaviour, reference = (
+        torch.cat([getattr(s, n) for s in batch]).float() for n in ("old", "behaviour", "reference")
+    )
     weights = token_weights(
-        sequence, sizes, settings.aggregate, Totals(int(sizes.sum()), len(batch)), constant_tokens=settings.constant_tokens
+        sequence,
+        sizes,
+        settings.aggregate,
+        Totals(int(sizes.sum()), len(batch)),
+        constant_tokens=settings.constant_tokens,
     )
     loss, sums = policy_loss(
         new,
@@ -216,7 +235,9 @@ def test_importance_weights_are_those_of_the_formula(level: str, correction: str
     for s in batch:
         for t in range(len(s.new)):
             difference = s.old - s.behaviour
-            exponent = {"token": difference[t], "sequence": difference.sum(), "geometric": difference.mean()}[level]
+            exponent = {"token": difference[t], "sequence": difference.sum(), "geometric": difference.mean()}[
+                level
+            ]
             weight = math.exp(float(exponent))
             is_outside = not low <= weight <= high
             outside += is_outside
@@ -230,7 +251,11 @@ def test_importance_weights_are_those_of_the_formula(level: str, correction: str
             count += 1
     expected = -total / count
     gradients = torch.autograd.grad(expected, [s.new for s in batch])
-    bounds = (f"rft.loss.importance={correction}", "rft.loss.importance_floor=0.7", "rft.loss.importance_cap=1.4")
+    bounds = (
+        f"rft.loss.importance={correction}",
+        "rft.loss.importance_floor=0.7",
+        "rft.loss.importance_cap=1.4",
+    )
     loss, gradient, sums = ours(batch, named("dapo", f"rft.loss.importance_level={level}", *bounds).loss)
     assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
     agree(gradient, torch.cat(gradients))
@@ -250,7 +275,9 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens():
             total += objective
             count += 1
     gradients = torch.autograd.grad(-total / count, [s.new for s in batch])
-    loss, gradient, sums = ours(batch, named("dapo", "rft.loss.dual_clip=3.0", "rft.loss.importance=none").loss)
+    loss, gradient, sums = ours(
+        batch, named("dapo", "rft.loss.dual_clip=3.0", "rft.loss.importance=none").loss
+    )
     assert float(loss) == pytest.approx(float(-total.detach() / count), rel=1e-5)
     agree(gradient, torch.cat(gradients))
     assert float(sums["dual_clipped"]) == bounded > 0
@@ -264,7 +291,8 @@ def test_metrics_are_the_same_whether_or_not_a_worker_has_a_batch():
         assert set(ours(batch, settings)[2]) == set(metric_names(settings, with_reference))
 
 
-# -- advantages --------------------------------------------------------------------------------------------------------
+# -- advantages
+# --------------------------------------------------------------------------------------------------------
 
 GROUPS = [[1.0, 0.0, 0.5, 0.0, 1.0, 0.25], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0], [0.3, 0.1, 0.2, 0.9, 0.5, 0.4]]
 TOKENS = [[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3]]
@@ -277,8 +305,15 @@ def sample_std(values: list[float]) -> float:
 
 
 def whitened(groups: list[list[float]]) -> list[list[float]]:
-    """verl's masked whitening: every token carries its rollout's value, the mean and variance are the tokens'."""
-    flat = [v for row, counts in zip(groups, TOKENS, strict=True) for v, n in zip(row, counts, strict=True) for _ in range(n)]
+    """verl's masked whitening: every token carries its rollout's value, the mean and variance are the
+    tokens'.
+    """
+    flat = [
+        v
+        for row, counts in zip(groups, TOKENS, strict=True)
+        for v, n in zip(row, counts, strict=True)
+        for _ in range(n)
+    ]
     mean, std = sum(flat) / len(flat), sample_std(flat)
     return [[(v - mean) / std for v in row] for row in groups]
 
@@ -292,7 +327,9 @@ def centred() -> list[list[float]]:
 
 
 def every_subset(k: int, eps: float) -> list[list[float]]:
-    """Pass@k by enumeration: a subset's reward is its best, a rollout's the mean over the subsets that hold it."""
+    """Pass@k by enumeration: a subset's reward is its best, a rollout's the mean over the subsets that hold
+    it.
+    """
     out = []
     for g in GROUPS:
         subsets = list(itertools.combinations(range(len(g)), k))
@@ -345,7 +382,8 @@ def test_advantages_are_those_of_the_formula(name: str):
         assert row == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-# -- how they are named ------------------------------------------------------------------------------------------------
+# -- how they are named
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -381,16 +419,28 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
     [
         (["rft.algorithm=dapoo"], "did you mean `dapo`"),
         (["rft.algorithm=xyz"], "one of grpo, dr_grpo"),
-        (["rft.advantage.baseline=mena"], "rft.advantage.baseline: no baseline `mena` (did you mean `mean`?)"),
-        (["rft.loss.surrogate=xyz"], "rft.loss.surrogate: no surrogate `xyz` (one of clip, cispo, sapo, reinforce, or your own"),
+        (
+            ["rft.advantage.baseline=mena"],
+            "rft.advantage.baseline: no baseline `mena` (did you mean `mean`?)",
+        ),
+        (
+            ["rft.loss.surrogate=xyz"],
+            "rft.loss.surrogate: no surrogate `xyz` (one of clip, cispo, sapo, reinforce, or your own",
+        ),
         (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
-        (["rft.algorithm=remax", "rft.advantage.scale=std"], "scale std needs a baseline over a group, but baseline is greedy"),
+        (
+            ["rft.algorithm=remax", "rft.advantage.scale=std"],
+            "scale std needs a baseline over a group, but baseline is greedy",
+        ),
         (["rft.algorithm=grpo", "rft.advantage.min_group=1"], "compares rollouts of a group"),
         (["rft.algorithm=rloo", "rft.loss.kl_estimator=k3"], "needs kl_estimator=k1"),
         (["rft.algorithm=rloo", "rft.loss.ratio=sequence"], "surrogate reinforce has no ratio"),
         (["rft.algorithm=sapo", "rft.loss.dual_clip=3"], "dual_clip needs surrogate=clip"),
         (["rft.algorithm=dapo", "rft.loss.dual_clip=1.1"], "above 1 + clip_high"),
-        (["rft.advantage.baseline=pass_at_k", "rft.advantage.scale=mad"], "scale mad cannot be combined with baseline pass_at_k"),
+        (
+            ["rft.advantage.baseline=pass_at_k", "rft.advantage.scale=mad"],
+            "scale mad cannot be combined with baseline pass_at_k",
+        ),
         (["rft.loss.importance_floor=2.0"], "is not below importance_cap"),
         (["rft.advantage.exclude=[answer]"], "rft.advantage.exclude"),
         (["rft.group_size=1"], "rft.advantage.min_group 2 is above rft.group_size 1"),

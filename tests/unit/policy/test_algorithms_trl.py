@@ -1,4 +1,7 @@
-"""The losses against TRL's GRPOTrainer, called as it is on its own padded layout. Runs where TRL is installed (1.16)."""
+"""The losses against TRL's GRPOTrainer, called as it is on its own padded layout.
+
+Runs where TRL is installed (1.16).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,18 @@ MASK = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
 def trl_loss(
     inputs: dict[str, torch.Tensor], new: torch.Tensor, **settings: object
 ) -> tuple[torch.Tensor, dict[str, list[float]]]:
-    """`GRPOTrainer._compute_loss` with log-probabilities given: all it reads of a trainer are its settings."""
-    arguments = {"delta": None, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05, "use_bias_correction_kl": False}
-    arguments = SimpleNamespace(**{k: settings.pop(k, v) for k, v in arguments.items()}, steps_per_generation=1)
+    """`GRPOTrainer._compute_loss` with log-probabilities given: all it reads of a trainer are its
+    settings.
+    """
+    arguments = {
+        "delta": None,
+        "sapo_temperature_pos": 1.0,
+        "sapo_temperature_neg": 1.05,
+        "use_bias_correction_kl": False,
+    }
+    arguments = SimpleNamespace(
+        **{k: settings.pop(k, v) for k, v in arguments.items()}, steps_per_generation=1
+    )
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (new, torch.zeros_like(new), None),
         args=arguments,
@@ -57,24 +69,43 @@ def random_batch(seed: int, spread: float) -> dict[str, torch.Tensor]:
     old = -noise(1.0).abs()
     behaviour, reference = old + noise(0.3), old + noise(0.2)
     advantages = torch.randn(len(LENGTHS), generator=generator)
-    return {"old": old, "new": old + noise(spread), "behaviour": behaviour, "reference": reference, "advantages": advantages}
+    return {
+        "old": old,
+        "new": old + noise(spread),
+        "behaviour": behaviour,
+        "reference": reference,
+        "advantages": advantages,
+    }
 
 
 CASES = {
     "grpo": ({"aggregate": "sequence", "clip_high": 0.28, "kl": 0.04}, {"loss_type": "grpo", "beta": 0.04}),
     "dapo": ({"clip_high": 0.28}, {"loss_type": "dapo"}),
-    "dr_grpo": ({"aggregate": "constant", "constant_tokens": 20, "clip_high": 0.28}, {"loss_type": "dr_grpo"}),
+    "dr_grpo": (
+        {"aggregate": "constant", "constant_tokens": 20, "clip_high": 0.28},
+        {"loss_type": "dr_grpo"},
+    ),
     "two_sided": ({"clip_high": 0.28, "dual_clip": 1.5}, {"loss_type": "dapo", "delta": 1.5}),
     "gspo": (
         {"aggregate": "sequence", "ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
+        {
+            "loss_type": "grpo",
+            "importance_sampling_level": "sequence",
+            "epsilon_low": 3e-4,
+            "epsilon_high": 4e-4,
+        },
     ),
-    "cispo": ({"surrogate": "cispo", "clip_low": 1.0, "clip_high": 0.2}, {"loss_type": "cispo", "epsilon_high": 1.2}),
+    "cispo": (
+        {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 0.2},
+        {"loss_type": "cispo", "epsilon_high": 1.2},
+    ),
     "sapo": ({"surrogate": "sapo", "aggregate": "sequence"}, {"loss_type": "sapo"}),
 }
 
 
-@pytest.mark.parametrize("correction", [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+@pytest.mark.parametrize(
+    "correction", [None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_gradient_and_clip_shares_are_those_of_trl(name: str, correction: str | None):
     keys, theirs = CASES[name]
@@ -93,9 +124,13 @@ def test_loss_gradient_and_clip_shares_are_those_of_trl(name: str, correction: s
     if correction:
         # As in GRPOTrainer._generate_and_score_completions.
         difference = (batch["old"] - batch["behaviour"]) * MASK
-        weight = torch.exp(difference.sum(-1, keepdim=True) if correction.startswith("sequence") else difference)
+        weight = torch.exp(
+            difference.sum(-1, keepdim=True) if correction.startswith("sequence") else difference
+        )
         is_mask = correction.endswith("mask")
-        weight = weight.masked_fill((weight > 1.3) | (weight < 0.6), 0.0) if is_mask else weight.clamp(0.6, 1.3)
+        weight = (
+            weight.masked_fill((weight > 1.3) | (weight < 0.6), 0.0) if is_mask else weight.clamp(0.6, 1.3)
+        )
         inputs["importance_sampling_ratio"] = weight
     expected, metrics = trl_loss(inputs, new, **theirs)
     expected.backward()
@@ -103,7 +138,9 @@ def test_loss_gradient_and_clip_shares_are_those_of_trl(name: str, correction: s
     sizes = torch.tensor(LENGTHS)
     sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), sizes)
     level, kind = (correction or "token_none").split("_")
-    settings = config.LossConfig(**keys, importance=kind, importance_level=level, importance_cap=1.3, importance_floor=0.6)
+    settings = config.LossConfig(
+        **keys, importance=kind, importance_level=level, importance_cap=1.3, importance_floor=0.6
+    )
     packed = {k: v[MASK] for k, v in batch.items() if k != "advantages"}
     own = packed["new"].clone().requires_grad_()
     totals = Totals(sum(LENGTHS), len(LENGTHS))

@@ -24,7 +24,10 @@ from pixelis.policy.adapters import load_header
 from pixelis.policy.tensor_parts import Part, StoredTensors, files_of, save_tensors
 from pixelis.telemetry.events import EventLog
 
-TENSORS = {"adapter": {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, "optimizer": {"m": np.ones(4, np.float32)}}
+TENSORS = {
+    "adapter": {"a": np.arange(6, dtype=np.float32).reshape(2, 3)},
+    "optimizer": {"m": np.ones(4, np.float32)},
+}
 
 
 def write(root: Path, step: int, keep: int = 0) -> Path:
@@ -106,7 +109,9 @@ def test_what_prevents_writing_tensors_is_an_os_error(tmp_path: Path) -> None:
         save_tensors(TENSORS["adapter"], tmp_path / "missing" / "a.safetensors")
     assert caught.value.errno == errno.ENOENT
     with pytest.raises(InfraFailure, match="No such file") as failure:
-        checkpoint.write_folder(tmp_path / "v1", lambda folder: save_tensors(TENSORS["adapter"], folder / "missing" / "a"))
+        checkpoint.write_folder(
+            tmp_path / "v1", lambda folder: save_tensors(TENSORS["adapter"], folder / "missing" / "a")
+        )
     assert failure.value.code == "disk_failed"
 
 
@@ -119,8 +124,14 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path: Path)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_checkpoint_in_parts_is_read_as_a_whole(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = {"a": np.arange(24, dtype=np.float32).reshape(4, 6), "b": np.ones(1, np.float32), "c": np.zeros((2, 0), np.float32)}
+def test_a_checkpoint_in_parts_is_read_as_a_whole(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {
+        "a": np.arange(24, dtype=np.float32).reshape(4, 6),
+        "b": np.ones(1, np.float32),
+        "c": np.zeros((2, 0), np.float32),
+    }
     group = together(workers, monkeypatch)
     for worker, writer in enumerate(group):
         parts: dict[str, np.ndarray | Part] = {}
@@ -128,7 +139,9 @@ def test_a_checkpoint_in_parts_is_read_as_a_whole(tmp_path: Path, workers: int, 
             first, end = (values.size * (worker + i) // workers for i in (0, 1))
             if end > first or not (values.size or worker):
                 parts[name] = Part(values.reshape(-1)[first:end], first, values.shape)
-        folder = writer.start(tmp_path, 3, {"model": parts}, {"state": {"step": 3}}, {"model": {"kind": "full"}})
+        folder = writer.start(
+            tmp_path, 3, {"model": parts}, {"state": {"step": 3}}, {"model": {"kind": "full"}}
+        )
     for writer in group:
         writer.wait()
     assert checkpoint.latest(tmp_path) == folder
@@ -145,7 +158,9 @@ def test_a_checkpoint_in_parts_is_read_as_a_whole(tmp_path: Path, workers: int, 
             StoredTensors(files_of(folder, "model"))["a"]
 
 
-def test_a_worker_that_cannot_write_fails_the_checkpoint_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_write_fails_the_checkpoint_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group = together(2, monkeypatch)
     original = checkpoint.save_tensors
 
@@ -201,7 +216,9 @@ def test_a_step_can_be_written_again(tmp_path: Path):
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
 
 
-def test_a_starting_learner_removes_what_another_left_and_skips_what_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_starting_learner_removes_what_another_left_and_skips_what_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(checkpoint, "rank_and_world_size", lambda: (0, 1))
     monkeypatch.setattr(checkpoint, "sum_over_workers", lambda values: values)
     older, folder = write(tmp_path, 2), write(tmp_path, 3)

@@ -1,4 +1,6 @@
-"""Hidden states of episodes: before the first policy turn and after each, independent of other episodes in the batch."""
+"""Hidden states of episodes: before the first policy turn and after each, independent of other episodes in
+the batch.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_the_last_state_follows_an_observation_that_ends_the_episode() -> None:
     )
     other, other_views = episode(1, 1, spec)
     shown = [*views, views[0][::-1].copy()]
-    (before,), (alone,) = (turn_states(model, spec, [t], [v], 512) for t, v in ((trajectory, views), (done, shown)))
+    (before,), (alone,) = (
+        turn_states(model, spec, [t], [v], 512) for t, v in ((trajectory, views), (done, shown))
+    )
     together, beside = turn_states(model, spec, [done, other], [shown, other_views], 512)
     assert before is not None
     assert alone is not None

@@ -1,4 +1,6 @@
-"""The estimate of a dry run against the public models' sizes, and against real models where they fit in a test."""
+"""The estimate of a dry run against the public models' sizes, and against real models where they fit in a
+test.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,19 @@ from pixelis.policy.model import load_model
 from pixelis.policy.packing import segment
 from pixelis.policy.train_step import Trainer
 
-JOBS = {"cluster": "rft", "quickstart": "rft", **{name: name for name in ("rft", "sft", "ttrl", "serve", "evaluate")}}
+JOBS = {
+    "cluster": "rft",
+    "quickstart": "rft",
+    **{name: name for name in ("rft", "sft", "ttrl", "serve", "evaluate")},
+}
 """Job of a recipe by the beginning of its name."""
 FOLDERS = ("nano", "first_run", *PUBLIC)
-RECIPES = [p for name in FOLDERS for p in sorted(Path("configs", name).glob("*.yaml")) if p.stem.split("_")[0] in JOBS]
+RECIPES = [
+    p
+    for name in FOLDERS
+    for p in sorted(Path("configs", name).glob("*.yaml"))
+    if p.stem.split("_")[0] in JOBS
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,7 +97,9 @@ def test_weights_adapters_and_optimizer_are_exact(family: str, full: bool, froze
     trainer = Trainer(settings, config.LearnerConfig(row_tokens=256, rows=1, zero_stage=1), total_steps=2)
     maker = Maker(family)
     trainer.update([maker.sample(), maker.sample()])
-    device, host = estimate.learner_memory(architecture.Architecture(settings.model, torch.float32), settings, trainer.learner)
+    device, host = estimate.learner_memory(
+        architecture.Architecture(settings.model, torch.float32), settings, trainer.learner
+    )
     trainable = set(map(id, trainer.model.zero.parameters.values()))
     sizes = [(p.numel() * p.element_size(), id(p) in trainable) for p in trainer.model.network.parameters()]
     adapters = 0 if full else sum(size for size, is_trainable in sizes if is_trainable)
@@ -138,7 +151,9 @@ def test_sharding_and_offload_reduce_the_bytes_on_the_device(public: dict[str, s
     assert (one["weights"], one["gradients"], one["optimizer"]) == (2 * p, 2 * p, 12 * p // 4)
     assert (two["weights"], two["gradients"], two["optimizer"]) == (2 * p, p // 2, 12 * p // 4)
     assert three["weights"] == p // 2
-    with_reference, _ = estimate.learner_memory(arch, full, config.LearnerConfig(workers=4, gpus=1, zero_stage=3), True)
+    with_reference, _ = estimate.learner_memory(
+        arch, full, config.LearnerConfig(workers=4, gpus=1, zero_stage=3), True
+    )
     assert with_reference["reference"] == p  # two parts of a quarter of the weights, two bytes each
     less, host = memory(2, "configs/deepspeed/zero2_offload.json")
     assert "optimizer" not in less
@@ -176,24 +191,41 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
         (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
         (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
         (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
-        (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
+        (
+            ["engine.tensor_parallel=3", "engine.gpus=3"],
+            "engine.tensor_parallel 3 does not divide the 28 heads",
+        ),
         (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
-        (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
+        (
+            ["dialogue.frames=39", "dialogue.max_images=38"],
+            "dialogue.frames 39 is above dialogue.max_images 38",
+        ),
         (["dialogue.frames=40"], "a clip's first look (16080 tokens)"),
-        (["dialogue.max_context=200000", "learner.row_tokens=200000"], "above the 128000 positions of policy.model"),
+        (
+            ["dialogue.max_context=200000", "learner.row_tokens=200000"],
+            "above the 128000 positions of policy.model",
+        ),
         (
             ["dialogue.crop.min_pixels=10", "dialogue.crop.max_pixels=700"],
             "crop.max_pixels 700 holds no tile of 28 x 28",
         ),
-        (["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"], "does not fit"),
-        (["engine.gpu_memory_utilization=0.2"], "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel"),
+        (
+            ["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"],
+            "does not fit",
+        ),
+        (
+            ["engine.gpu_memory_utilization=0.2"],
+            "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel",
+        ),
         (["policy.lora.targets=[q_proj,k_porj]"], "policy.lora.targets: the model has no layer 'k_porj'"),
     ],
 )
 def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], message: str) -> None:
     try:
         c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)
-        errors = [f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"]
+        errors = [
+            f.text for f in estimate.check(c, "rft", gpu_bytes=estimate.GPU_BYTES) if f.level == "error"
+        ]
     except BadConfig as error:
         errors = [error.message]
     assert any(message in text for text in errors), errors
@@ -204,8 +236,12 @@ def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
 
     def errors(file: dict[str, object], *more: str) -> list[str]:
         (tmp_path / "ds.json").write_text(json.dumps(file))
-        c = config.load(None, ["policy.full=true", "learner.gpus=1", f"learner.deepspeed={tmp_path}/ds.json", *more])
-        return [f.text for f in estimate.check(c, "sft", gpu_bytes=estimate.GPU_BYTES) if f.subject == "deepspeed"]
+        c = config.load(
+            None, ["policy.full=true", "learner.gpus=1", f"learner.deepspeed={tmp_path}/ds.json", *more]
+        )
+        return [
+            f.text for f in estimate.check(c, "sft", gpu_bytes=estimate.GPU_BYTES) if f.subject == "deepspeed"
+        ]
 
     assert errors({"gradient_clipping": 0.5}, "learner.zero_stage=0") == []
     assert errors({"zero_optimization": {"stage": 1}}, "learner.zero_stage=0") == []
@@ -220,7 +256,12 @@ def test_a_dry_run_reads_the_file_whose_path_has_marks_of_yaml(
     file.parent.mkdir()
     rows = [{"id": f"q{i}", "question": f"What is {i} + 1?", "answers": [str(i + 1)]} for i in range(8)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [f"policy.model={folder('qwen2_5_vl')}", "policy.lora.rank=16", "dialogue.max_context=4096", f"data.train={file}"]
+    words = [
+        f"policy.model={folder('qwen2_5_vl')}",
+        "policy.lora.rank=16",
+        "dialogue.max_context=4096",
+        f"data.train={file}",
+    ]
     code, out, err = pixelis(capsys, monkeypatch, "rft", "configs/first_run/rft.yaml", *words, "--dry-run")
     assert (code, yaml.safe_load(out)["data"]["train"]) == (0, str(file)), err
     assert f"ok     data.train={file}\n" in err
@@ -228,7 +269,9 @@ def test_a_dry_run_reads_the_file_whose_path_has_marks_of_yaml(
 
 def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:
     def adapters(*more: str) -> estimate.Finding:
-        findings = estimate.check(recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES)
+        findings = estimate.check(
+            recipe("qwen3_vl_8b/rft.yaml", public, *more), "rft", gpu_bytes=estimate.GPU_BYTES
+        )
         return next(f for f in findings if f.subject == "adapters")
 
     assert (adapters().level, "as rank 64" in adapters().text) == ("ok", True)
@@ -268,7 +311,9 @@ def test_recipes_for_eight_gpus_use_all_of_them(public: dict[str, str]) -> None:
             assert gpus == expected, path
 
 
-def test_the_command_prints_yaml_and_the_table(public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch) -> None:
+def test_the_command_prints_yaml_and_the_table(
+    public: dict[str, str], capsys: pytest.CaptureFixture, monkeypatch
+) -> None:
     def run(job, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["job", *arguments, "--dry-run"])
         with pytest.raises(SystemExit) as exit_:

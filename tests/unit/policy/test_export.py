@@ -1,4 +1,6 @@
-"""`pixelis export`: what transformers and PEFT load gives the learner's log-probabilities; mistakes are explained."""
+"""`pixelis export`: what transformers and PEFT load gives the learner's log-probabilities; mistakes are
+explained.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def learner_log_probs(family: str, adapter: Adapter) -> tuple[list, list[np.ndar
         return samples, learner.model.log_probs(samples)
 
 
-def check_log_probs(model: torch.nn.Module, samples: list, expected: list[np.ndarray], tolerance: float = 1e-4) -> None:
+def check_log_probs(
+    model: torch.nn.Module, samples: list, expected: list[np.ndarray], tolerance: float = 1e-4
+) -> None:
     with torch.no_grad():
         for sample, values in zip(samples, expected, strict=True):
             assert np.abs(stock_log_probs(model, sample).numpy() - values).max() < tolerance
@@ -84,7 +88,9 @@ def test_a_policy_of_all_parameters_is_merged_only(tmp_path: Path) -> None:
         tensors = {name: (p + 0.01).numpy() for name, p in model.named_parameters()}
     save_adapter(Adapter(tensors, 1, 1, fingerprint(folder("qwen3_vl")), "full"), tmp_path / "step_00000001")
     with pytest.raises(job.BadInput, match="no adapter"):
-        job.export(tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=str(folder("qwen3_vl")))
+        job.export(
+            tmp_path / "step_00000001", tmp_path / "adapter", merge=False, model=str(folder("qwen3_vl"))
+        )
     job.export(tmp_path / "step_00000001", tmp_path / "merged", merge=True, model=str(folder("qwen3_vl")))
     exported = load_model(policy(model=str(tmp_path / "merged")), "cpu")[0]
     for name, parameter in exported.named_parameters():
@@ -100,7 +106,9 @@ def test_a_run_exports_its_last_checkpoint_with_its_own_base_model(run: Path, tm
     assert settings["base_model_name_or_path"] == str(folder("qwen3_vl"))
 
 
-def test_mistakes_are_explained_and_leave_nothing_behind(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_explained_and_leave_nothing_behind(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "empty").mkdir()
     for source, values, words in (
@@ -132,12 +140,17 @@ def test_quantised_generation_needs_what_belongs_to_it(tmp_path: Path) -> None:
     copy = tmp_path / "int8"
     shutil.copytree(folder("qwen3_vl"), copy)
     settings = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "compressed-tensors"}}))
+    (copy / "config.json").write_text(
+        json.dumps({**settings, "quantization_config": {"quant_method": "compressed-tensors"}})
+    )
     for overrides, message in (
         (["engine.name=vllm", "engine.quantization=int8"], "llm-compressor"),
         (["engine.quantization=fp8"], "needs engine.name=vllm"),
         (["engine.name=vllm", f"engine.model={copy}"], "engine.model is the quantised copy"),
-        (["engine.name=vllm", "engine.quantization=fp8", "engine.adapters=merge"], "applies adapters at runtime"),
+        (
+            ["engine.name=vllm", "engine.quantization=fp8", "engine.adapters=merge"],
+            "applies adapters at runtime",
+        ),
     ):
         with pytest.raises(BadConfig, match=message):
             load(None, overrides)

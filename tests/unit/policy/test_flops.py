@@ -1,4 +1,6 @@
-"""Operations of a training step against those that torch counts, the share of a GPU's peak, and training in bfloat16."""
+"""Operations of a training step against those that torch counts, the share of a GPU's peak, and training in
+bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,13 @@ def test_matrix_products_of_a_step_are_those_that_torch_counts(family: str, full
     sample = batch(2, family)[1]
     tokens = torch.from_numpy(sample.tokens[sample.tokens != spec(family).image_token])[None]
     with FlopCounterMode(display=False) as counter:
-        model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.float().logsumexp(-1).sum().backward()
+        model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.float().logsumexp(
+            -1
+        ).sum().backward()
     products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
     flops, length = FlopCounter(model, spec(family).patch), tokens.shape[1]
-    # With adapters the input of the first layer needs no gradient, and torch does not count products that are added in place.
+    # With adapters the input of the first layer needs no gradient, and torch does not count products that are
+    # added in place.
     assert flops.count(length, length, []) == (products if full else pytest.approx(products, rel=0.08))
     text = model.config.text_config
     width = model.model.language_model.layers[0].self_attn.o_proj.in_features
@@ -35,7 +40,9 @@ def test_matrix_products_of_a_step_are_those_that_torch_counts(family: str, full
 
 
 def test_a_step_reports_its_rate_and_its_share_of_the_peak() -> None:
-    with trainer(policy=policy(full=True), learner=LEARNER.model_copy(update={"peak_tflops": 0.5})) as learner:
+    with trainer(
+        policy=policy(full=True), learner=LEARNER.model_copy(update={"peak_tflops": 0.5})
+    ) as learner:
         metrics = learner.update(batch(), "sft")
         assert learner.flops.vision > 0
     assert 0 < metrics["learner/tflops_per_s"] < 10
@@ -69,7 +76,9 @@ def test_training_in_bfloat16_follows_that_in_float32(family: str, full: bool) -
     losses = {}
     for dtype in ("float32", "bfloat16"):
         learner = LEARNER.model_copy(update={"lr": 1e-3})
-        with trainer(family, policy=policy(family, dtype=dtype, full=full), learner=learner, total_steps=20) as trained:
+        with trainer(
+            family, policy=policy(family, dtype=dtype, full=full), learner=learner, total_steps=20
+        ) as trained:
             losses[dtype] = [trained.update(batch(family=family), "sft")["policy/loss"] for _ in range(20)]
     wide, narrow = np.asarray(losses["float32"]), np.asarray(losses["bfloat16"])
     assert wide[-1] < 0.95 * wide[0]

@@ -1,4 +1,6 @@
-"""Which groups are learnt from and which are replaced: the filter sees the same rollouts as the advantages."""
+"""Which groups are learnt from and which are replaced: the filter sees the same rollouts as the
+advantages.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ OVER = StopReason.OVER_TURN
 
 
 def group(
-    rewards: list[float | None], stops: dict[int, StopReason] | None = None, accuracies: list[float] | None = None
+    rewards: list[float | None],
+    stops: dict[int, StopReason] | None = None,
+    accuracies: list[float] | None = None,
 ) -> Group:
     """A group whose accuracy is its reward unless given."""
     episodes = [
@@ -70,7 +74,9 @@ def test_three_right_and_one_excluded_are_no_signal() -> None:
 def test_a_group_passes_exactly_when_it_has_an_advantage(
     episodes: list[tuple[float | None, bool]], counts: bool, scale: str
 ) -> None:
-    settings = rft("reward", min_std=0.0, advantage={"exclude": ["over_turn"], "count_excluded": counts, "scale": scale})
+    settings = rft(
+        "reward", min_std=0.0, advantage={"exclude": ["over_turn"], "count_excluded": counts, "scale": scale}
+    )
     g = group([reward for reward, _ in episodes], {i: OVER for i, (_, cut) in enumerate(episodes) if cut})
     passes = informative(g, settings)
     assign_advantages([g], settings.advantage)
@@ -97,7 +103,9 @@ def test_a_failed_judge_call_drops_the_group_for_mini_o3() -> None:
     mini_o3, failed = RftConfig(algorithm="mini_o3"), group([1.0, 0.0, None])
     assert not informative(failed, mini_o3)
     assert informative(failed, rft())
-    assert informative(group([1.0, 0.0, None], {2: OVER}), mini_o3), "no judge is asked about an episode without an answer"
+    assert informative(group([1.0, 0.0, None], {2: OVER}), mini_o3), (
+        "no judge is asked about an episode without an answer"
+    )
     assert not informative(group([1.0, 1.0, 1.0]), mini_o3)
 
 
@@ -126,7 +134,9 @@ def assembled(
 
 
 def test_a_slot_without_a_signal_is_refilled() -> None:
-    settings = config.load(None, ["rft.algorithm=mini_o3", "rft.prompts_per_step=2", "rft.advantage.count_excluded=false"])
+    settings = config.load(
+        None, ["rft.algorithm=mini_o3", "rft.prompts_per_step=2", "rft.advantage.count_excluded=false"]
+    )
     silent, useful = group([1.0, 1.0, 1.0, 0.0], {3: OVER}), group([1.0, 0.0, 1.0, 0.0])
     batch = assembled([silent, useful, silent, useful], settings)
     assert batch.numbers == [0, 1, 2, 3]
@@ -135,7 +145,9 @@ def test_a_slot_without_a_signal_is_refilled() -> None:
 
 
 def test_each_batch_ahead_keeps_its_own_groups_without_a_signal() -> None:
-    settings = config.load(None, ["rft.prompts_per_step=2", "rft.max_off_policy_steps=1", "rft.filter.max_oversampling=1"])
+    settings = config.load(
+        None, ["rft.prompts_per_step=2", "rft.max_off_policy_steps=1", "rft.filter.max_oversampling=1"]
+    )
     source, buffer = rollouts.Rollouts(settings, None, [None]), RolloutBuffer(settings.rft, 0)  # type: ignore[arg-type, list-item]
     for number in range(buffer.room(0)):
         buffer.admit()

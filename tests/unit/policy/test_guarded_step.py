@@ -1,4 +1,6 @@
-"""What evolution asks of the learner's step: rate and KL weight of a batch, a step too far, the average, the way back."""
+"""What evolution asks of the learner's step: rate and KL weight of a batch, a step too far, the average, the
+way back.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ def test_the_measured_kl_is_that_from_the_recorded_policy():
             sample.log_probs[sample.mask] = own
         assert learner.model.behaviour_kl(samples) == pytest.approx(0, abs=1e-12)
         metrics = learner.update(samples, lr=1e-3, kl_limit=1.0)
-        r = np.concatenate([new - s.log_probs[s.mask] for s, new in zip(samples, learner.model.log_probs(samples), strict=True)])
+        r = np.concatenate(
+            [
+                new - s.log_probs[s.mask]
+                for s, new in zip(samples, learner.model.log_probs(samples), strict=True)
+            ]
+        )
         assert metrics["evolve/kl"] == pytest.approx(float(np.mean(np.exp(r) - 1 - r)), rel=1e-4)
         assert metrics["evolve/kl"] > 1e-6
         assert (metrics["policy/lr"], metrics["evolve/skipped"]) == (1e-3, 0)
@@ -42,11 +49,14 @@ def test_the_measured_kl_is_that_from_the_recorded_policy():
 @pytest.mark.parametrize(("stage", "full"), [(0, False), (1, False), (2, False), (1, True)])
 def test_a_step_too_far_changes_nothing(stage: int, full: bool):
     samples = batch(3)
-    with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage}), policy=policy(full=full)) as learner:
+    with trainer(
+        learner=LEARNER.model_copy(update={"zero_stage": stage}), policy=policy(full=full)
+    ) as learner:
         for sample, own in zip(samples, learner.model.log_probs(samples), strict=True):
             sample.log_probs[sample.mask] = own
         start = learner.adapter().tensors
-        assert learner.update(samples, lr=0.5, kl_limit=0.1)["evolve/skipped"] == 1  # before there are moments
+        # Before there are moments
+        assert learner.update(samples, lr=0.5, kl_limit=0.1)["evolve/skipped"] == 1
         assert same(learner.adapter().tensors, start)
         taken = learner.update(samples, lr=1e-5, kl_limit=0.1)
         assert (taken["evolve/skipped"], taken["learner/skipped"]) == (0, 0)
@@ -86,7 +96,10 @@ def test_the_published_weights_are_the_average_and_a_checkpoint_keeps_it(tmp_pat
             newest.update(samples)
             assert same(learner.adapter().tensors, newest.adapter().tensors)
             assert newest.served().sha256() == newest.adapter().sha256()
-            expected = {n: np.float32(0.9) * a + np.float32(0.1) * learner.adapter().tensors[n] for n, a in expected.items()}
+            expected = {
+                n: np.float32(0.9) * a + np.float32(0.1) * learner.adapter().tensors[n]
+                for n, a in expected.items()
+            }
             assert all(np.allclose(a, expected[n], atol=1e-7) for n, a in learner.served().tensors.items())
             if i == 2:
                 folder = learner.save(tmp_path)
@@ -114,7 +127,12 @@ def test_a_reset_discards_everything_learnt_since():
         learner.reset_to(None)
         bare = stock()
         with torch.no_grad():
-            assert np.abs(stock_log_probs(bare, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]).max() < 1e-4
+            assert (
+                np.abs(
+                    stock_log_probs(bare, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
+                ).max()
+                < 1e-4
+            )
         with pytest.raises(BadInput, match="rank"):
             learner.reset_to(Adapter(start.tensors, start.alpha, 2, start.base_sha256))
     with trainer(policy=policy(full=True)) as full, pytest.raises(BadInput, match="base model"):

@@ -10,7 +10,16 @@ import torch
 from pixelis import config
 from pixelis.errors import BadConfig
 from pixelis.policy.log_probs import ReferenceStates, banned_mask, project
-from pixelis.policy.losses import DIVERGENCES, Spans, Totals, entropy_bonus, k3, policy_loss, sft_loss, token_weights
+from pixelis.policy.losses import (
+    DIVERGENCES,
+    Spans,
+    Totals,
+    entropy_bonus,
+    k3,
+    policy_loss,
+    sft_loss,
+    token_weights,
+)
 
 ON = config.LossConfig()
 
@@ -30,7 +39,9 @@ def test_token_weights_sum_to_the_share_of_the_batch():
 
 def test_a_constant_length_weighs_every_token_the_same_whatever_its_sequence():
     sequence, sizes = torch.tensor([0, 0, 0, 1]), torch.tensor([3, 1])
-    assert token_weights(sequence, sizes, "constant", Totals(8, 4), 10).tolist() == pytest.approx([1 / 40] * 4)
+    assert token_weights(sequence, sizes, "constant", Totals(8, 4), 10).tolist() == pytest.approx(
+        [1 / 40] * 4
+    )
     with pytest.raises(BadConfig, match=r"rft\.loss\.constant_tokens"):
         token_weights(sequence, sizes, "constant", Totals(8, 4))
 
@@ -61,7 +72,9 @@ def test_on_policy_gradient_is_reinforce():
         (1.5, -1.0, 1.5, 1.5),
     ],
 )
-def test_clipping_follows_ppo_with_its_own_bound_on_each_side(ratio: float, advantage: float, expected: float, gradient: float):
+def test_clipping_follows_ppo_with_its_own_bound_on_each_side(
+    ratio: float, advantage: float, expected: float, gradient: float
+):
     old = tensor(-2.0)
     new = (old + math.log(ratio)).requires_grad_()
     setting = config.LossConfig(clip_low=0.2, clip_high=0.28)
@@ -74,8 +87,11 @@ def test_clipping_follows_ppo_with_its_own_bound_on_each_side(ratio: float, adva
 
 def test_importance_weights_correct_the_engine_and_are_truncated():
     new = tensor(-1.0, -1.0).requires_grad_()
-    behaviour = tensor(-1.0 + math.log(2), -1.0 - math.log(8))  # the engine found them twice as likely, and eight times less
-    loss, sums = policy_loss(new, behaviour, torch.ones(2), torch.ones(2), config.LossConfig(importance_cap=3.0))
+    # The engine found them twice as likely, and eight times less
+    behaviour = tensor(-1.0 + math.log(2), -1.0 - math.log(8))
+    loss, sums = policy_loss(
+        new, behaviour, torch.ones(2), torch.ones(2), config.LossConfig(importance_cap=3.0)
+    )
     loss.backward()
     assert new.grad.tolist() == pytest.approx([-0.5, -3.0], abs=1e-5)
     assert float(sums["importance_capped"]) == 1
@@ -104,8 +120,13 @@ def test_the_gradients_of_the_divergence_estimators():
     reverse = (p * (p.log() - reference)).sum()
     forward = (reference.exp() * (reference - p.log())).sum()
     expected = {"k1": torch.zeros(11)}
-    expected |= {k: torch.autograd.grad(v, logits, retain_graph=True)[0] for k, v in {"k2": reverse, "k3": forward}.items()}
-    expected["abs"] = torch.autograd.grad((p.detach() * (p.log() - reference).abs()).sum(), logits, retain_graph=True)[0]
+    expected |= {
+        k: torch.autograd.grad(v, logits, retain_graph=True)[0]
+        for k, v in {"k2": reverse, "k3": forward}.items()
+    }
+    expected["abs"] = torch.autograd.grad(
+        (p.detach() * (p.log() - reference).abs()).sum(), logits, retain_graph=True
+    )[0]
     for name, estimator in DIVERGENCES.items():
         mean = (p.detach() * estimator(torch.log_softmax(logits, -1), reference)).sum()
         assert torch.allclose(torch.autograd.grad(mean, logits)[0], expected[name], atol=1e-6)
@@ -152,7 +173,12 @@ def test_to_the_behaviour_the_ratio_takes_over_from_the_importance_weights():
 def test_far_off_log_probs_give_finite_numbers():
     new = tensor(-1.0, -500.0).requires_grad_()
     loss, _ = policy_loss(
-        new, tensor(-400.0, -1.0), tensor(1.0, -1.0), torch.ones(2), config.LossConfig(kl=0.1), reference=tensor(-1, 0.0)
+        new,
+        tensor(-400.0, -1.0),
+        tensor(1.0, -1.0),
+        torch.ones(2),
+        config.LossConfig(kl=0.1),
+        reference=tensor(-1, 0.0),
     )
     loss.backward()
     assert torch.isfinite(loss)
@@ -166,12 +192,16 @@ def test_lm_head_in_pieces_equals_the_whole_with_its_gradient(smoothing: float):
     hidden, targets = torch.randn(33, 8, requires_grad=True), torch.randint(10, 50, (33,))
     banned = banned_mask((0, 1, 2), 50)
     whole, entropy = project(head, hidden, targets, banned, 0.8, smoothing=smoothing)
-    pieces, entropy_pieces = project(head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing)
+    pieces, entropy_pieces = project(
+        head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing
+    )
     a = torch.autograd.grad(whole.square().sum(), (hidden, head.weight))
     b = torch.autograd.grad(pieces.square().sum(), (hidden, head.weight))
     assert all(torch.allclose(x, y, atol=1e-5) for x, y in zip(a, b, strict=True))
     head.requires_grad_(False)
-    frozen, entropy_frozen = project(head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing)
+    frozen, entropy_frozen = project(
+        head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing
+    )
     assert torch.allclose(torch.autograd.grad(frozen.square().sum(), hidden)[0], a[0], atol=1e-5)
     with torch.no_grad():
         unlearned, _ = project(head, hidden, targets, banned, 0.8, chunk_values=200, smoothing=smoothing)
@@ -196,19 +226,28 @@ def test_the_full_divergence_is_that_of_torch_distributions(kind: str, chunk: in
 
         from pixelis.policy.lora_linear import LoraLinear
 
-        settings = LoraConfig(r=2, lora_alpha=4, target_modules=["0"], lora_dropout=0.3, init_lora_weights=False)
+        settings = LoraConfig(
+            r=2, lora_alpha=4, target_modules=["0"], lora_dropout=0.3, init_lora_weights=False
+        )
         settings._register_custom_module({torch.nn.Linear: LoraLinear})
         head = inject_adapter_in_model(settings, torch.nn.Sequential(head))[0].eval()
-    hidden, reference, targets = torch.randn(33, 8, requires_grad=True), torch.randn(33, 8), torch.randint(10, 50, (33,))
+    hidden = torch.randn(33, 8, requires_grad=True)
+    reference = torch.randn(33, 8)
+    targets = torch.randint(10, 50, (33,))
     parameters = [p for p in head.parameters() if p.requires_grad]
     values = [other] if kind == "trained" else [torch.randn_like(p) for p in parameters]
     if kind == "adapted":
         other = other + 2.0 * values[1] @ values[0]
     states = ReferenceStates(reference, values)
     own = [p.detach().clone() for p in parameters]
-    log_probs, _, divergence = project(head, hidden, targets, banned_mask((0, 1, 2), 50), 0.8, chunk, reference=states)
+    log_probs, _, divergence = project(
+        head, hidden, targets, banned_mask((0, 1, 2), 50), 0.8, chunk, reference=states
+    )
     assert all(torch.equal(p, value) for p, value in zip(parameters, own, strict=True))
-    p, q = (torch.distributions.Categorical(logits=logits[:, 3:] / 0.8) for logits in (head(hidden), reference @ other.t()))
+    p, q = (
+        torch.distributions.Categorical(logits=logits[:, 3:] / 0.8)
+        for logits in (head(hidden), reference @ other.t())
+    )
     expected = torch.distributions.kl_divergence(p, q)
     assert torch.allclose(divergence, expected, atol=1e-5)
     inputs = (hidden, *parameters)

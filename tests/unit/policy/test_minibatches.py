@@ -17,8 +17,18 @@ from pixelis.policy.train_step import combine_metrics, minibatch_indices
 
 
 def test_counts_of_minibatches_are_summed_and_largest_values_stay() -> None:
-    one = {"learner/sequences": 8.0, "learner/dropped_bad_view": 2.0, "learner/skipped": 3.0, "policy/ratio_max": 1.5}
-    other = {"learner/sequences": 7.0, "learner/dropped_bad_view": 1.0, "learner/skipped": 4.0, "policy/ratio_max": 1.1}
+    one = {
+        "learner/sequences": 8.0,
+        "learner/dropped_bad_view": 2.0,
+        "learner/skipped": 3.0,
+        "policy/ratio_max": 1.5,
+    }
+    other = {
+        "learner/sequences": 7.0,
+        "learner/dropped_bad_view": 1.0,
+        "learner/skipped": 4.0,
+        "policy/ratio_max": 1.1,
+    }
     combined = combine_metrics([{**one, "policy/loss": 1.0, "policy/kl": 0.5}, {**other, "policy/loss": 2.0}])
     assert combined == {
         "learner/sequences": 15.0,
@@ -54,7 +64,9 @@ def test_ratios_of_all_epochs_are_relative_to_the_weights_before_the_first_step(
         assert learner.step_count == 7, "demonstrations are passed through once"
 
 
-def test_epochs_count_passes_through_the_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_count_passes_through_the_questions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = "".join(f'{{"id": "q{i}", "question": "What?", "answers": ["7"]}}\n' for i in range(10))
     (tmp_path / "rows.jsonl").write_text(rows)
     overrides = [f"data.train={tmp_path}/rows.jsonl", "rft.prompts_per_step=4", "rft.epochs=2"]

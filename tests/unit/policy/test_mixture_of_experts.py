@@ -1,4 +1,6 @@
-"""Qwen3-VL's mixture of experts: parity with transformers, rollouts, exports in the published layout, estimates."""
+"""Qwen3-VL's mixture of experts: parity with transformers, rollouts, exports in the published layout,
+estimates.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2)
 
 
 def train(full: bool) -> tuple[Adapter, list[TrainSample], list[np.ndarray], set[str]]:
-    """An adapter, samples, their log-probabilities under it, and the names of the parameters that training changed."""
+    """An adapter, samples, their log-probabilities under it, and the names of the parameters that training
+    changed.
+    """
     maker = Maker(FAMILY)
     samples = [maker.sample() for _ in range(4)]
     trainer = Trainer(policy(FAMILY, full=full, lora=LORA), LEARNER, total_steps=10, device="cpu")
@@ -47,7 +51,9 @@ def train(full: bool) -> tuple[Adapter, list[TrainSample], list[np.ndarray], set
         losses = [trainer.update(samples, "sft")["policy/loss"] for _ in range(3)]
         assert losses == sorted(losses, reverse=True)
         assert np.isfinite(trainer.update(samples)["policy/grad_norm"])
-        changed = {name for name, p in trainer.model.network.named_parameters() if not torch.equal(before[name], p)}
+        changed = {
+            name for name, p in trainer.model.network.named_parameters() if not torch.equal(before[name], p)
+        }
         return trainer.adapter(), samples, trainer.model.log_probs(samples), changed
     finally:
         trainer.close()
@@ -81,14 +87,21 @@ def test_adapters_are_on_attention_and_experts_stay_as_they_are(adapted) -> None
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_an_export_has_the_published_layout_and_loads_in_transformers(full: bool, adapted, tmp_path: Path) -> None:
+def test_an_export_has_the_published_layout_and_loads_in_transformers(
+    full: bool, adapted, tmp_path: Path
+) -> None:
     adapter, samples, expected, changed = train(full=True) if full else adapted
     if full:
         assert any(name.endswith("experts.gate_up_proj") for name in changed)
-        assert any(name.endswith("mlp.gate.weight") for name in changed), "the router learns without an auxiliary loss"
+        assert any(name.endswith("mlp.gate.weight") for name in changed), (
+            "the router learns without an auxiliary loss"
+        )
     base = published(tmp_path / "base")
     write_merged_model(adapter, base, tmp_path / "merged")
-    shapes = [{n: t.shape for n, t in load_file(tmp_path / at / "model.safetensors").items()} for at in ("base", "merged")]
+    shapes = [
+        {n: t.shape for n, t in load_file(tmp_path / at / "model.safetensors").items()}
+        for at in ("base", "merged")
+    ]
     assert shapes[0] == shapes[1]
     merged = load_model(policy(FAMILY), "cpu", folder=tmp_path / "merged")[0]
     with torch.no_grad():
@@ -132,7 +145,9 @@ def test_operations_are_those_of_the_active_experts() -> None:
     model.set_experts_implementation("eager")
     tokens = torch.tensor([Maker(FAMILY).text(40)])
     with FlopCounterMode(display=False) as counter:
-        model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.float().logsumexp(-1).sum().backward()
+        model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits.float().logsumexp(
+            -1
+        ).sum().backward()
     products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
     assert FlopCounter(model, spec(FAMILY).patch).count(40, 40, []) == products
 

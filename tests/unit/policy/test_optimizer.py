@@ -24,11 +24,14 @@ def test_rounding_gives_a_neighbour_and_its_mean_is_the_value(value: float, seed
     away = (toward_zero.view(torch.int32) + (1 << 16)).view(torch.float32)
     spacing = abs(float(away.double() - toward_zero.double()))
     assert set(rounded.tolist()) <= {float(toward_zero), float(away)}
-    assert abs(float(rounded.mean()) - value) <= 5 * spacing / 2 / 4096**0.5  # five standard errors, of a spread of half at most
+    # Five standard errors, of a spread of half at most
+    assert abs(float(rounded.mean()) - value) <= 5 * spacing / 2 / 4096**0.5
 
 
 def test_a_slow_average_arrives_where_rounding_to_the_nearest_would_stop() -> None:
-    generator, average, nearest = torch.Generator().manual_seed(0), torch.zeros(1000).bfloat16(), torch.zeros(1000).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    average = torch.zeros(1000).bfloat16()
+    nearest = torch.zeros(1000).bfloat16()
     for _ in range(4000):
         average = round_at_random(average.float().lerp_(torch.ones(1000), 1e-3), generator)
         nearest = nearest.float().lerp_(torch.ones(1000), 1e-3).bfloat16()

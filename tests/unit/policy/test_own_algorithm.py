@@ -1,4 +1,6 @@
-"""A user's own algorithm: the worked example of docs/algorithms.md end to end, and every way to name one wrongly."""
+"""A user's own algorithm: the worked example of docs/algorithms.md end to end, and every way to name one
+wrongly.
+"""
 
 from __future__ import annotations
 
@@ -93,13 +95,16 @@ def group(rewards: list[float | None]) -> Group:
     rollouts = [
         Trajectory(question_id="q", group_id="g", turns=[], reward=r, stop_reason=StopReason.ANSWER)
         if r is not None
-        else Trajectory(question_id="q", group_id="g", turns=[], unscored="timeout", stop_reason=StopReason.ANSWER)
+        else Trajectory(
+            question_id="q", group_id="g", turns=[], unscored="timeout", stop_reason=StopReason.ANSWER
+        )
         for r in rewards
     ]
     return Group(id="g", question=Question(id="q", question="?"), trajectories=rollouts)
 
 
-# -- the documented example --------------------------------------------------------------------------------------------
+# -- the documented example
+# --------------------------------------------------------------------------------------------
 
 
 def test_the_document_shows_the_file():
@@ -107,7 +112,9 @@ def test_the_document_shows_the_file():
     assert blocks == [(ROOT / "docs/examples/own_algorithm.py").read_text()]
 
 
-def test_a_dry_run_prints_what_the_example_resolves_to(example, capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_a_dry_run_prints_what_the_example_resolves_to(
+    example, capsys: pytest.CaptureFixture[str], monkeypatch
+):
     keys = [f"rft.algorithm={EXAMPLE}", "rft.loss.clip_high=0.3", "rft.advantage.eps=0.5"]
     monkeypatch.setattr("sys.argv", ["rft", "configs/nano/rft.yaml", *keys, "--dry-run"])
     with pytest.raises(SystemExit) as left:
@@ -123,7 +130,12 @@ def test_a_dry_run_prints_what_the_example_resolves_to(example, capsys: pytest.C
 
 
 def test_the_example_assigns_the_advantages_of_its_formula(example: config.RftConfig):
-    groups = [group([1.0, 0.0, 0.0, None, 0.0]), group([1.0, 1.0, 1.0, 0.0]), group([0.0, 0.0]), group([1.0, None])]
+    groups = [
+        group([1.0, 0.0, 0.0, None, 0.0]),
+        group([1.0, 1.0, 1.0, 0.0]),
+        group([0.0, 0.0]),
+        group([1.0, None]),
+    ]
     metrics = assign_advantages(groups, example.advantage)
     result = [[t.advantage for t in g.trajectories] for g in groups]
     assert result[0] == pytest.approx([3.0, -1.0, -1.0, None, -1.0])
@@ -156,23 +168,32 @@ def test_an_update_with_the_example_is_that_of_plain_torch(example: config.RftCo
         assert all(np.isfinite(value).all() for value in changed.values())
 
 
-def test_a_worker_without_samples_reports_the_metrics_of_the_others(example: config.RftConfig, monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_without_samples_reports_the_metrics_of_the_others(
+    example: config.RftConfig, monkeypatch: pytest.MonkeyPatch
+):
     with trainer(loss=example.loss) as learner:
         names = set(learner.update(batch()))
         # Another worker that adds 1 to every number: a micro-batch, a sample, a token.
         for module in (train_step, sequence_parallel):
-            monkeypatch.setattr(module, "sum_over_workers", lambda values, largest=0: [value + 1 for value in values])
+            monkeypatch.setattr(
+                module, "sum_over_workers", lambda values, largest=0: [value + 1 for value in values]
+            )
         alone = learner.update([])
         assert names <= set(alone)
         assert alone["policy/tapered"] == 1
 
 
-# -- other ways to write one -------------------------------------------------------------------------------------------
+# -- other ways to write one
+# -------------------------------------------------------------------------------------------
 
 
 def test_functions_may_be_named_by_text(module):
     settings = config.load(None, ["rft.algorithm=own_module:NAMES"]).rft
-    assert (settings.group_size, settings.advantage.baseline, settings.loss.surrogate) == (5, "loo", "own_module:plain")
+    assert (settings.group_size, settings.advantage.baseline, settings.loss.surrogate) == (
+        5,
+        "loo",
+        "own_module:plain",
+    )
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     loss, sums = policy_loss(new, new.detach(), torch.tensor([1.0, 3.0]), torch.ones(2), settings.loss)
     assert float(loss.detach()) == -4.0
@@ -180,7 +201,9 @@ def test_functions_may_be_named_by_text(module):
 
 
 def test_an_explicit_function_wins_over_that_of_the_algorithm(module):
-    settings = config.load(None, ["rft.algorithm=own_module:NAMES", "rft.advantage.baseline=own_module:halved"]).rft
+    settings = config.load(
+        None, ["rft.algorithm=own_module:NAMES", "rft.advantage.baseline=own_module:halved"]
+    ).rft
     assert settings.advantage.baseline == "own_module:halved"
 
 
@@ -210,7 +233,8 @@ def test_std_divides_by_a_user_defined_deviation(module):
     assert batch_advantages([[3.0, 1.0]], settings) == [pytest.approx([1.0, 0.0])]
 
 
-# -- wrong ones --------------------------------------------------------------------------------------------------------
+# -- wrong ones
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -220,7 +244,10 @@ def test_std_divides_by_a_user_defined_deviation(module):
             "rft.algorithm=nowhere_at_all:ALGORITHM",
             "rft.algorithm: nowhere_at_all:ALGORITHM cannot be imported: ModuleNotFoundError",
         ),
-        ("rft.algorithm=broken_module:ALGORITHM", "rft.algorithm: broken_module:ALGORITHM cannot be imported: ZeroDivisionError"),
+        (
+            "rft.algorithm=broken_module:ALGORITHM",
+            "rft.algorithm: broken_module:ALGORITHM cannot be imported: ZeroDivisionError",
+        ),
         ("rft.algorithm=own_module:NAMSE", "did you mean `own_module:NAMES`?"),
         ("rft.algorithm=own_module:2", "`own_module:2` is not of the form package.module:Name"),
         ("rft.algorithm=own_module.NAMES", "or your own as package.module:NAME"),
@@ -234,7 +261,10 @@ def test_std_divides_by_a_user_defined_deviation(module):
         ("rft.algorithm=own_module:FLAT", "the settings of own_module:FLAT are not a nested dict"),
         ("rft.algorithm=own_module:NESTED", "names another algorithm"),
         ("rft.algorithm=own_module:NO_SUCH_BASELINE", "no baseline `mena` (did you mean `mean`?)"),
-        ("rft.algorithm=own_module:WRONG_PARAMETERS", "does not accept (ratio, log_probs, advantages, settings)"),
+        (
+            "rft.algorithm=own_module:WRONG_PARAMETERS",
+            "does not accept (ratio, log_probs, advantages, settings)",
+        ),
         ("rft.advantage.baseline=own_module:of_one", "own_module:of_one does not accept (rewards, settings)"),
         ("rft.advantage.baseline=own_module:NUMBER", "own_module:NUMBER is not a function but int"),
         ("rft.loss.surrogate=own_module:missing", "own_module has no `missing`"),
@@ -249,7 +279,11 @@ def test_wrong_function_names_are_reported_before_anything_starts(module, overri
 
 @pytest.mark.parametrize("scale", ["std", "mad"])
 def test_a_scale_of_the_group_needs_two_rewards(module, scale: str):
-    keys = ["rft.advantage.baseline=own_module:halved", f"rft.advantage.scale={scale}", "rft.advantage.min_group=1"]
+    keys = [
+        "rft.advantage.baseline=own_module:halved",
+        f"rft.advantage.scale={scale}",
+        "rft.advantage.min_group=1",
+    ]
     with pytest.raises(BadConfig, match="set min_group to 2 or more"):
         config.load(None, keys)
 
@@ -261,9 +295,12 @@ def test_advantages_that_do_not_fit_the_rewards_are_refused(module, name: str):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("summed", "returned .* for 2 tokens"), ("clashing", "the metric ratio exists already")]
+    ("name", "message"),
+    [("summed", "returned .* for 2 tokens"), ("clashing", "the metric ratio exists already")],
 )
 def test_gains_that_do_not_fit_the_tokens_are_refused(module, name: str, message: str):
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     with pytest.raises(BadConfig, match=message):
-        policy_loss(new, new.detach(), torch.ones(2), torch.ones(2), config.LossConfig(surrogate=f"own_module:{name}"))
+        policy_loss(
+            new, new.detach(), torch.ones(2), torch.ones(2), config.LossConfig(surrogate=f"own_module:{name}")
+        )

@@ -19,7 +19,13 @@ from pixelis.policy.samples import TrainSample, from_trajectory, unusable
 from pixelis.records import ImageView, Trajectory, Turn
 
 
-def packed(model: torch.nn.Module, samples: list[TrainSample], temperature: float = 1.0, share: bool = False, **kwargs: int):
+def packed(
+    model: torch.nn.Module,
+    samples: list[TrainSample],
+    temperature: float = 1.0,
+    share: bool = False,
+    **kwargs: int,
+):
     s = spec(model.config.model_type)
     batch = collate(samples, s, share)
     features = concatenate(encode_views(model, s, batch.views)) if batch.views else None
@@ -88,7 +94,9 @@ def test_collated_tensors_describe_each_sample():
         own = batch.positions[:, batch.sequence == i]
         grids = [spec().grid(*v.shape[:2]) for v in sample.views]
         assert own[0].tolist() == list(range(len(sample.tokens)))
-        assert np.array_equal(own[1:], mrope_positions(sample.tokens, grids, spec().image_token, spec().merge)[0])
+        assert np.array_equal(
+            own[1:], mrope_positions(sample.tokens, grids, spec().image_token, spec().merge)[0]
+        )
     # The overview that two rollouts share (equal pixels, not the same array) is there once.
     assert len(batch.views) == 4
     first, third = (batch.sequence[batch.tokens == spec().image_token] == i for i in (0, 2))
@@ -101,7 +109,10 @@ def test_packed_log_probs_equal_those_of_single_unpadded_samples(family: str):
     samples = [maker.sample(turns=1 + i % 3) for i in range(7)]
     text_only = maker.sample(turns=1)
     text_only.tokens, text_only.views = text_only.tokens[-6:], []
-    text_only.mask, text_only.log_probs = np.asarray([False, False, True, True, True, True]), text_only.log_probs[-6:]
+    text_only.mask, text_only.log_probs = (
+        np.asarray([False, False, True, True, True, True]),
+        text_only.log_probs[-6:],
+    )
     samples.append(text_only)
     model = stock(family)
     with torch.no_grad():
@@ -117,7 +128,11 @@ def test_packed_log_probs_equal_those_of_single_unpadded_samples(family: str):
 @pytest.mark.parametrize(("aggregate", "share"), [("token", False), ("sequence", False), ("token", True)])
 def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str, aggregate: str, share: bool):
     maker = Maker(family, seed=1)
-    samples = [*rollouts(maker, 3), maker.sample(), *rollouts(maker, 3)] if share else [maker.sample() for _ in range(5)]
+    samples = (
+        [*rollouts(maker, 3), maker.sample(), *rollouts(maker, 3)]
+        if share
+        else [maker.sample() for _ in range(5)]
+    )
     totals = Totals(sum(s.policy_tokens for s in samples), len(samples))
     model = add_lora(stock(family), policy(family).lora, seed=2)
     with torch.no_grad():

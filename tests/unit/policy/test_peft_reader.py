@@ -1,4 +1,6 @@
-"""Adapters of other libraries in `policy.adapter`: PEFT's log-probabilities, names of all versions, refusals by name."""
+"""Adapters of other libraries in `policy.adapter`: PEFT's log-probabilities, names of all versions, refusals
+by name.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ def saved(family: str, path: Path, **settings: Any) -> PeftModel:
     return model.eval()
 
 
-def edit(path: Path, rename: Callable[[str], str] = str, extra: dict[str, torch.Tensor] | None = None, **settings: Any) -> None:
+def edit(
+    path: Path,
+    rename: Callable[[str], str] = str,
+    extra: dict[str, torch.Tensor] | None = None,
+    **settings: Any,
+) -> None:
     """Rename the tensors of a saved adapter, add some, and change its settings."""
     weights, about = path / "adapter_model.safetensors", path / "adapter_config.json"
     tensors = {rename(name): tensor for name, tensor in load_file(weights).items()}
@@ -68,12 +75,16 @@ def check_merged(family: str, path: Path, expected: PeftModel) -> None:
     ],
     ids=["regex", "list", "patterns", "rslora", "rslora_patterns", "all"],
 )
-def test_an_adapter_of_peft_gives_its_log_probabilities(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_an_adapter_of_peft_gives_its_log_probabilities(
+    family: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     check_merged(family, tmp_path, saved(family, tmp_path, **settings))
 
 
 NAMES: dict[str, Callable[[str], str]] = {
-    "below_4_52": lambda name: name.replace("model.model.language_model.", "model.model.").replace("model.model.v", "model.v"),
+    "below_4_52": lambda name: name.replace("model.model.language_model.", "model.model.").replace(
+        "model.model.v", "model.v"
+    ),
     "language_model_first": lambda name: name.replace("model.language_model.", "language_model.model."),
     "default": lambda name: name.replace("_A.", "_A.default.").replace("_B.", "_B.default."),
     "bare": lambda name: name.removeprefix("base_model.model."),
@@ -83,7 +94,9 @@ NAMES: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("names", NAMES)
 def test_names_of_other_versions_are_read(family: str, names: str, tmp_path: Path) -> None:
-    model = saved(family, tmp_path, target_modules=r".*(q_proj|lm_head|visual.*(qkv|fc1|up_proj))", **PATTERNS)
+    model = saved(
+        family, tmp_path, target_modules=r".*(q_proj|lm_head|visual.*(qkv|fc1|up_proj))", **PATTERNS
+    )
     before = set(load_file(tmp_path / "adapter_model.safetensors"))
     edit(tmp_path, NAMES[names])
     assert before - load_file(tmp_path / "adapter_model.safetensors").keys()
@@ -127,7 +140,9 @@ def test_our_own_export_is_read(mixed: bool, tmp_path: Path) -> None:
     if mixed:
         ranks = tmp_path / "ranks.json"
         skipped = sorted(random_adapter().ranks.keys() - adapter.ranks.keys())
-        ranks.write_text(json.dumps({"layer_ranks": adapter.ranks, "analysis_metadata": {"skipped": skipped}}))
+        ranks.write_text(
+            json.dumps({"layer_ranks": adapter.ranks, "analysis_metadata": {"skipped": skipped}})
+        )
         own = policy(lora=LORA.model_copy(update={"ranks": str(ranks)}))
         with trainer(policy=own, adapter=loaded) as learner:
             assert learner.adapter().ranks == adapter.ranks
@@ -145,7 +160,9 @@ def test_our_own_export_is_read(mixed: bool, tmp_path: Path) -> None:
         ({"target_modules": ["embed_tokens"]}, r"embed_tokens"),
     ],
 )
-def test_what_is_more_than_lora_is_refused_by_name(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_is_more_than_lora_is_refused_by_name(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     saved("qwen2_5_vl", tmp_path, **settings)
     with pytest.raises(BadInput, match=words) as error:
         load_adapter(tmp_path)
@@ -171,7 +188,12 @@ def test_damage_and_other_methods_are_refused_by_name(tmp_path: Path) -> None:
         elif name == "gathered":  # as DeepSpeed's ZeRO-3 leaves them that are not gathered
             edit(path, extra={"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(0)})
         elif name == "two":
-            edit(path, extra={"base_model.model.model.layers.0.self_attn.q_proj.lora_A.ref.weight": torch.zeros(4, 64)})
+            edit(
+                path,
+                extra={
+                    "base_model.model.model.layers.0.self_attn.q_proj.lora_A.ref.weight": torch.zeros(4, 64)
+                },
+            )
         with pytest.raises(error, match=words):
             load_adapter(path)
         return path
@@ -190,7 +212,11 @@ def test_a_dry_run_says_what_training_with_it_needs(tmp_path: Path) -> None:
 
     def check(job: str, family: str, *more: str) -> None:
         values = [f"policy.model={folder(family)}", f"policy.adapter={tmp_path}", *more]
-        ((path, read),) = [(path, read) for key, path, read in job_of(job).inputs(load(None, values)) if key == "policy.adapter"]
+        ((path, read),) = [
+            (path, read)
+            for key, path, read in job_of(job).inputs(load(None, values))
+            if key == "policy.adapter"
+        ]
         read(path)
 
     fits = ["policy.lora.rank=4", "policy.lora.alpha=8", "policy.lora.vision_tower=true"]

@@ -22,7 +22,9 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([(16, 1, 8), (28, 4, 1280), (32, 256, 2048)]))
+@given(
+    st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([(16, 1, 8), (28, 4, 1280), (32, 256, 2048)])
+)
 def test_sizes_are_multiples_inside_the_budget(height, width, setting):
     multiple, low, high = setting
     budget = PixelBudget(low * multiple * multiple, high * multiple * multiple)
@@ -42,10 +44,14 @@ def test_sizes_agree_with_qwen_where_its_rounding_stays_inside():
 
     budget = PixelBudget(4 * 784, 1280 * 784)
     for height, width in [(56, 56), (480, 640), (700, 333), (28, 900), (1000, 1000)]:
-        assert fitted_size(height, width, budget, 28) == smart_resize(height, width, 28, budget.min_pixels, budget.max_pixels)
+        assert fitted_size(height, width, budget, 28) == smart_resize(
+            height, width, 28, budget.min_pixels, budget.max_pixels
+        )
 
 
-@pytest.mark.parametrize(("height", "width"), [(76, 77), (77, 76), (768, 768), (64, 64), (80, 96), (20, 20), (200, 120)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(76, 77), (77, 76), (768, 768), (64, 64), (80, 96), (20, 20), (200, 120)]
+)
 def test_the_nano_budget_always_gives_square_views(height, width):
     view = fit(noise(height, width, 3), PixelBudget(4096, 4096), 16)
     assert view.shape == (64, 64, 3)
@@ -98,7 +104,9 @@ def test_patchify_refuses_sides_that_are_not_multiples():
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("sizes", [[(64, 64)] * 5, [(64, 64)], [(64, 64), (32, 64), (64, 64)], [(112, 176), (144, 80)]])
+@pytest.mark.parametrize(
+    "sizes", [[(64, 64)] * 5, [(64, 64)], [(64, 64), (32, 64), (64, 64)], [(112, 176), (144, 80)]]
+)
 def test_batched_vision_attention_equals_the_stock_one(family, sizes):
     """Output and gradients; Qwen2.5-VL also with windows, those at the edges of a picture being smaller."""
     model = build(build_tokenizer(), family).eval()
@@ -113,7 +121,9 @@ def test_batched_vision_attention_equals_the_stock_one(family, sizes):
         model.zero_grad(set_to_none=True)
         out = model.model.visual(pixels, grid_thw=grid).pooler_output
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
-        results.append((out.detach(), [p.grad for p in model.model.visual.parameters() if p.grad is not None]))
+        results.append(
+            (out.detach(), [p.grad for p in model.model.visual.parameters() if p.grad is not None])
+        )
     (stock, stock_gradients), (ours, gradients) = results
     assert torch.allclose(stock, ours, atol=1e-6)
     for expected, gradient in zip(stock_gradients, gradients, strict=True):
@@ -137,7 +147,9 @@ def test_norms_of_the_gpu_equal_the_stock_ones():
         assert torch.allclose(expected, value, atol=1e-5 * max(1.0, float(expected.abs().max())))
 
 
-def test_features_of_several_views_are_those_of_each_also_in_transformers_5_17(monkeypatch: pytest.MonkeyPatch):
+def test_features_of_several_views_are_those_of_each_also_in_transformers_5_17(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """That version returns the features of early layers undivided."""
     model, _, spec = load_model(policy("qwen3_vl"), "cpu")
     views = [noise(64, 64, 3, seed=1), noise(64, 64, 3, seed=2)]

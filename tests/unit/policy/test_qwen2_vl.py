@@ -1,4 +1,7 @@
-"""Qwen2-VL: the flat config.json that its folders have. Parity and training are tested with the other families."""
+"""Qwen2-VL: the flat config.json that its folders have.
+
+Parity and training are tested with the other families.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ranks from what a full fine-tune changed: against numpy's decomposition, and as adapters of every part that takes them."""
+"""Ranks from what a full fine-tune changed: against numpy's decomposition, and as adapters of every part that
+takes them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def changed(delta: np.ndarray, components: int = 512) -> ranks.WeightChange:
     return ranks.weight_change(torch.from_numpy(base), torch.from_numpy(base + delta), components=components)
 
 
-# -- the decomposition ----------------------------------------------------------------------------------------------------------
+# -- the decomposition
+# ----------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -99,7 +102,8 @@ def test_foreign_and_broken_weights_are_refused():
         ranks.weight_change(torch.ones(2, 2), torch.full((2, 2), math.nan))
 
 
-# -- from spectra to ranks ------------------------------------------------------------------------------------------------------
+# -- from spectra to ranks
+# ------------------------------------------------------------------------------------------------------
 
 
 @given(rank=st.integers(1, 600), smallest=st.integers(1, 12), largest=st.integers(12, 300))
@@ -124,7 +128,9 @@ def test_ranks_of_the_specification():
 def test_a_rank_file_adds_up(seed: int, count: int):
     rng = np.random.default_rng(seed)
     changes = {
-        f"m.layers.{i}.{kind}": changed(low_rank(rng, 48, int(rng.integers(8, 60)), int(rng.integers(1, 9)), 0.01))
+        f"m.layers.{i}.{kind}": changed(
+            low_rank(rng, 48, int(rng.integers(8, 60)), int(rng.integers(1, 9)), 0.01)
+        )
         for i in range(count)
         for kind in ("q_proj", "up_proj")
     }
@@ -140,7 +146,9 @@ def test_a_rank_file_adds_up(seed: int, count: int):
         assert row["energy_retained"] == pytest.approx(changes[name].retained(rank))
     shapes = {name: changes[name].shape for name in file.layer_ranks}
     assert file.total_parameters == adapter_bytes(shapes, file.layer_ranks, 1)
-    assert file.compression_ratio == pytest.approx(sum(math.prod(s) for s in shapes.values()) / file.total_parameters)
+    assert file.compression_ratio == pytest.approx(
+        sum(math.prod(s) for s in shapes.values()) / file.total_parameters
+    )
     assert set(file.analysis_metadata["type_medians"]) == {"q_proj", "up_proj"}
     assert ranks.RankFile.model_validate_json(json.dumps(file.model_dump(mode="json"))) == file
 
@@ -150,7 +158,8 @@ def test_a_model_equal_to_its_base_is_refused():
         ranks.choose_ranks({"a.q_proj": changed(np.zeros((4, 4), np.float32))}, PLAIN, {})
 
 
-# -- adapters of these ranks ----------------------------------------------------------------------------------------------------
+# -- adapters of these ranks
+# ----------------------------------------------------------------------------------------------------
 
 
 def layers_of(family: str = "qwen3_vl") -> dict[str, tuple[int, int]]:
@@ -161,7 +170,9 @@ def rank_file(path: Path, family: str = "qwen3_vl", skip: int = 1, smallest: int
     """Ranks from 2 to 6 for all layers except the first `skip`, which have not changed."""
     names = list(layers_of(family))
     layer_ranks = {name: smallest + i % 5 for i, name in enumerate(names[skip:])}
-    path.write_text(ranks.RankFile(layer_ranks=layer_ranks, analysis_metadata={"skipped": names[:skip]}).model_dump_json())
+    path.write_text(
+        ranks.RankFile(layer_ranks=layer_ranks, analysis_metadata={"skipped": names[:skip]}).model_dump_json()
+    )
     return path
 
 
@@ -209,7 +220,10 @@ def test_the_learner_resumes_adapters_of_its_ranks_and_refuses_others(tmp_path: 
     trainer.restore(step)
     assert trainer.adapter().ranks == adapter.ranks
     trainer.close()
-    for other in (LORA, lora.model_copy(update={"ranks": str(rank_file(tmp_path / "other.json", smallest=3))})):
+    for other in (
+        LORA,
+        lora.model_copy(update={"ranks": str(rank_file(tmp_path / "other.json", smallest=3))}),
+    ):
         with pytest.raises(BadInput, match="checkpoint") as caught:
             Trainer(policy(lora=other), learner, total_steps=2, adapter=adapter, device="cpu")
         assert "policy.lora.ranks" in (caught.value.fix or "")
@@ -218,19 +232,27 @@ def test_the_learner_resumes_adapters_of_its_ranks_and_refuses_others(tmp_path: 
 def test_the_estimate_counts_each_layers_rank(tmp_path: Path):
     lora, adapter = mixed(tmp_path / "ranks.json")
     path = str(tmp_path / "ranks.json")
-    whole = config.load(None, [f"policy.model={folder('qwen3_vl')}", f"policy.lora.ranks={path}", "engine.name=vllm"])
+    whole = config.load(
+        None, [f"policy.model={folder('qwen3_vl')}", f"policy.lora.ranks={path}", "engine.name=vllm"]
+    )
     arch = architecture.Architecture(whole.policy.model, torch.float32)
     device, _ = estimate.learner_memory(arch, whole.policy, whole.learner)
     assert device["adapters"] == adapter.nbytes
     slots = estimate.generator_memory(arch, whole.policy, whole.engine)["adapters"]
     assert slots == 2 * adapter_bytes(layers_of(), 8), "vLLM reserves the largest rank, rounded up"
     finding = next(f for f in estimate.check(whole, "rft") if f.subject == "adapters")
-    assert (finding.level, "ranks 2 to 6 on 13 layers" in finding.text, "rank 8" in finding.text) == ("ok", True, True)
+    assert (finding.level, "ranks 2 to 6 on 13 layers" in finding.text, "rank 8" in finding.text) == (
+        "ok",
+        True,
+        True,
+    )
     wide = json.loads(Path(path).read_text())
     wide["layer_ranks"] = dict.fromkeys(wide["layer_ranks"], 600)
     Path(path).write_text(json.dumps(wide))
     assert next(
-        f for f in estimate.check(whole.model_copy(update={"engine": config.EngineConfig()}), "rft") if f.level == "error"
+        f
+        for f in estimate.check(whole.model_copy(update={"engine": config.EngineConfig()}), "rft")
+        if f.level == "error"
     )
     with pytest.raises(BadConfig, match="600 is above vLLM's largest"):
         ranks.served_rank(ranks.largest_rank(whole.policy.lora))
@@ -241,16 +263,24 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
     path = rank_file(tmp_path / "ranks.json")
     lora = LORA.model_copy(update={"ranks": str(path)})
     cases: list[tuple[config.LoraConfig, type[PixelisError], str]] = [
-        (lora.model_copy(update={"targets": [*LORA.targets, "lm_head"]}), BadConfig, "has no rank for lm_head"),
+        (
+            lora.model_copy(update={"targets": [*LORA.targets, "lm_head"]}),
+            BadConfig,
+            "has no rank for lm_head",
+        ),
         (LORA.model_copy(update={"ranks": str(tmp_path / "none.json")}), MissingFile, "no rank file"),
     ]
     foreign = json.loads(path.read_text())
     foreign["layer_ranks"]["model.language_model.layers.9.mlp.up_proj"] = 4
     (tmp_path / "foreign.json").write_text(json.dumps(foreign))
-    cases.append((LORA.model_copy(update={"ranks": str(tmp_path / "foreign.json")}), BadConfig, "no layer model"))
+    cases.append(
+        (LORA.model_copy(update={"ranks": str(tmp_path / "foreign.json")}), BadConfig, "no layer model")
+    )
     for name, text in (("zero", '{"layer_ranks": {"a": 0}}'), ("half", '{"layer_ranks"'), ("list", "[]")):
         (tmp_path / name).write_text(text)
-        cases.append((LORA.model_copy(update={"ranks": str(tmp_path / name)}), BadInput, "is not a rank file"))
+        cases.append(
+            (LORA.model_copy(update={"ranks": str(tmp_path / name)}), BadInput, "is not a rank file")
+        )
     for refused, error, word in cases:
         with pytest.raises(error, match=word):
             add_lora(stock(), refused)
@@ -261,10 +291,14 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
 def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     whole = config.absolute(config.load(None, ["policy.lora.ranks=ranks.json", "ranks.tuned=full"]))
-    assert (whole.policy.lora.ranks, whole.ranks.tuned) == (str(tmp_path / "ranks.json"), str(tmp_path / "full"))
+    assert (whole.policy.lora.ranks, whole.ranks.tuned) == (
+        str(tmp_path / "ranks.json"),
+        str(tmp_path / "full"),
+    )
 
 
-# -- the job --------------------------------------------------------------------------------------------------------------------
+# -- the job
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -293,7 +327,12 @@ def test_the_job_finds_the_ranks_of_a_checkpoint_and_resumes_after_an_interrupti
 ):
     deltas = tuned_checkpoint(tmp_path / "full")
     out = tmp_path / "out"
-    arguments = [f"policy.model={folder('qwen3_vl')}", f"ranks.tuned={tmp_path / 'full'}", f"run.dir={out}", "ranks.smallest=1"]
+    arguments = [
+        f"policy.model={folder('qwen3_vl')}",
+        f"ranks.tuned={tmp_path / 'full'}",
+        f"run.dir={out}",
+        "ranks.smallest=1",
+    ]
     arguments.append(f"policy.lora.targets=[{','.join(LORA.targets)}]")
     assert run(monkeypatch, *arguments, "ranks.smoothing=0", "ranks.energy=0.999999") == 0
     file = ranks.read(out / "ranks.json")

@@ -20,7 +20,9 @@ from pixelis.policy.samples import TrainSample, unusable
 from pixelis.records import Action, ImageView, Step
 
 
-def weighted(samples: list[TrainSample], values: tuple[float, ...] = (0.0, 0.5, 1.0, 3.0)) -> list[TrainSample]:
+def weighted(
+    samples: list[TrainSample], values: tuple[float, ...] = (0.0, 0.5, 1.0, 3.0)
+) -> list[TrainSample]:
     rng = np.random.default_rng(5)
     for sample in samples:
         sample.weights = rng.choice(values, len(sample.tokens)).astype(np.float32)
@@ -28,7 +30,9 @@ def weighted(samples: list[TrainSample], values: tuple[float, ...] = (0.0, 0.5, 
 
 
 def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
-    """sum of weight * cross entropy / sum of weights over all samples, in float64, with transformers' own model."""
+    """sum of weight * cross entropy / sum of weights over all samples, in float64, with transformers' own
+    model.
+    """
     s, model = spec(), stock().double()
     allowed = torch.ones(s.vocab, dtype=torch.bool)
     allowed[list(s.banned)] = False
@@ -38,13 +42,21 @@ def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
 
         ids = torch.from_numpy(sample.tokens)[None]
         pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
-        inputs = {"pixel_values": pixels.double(), "image_grid_thw": grid, "mm_token_type_ids": (ids == s.image_token).int()}
+        inputs = {
+            "pixel_values": pixels.double(),
+            "image_grid_thw": grid,
+            "mm_token_type_ids": (ids == s.image_token).int(),
+        }
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
         # The places of the tokens that may be sampled, so that smoothing is spread over these alone.
         place = torch.cumsum(allowed.long(), 0) - 1
         keep = torch.from_numpy(sample.mask[1:])
-        losses = cross_entropy(logits[keep][:, allowed], place[ids[0, 1:][keep]], reduction="none", label_smoothing=smoothing)
-        weights = torch.from_numpy(np.ones(len(sample.tokens)) if sample.weights is None else sample.weights)[1:][keep].double()
+        losses = cross_entropy(
+            logits[keep][:, allowed], place[ids[0, 1:][keep]], reduction="none", label_smoothing=smoothing
+        )
+        weights = torch.from_numpy(np.ones(len(sample.tokens)) if sample.weights is None else sample.weights)[
+            1:
+        ][keep].double()
         total += float((weights * losses).sum())
         size += float(weights.sum())
     return total / size
@@ -114,11 +126,19 @@ def test_tokens_know_their_part(think: str | None) -> None:
         tokens = renderer.assistant(message, step.think, images).tokens
         which = token_parts.parts(tokens, step, tokenizer)
         assert len(which) == len(tokens)
-        return {part: tokenizer.decode([t for t, w in zip(tokens, which, strict=True) if PARTS[w] == part]) for part in PARTS}
+        return {
+            part: tokenizer.decode([t for t, w in zip(tokens, which, strict=True) if PARTS[w] == part])
+            for part in PARTS
+        }
 
     thought = f"<think>{think}</think>" if think else ""
     answered = split(Step(think=think, answer="7 größer"))
-    assert answered == {"think": thought, "call": "", "arguments": "", "answer": "<answer>7 größer</answer><|im_end|>"}
+    assert answered == {
+        "think": thought,
+        "call": "",
+        "arguments": "",
+        "answer": "<answer>7 größer</answer><|im_end|>",
+    }
     called = split(Step(think=think, op="read_text", arguments={"box": [0.2, 0.4, 0.6, 0.8]}))
     assert called["think"] == thought
     assert called["arguments"] == 'bbox_2d":[200,400,600,800]}}'
@@ -127,6 +147,8 @@ def test_tokens_know_their_part(think: str | None) -> None:
     config = Config().dialogue.model_copy(update={"max_calls": 2})
     renderer = Renderer(tokenizer, spec(), config, select(["zoom_in", "read_text"]))
     box = {"box": [0.2, 0.4, 0.6, 0.8]}
-    two = split(Step(think=think, op="read_text", arguments=box, further=[Action(op="read_text", arguments=box)]))
+    two = split(
+        Step(think=think, op="read_text", arguments=box, further=[Action(op="read_text", arguments=box)])
+    )
     assert two["arguments"] == called["arguments"] * 2
     assert two["call"].count("<tool_call>") == two["call"].count("</tool_call>") == 2

@@ -23,7 +23,10 @@ def node(gigabytes: float, alive: bool = True) -> dict[str, Any]:
 
 
 def test_the_parts_follow_the_recipe() -> None:
-    keys = "rft.prompts_per_step=10 rft.group_size=4 dialogue.max_turns=3 dialogue.max_images=8 rft.max_off_policy_steps=2"
+    keys = (
+        "rft.prompts_per_step=10 rft.group_size=4 dialogue.max_turns=3 dialogue.max_images=8 "
+        "rft.max_off_policy_steps=2"
+    )
     c = load(None, [*keys.split(), "dialogue.input.max_pixels=5000", "dialogue.crop.max_pixels=4096"])
     shares = storage.parts(c, 1_000, "rft")
     assert shares["versions"] == 9_000
@@ -54,7 +57,10 @@ def test_a_cluster_with_small_object_stores_is_named() -> None:
     assert check_object_stores([node(4), node(4), node(9, alive=False)], int(8e9), int(3e9)) == ""
     warning = check_object_stores([node(4), node(2)], int(20e9), int(3e9))
     assert "the cluster have 6 GB, the job may need 20 GB" in warning
-    with pytest.raises(InfraFailure, match="a policy version takes 33 GB, but the largest object store of the cluster has 4 GB"):
+    with pytest.raises(
+        InfraFailure,
+        match="a policy version takes 33 GB, but the largest object store of the cluster has 4 GB",
+    ):
         check_object_stores([node(4), node(2)], 0, int(33e9))
 
 
@@ -72,7 +78,9 @@ def test_the_disk_of_a_run_is_estimated_from_its_checkpoints_and_versions(tmp_pa
     for number in range(storage.kept_versions(c, "rft")):
         save_adapter(adapter, tmp_path / "versions" / f"v{number:06d}")
     parts = storage.disk_parts(c, adapter.nbytes, adapter.nbytes, "rft")
-    written = {name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in parts}
+    written = {
+        name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file()) for name in parts
+    }
     # The estimate counts a third checkpoint, which exists while it is written.
     assert written["checkpoints"] == pytest.approx(parts["checkpoints"] * 2 / 3, rel=0.15)
     assert written["versions"] == pytest.approx(parts["versions"], rel=0.15)

@@ -1,4 +1,6 @@
-"""Qwen2.5 and Qwen3 of text alone: they train and roll out as the others, and equal transformers' own classes."""
+"""Qwen2.5 and Qwen3 of text alone: they train and roll out as the others, and equal transformers' own
+classes.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,21 @@ LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2, keep
 
 def sample(maker: Maker, advantage: float = 1.0) -> TrainSample:
     """An episode of two turns without pictures."""
-    pieces = [maker.text(5), [*maker.text(4), maker.spec.stop], maker.text(3), [*maker.text(2), maker.spec.stop]]
+    pieces = [
+        maker.text(5),
+        [*maker.text(4), maker.spec.stop],
+        maker.text(3),
+        [*maker.text(2), maker.spec.stop],
+    ]
     mask = np.concatenate([np.full(len(piece), i % 2 == 1) for i, piece in enumerate(pieces)])
     tokens = np.asarray([token for piece in pieces for token in piece])
     log_probs = np.where(mask, -6.0, 0.0).astype(np.float32)
     return TrainSample(tokens=tokens, mask=mask, log_probs=log_probs, advantage=advantage, views=[])
 
 
-def stock_log_probs(model: torch.nn.Module, spec: ModelSpec, s: TrainSample, temperature: float = 1.0) -> np.ndarray:
+def stock_log_probs(
+    model: torch.nn.Module, spec: ModelSpec, s: TrainSample, temperature: float = 1.0
+) -> np.ndarray:
     """Log-probabilities of the policy tokens by transformers' own class, one sample at a time."""
     ids = torch.from_numpy(s.tokens)[None]
     with torch.no_grad():
@@ -124,7 +133,9 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(family: str
     with torch.no_grad():
         for module in adapter.ranks:
             left, right = (torch.from_numpy(adapter.tensors[f"{module}.{part}"]) for part in "BA")
-            parameters[f"{module.replace('language_model.', '')}.weight"] += LORA.alpha / LORA.rank * left @ right
+            parameters[f"{module.replace('language_model.', '')}.weight"] += (
+                LORA.alpha / LORA.rank * left @ right
+            )
     for s in samples:
         np.testing.assert_allclose(stock_log_probs(model, maker.spec, s, 0.7), s.log_probs[s.mask], atol=1e-4)
 

@@ -1,4 +1,6 @@
-"""PPO's advantages of tokens against their definitions; the critic in a learner: its loss, its resume, its absence elsewhere."""
+"""PPO's advantages of tokens against their definitions; the critic in a learner: its loss, its resume, its
+absence elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ rows = st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.lists(number, min_siz
 
 
 @given(rows, number, st.floats(0.5, 1), st.floats(0, 1))
-def test_gae_is_the_weighted_sum_of_the_errors_that_follow(row: tuple, reward: float, gamma: float, lam: float) -> None:
+def test_gae_is_the_weighted_sum_of_the_errors_that_follow(
+    row: tuple, reward: float, gamma: float, lam: float
+) -> None:
     penalties, values = (np.asarray(part, np.float32) for part in row)
     n = len(values)
     rewards = [-float(p) for p in penalties]
@@ -71,7 +75,9 @@ def test_the_value_loss_is_the_clipped_one() -> None:
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
     v = critic.head(hidden)[:, 0]
     expected = sum(
-        0.5 * max((v[i] - returns[i]) ** 2, (old[i] + torch.clamp(v[i] - old[i], -0.2, 0.2) - returns[i]) ** 2) for i in range(6)
+        0.5
+        * max((v[i] - returns[i]) ** 2, (old[i] + torch.clamp(v[i] - old[i], -0.2, 0.2) - returns[i]) ** 2)
+        for i in range(6)
     )
     gradients = torch.autograd.grad(expected / 6, list(critic.head.parameters()))
     sums = critic.backward(hidden.requires_grad_(), returns, old, torch.full((6,), 1 / 6))
@@ -81,7 +87,9 @@ def test_the_value_loss_is_the_clipped_one() -> None:
     assert hidden.grad is None, "the policy's states are not trained by the critic"
 
 
-def prepared(learner: Trainer, samples: list[TrainSample], settings: config.RftConfig = PPO) -> dict[str, float]:
+def prepared(
+    learner: Trainer, samples: list[TrainSample], settings: config.RftConfig = PPO
+) -> dict[str, float]:
     rewards = [float(i % 2) for i in range(len(samples))]
     return assign_token_advantages(learner, samples, rewards, settings.advantage)
 
@@ -145,7 +153,9 @@ def test_ppo_resumes_exactly_and_steps_the_same_however_its_batch_is_packed(tmp_
         k: v for k, v in expected[0].items() if k.startswith(("policy", "critic"))
     }
     assert all(np.array_equal(repeated[1][name], expected[1][name]) for name in expected[1])
-    with trainer(loss=loss, critic=critic, learner=LEARNER.model_copy(update={"row_tokens": 96, "rows": 1})) as small:
+    with trainer(
+        loss=loss, critic=critic, learner=LEARNER.model_copy(update={"row_tokens": 96, "rows": 1})
+    ) as small:
         split = step(small)
     assert split["learner/micro_batches"] > unsplit["learner/micro_batches"]
     for key in ("policy/loss", "policy/critic_loss", "policy/grad_norm", "critic/value"):
@@ -155,7 +165,9 @@ def test_ppo_resumes_exactly_and_steps_the_same_however_its_batch_is_packed(tmp_
 def test_the_kl_weight_follows_its_target_and_is_resumed(tmp_path: Path) -> None:
     loss = config.LossConfig(kl=0.1, kl_target=1e-9)
     with trainer(loss=loss, adapter=random_adapter()) as learner:
-        learner.model.reference = Trainer(policy(), LEARNER, loss, total_steps=1, device="cpu").model.reference
+        learner.model.reference = Trainer(
+            policy(), LEARNER, loss, total_steps=1, device="cpu"
+        ).model.reference
         learner.update(batch())
         assert learner.update(batch())["policy/kl_weight"] == pytest.approx(0.1 * 1.02)
         assert learner.rft.kl_coefficient == pytest.approx(0.1 * 1.02**2)

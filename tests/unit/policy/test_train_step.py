@@ -38,7 +38,8 @@ SAME = 0.01 * LEARNER.lr  # tolerance of weights: a hundredth of an update
 def reference_run(
     family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.LossConfig
 ) -> tuple[list[float], dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
-    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and clipping.
+    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and
+    clipping.
 
     Returns the losses, the weights and AdamW's first moments after each step.
     """
@@ -64,7 +65,9 @@ def reference_run(
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), LEARNER.max_grad_norm)
         optimizer.step()
         losses.append(float(total.detach()))
-        moments.append({f"{n}.exp_avg": optimizer.state[p]["exp_avg"].numpy().copy() for n, p in parameters.items()})
+        moments.append(
+            {f"{n}.exp_avg": optimizer.state[p]["exp_avg"].numpy().copy() for n, p in parameters.items()}
+        )
     return losses, {n: p.detach().numpy() for n, p in parameters.items()}, moments
 
 
@@ -91,7 +94,9 @@ def test_only_adapters_change_and_the_published_ones_are_those():
         frozen = {n: p.clone() for n, p in learner.model.network.named_parameters() if not p.requires_grad}
         first = learner.adapter()
         learner.update(batch())
-        assert all(torch.equal(p, frozen[n]) for n, p in learner.model.network.named_parameters() if n in frozen)
+        assert all(
+            torch.equal(p, frozen[n]) for n, p in learner.model.network.named_parameters() if n in frozen
+        )
         assert learner.adapter().sha256() != first.sha256()
         merged = stock()
         merge_into(merged, BaseWeights(), learner.adapter())
@@ -103,7 +108,9 @@ def test_only_adapters_change_and_the_published_ones_are_those():
 
 def test_dropout_applies_to_training_but_not_to_measurements():
     samples = batch(3)
-    with trainer(policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()) as dropping:
+    with trainer(
+        policy=policy(lora=LORA.model_copy(update={"dropout": 0.5})), adapter=random_adapter()
+    ) as dropping:
         measured = dropping.model.log_probs(samples)
         loss_with_dropout = dropping.update(samples, "sft")["policy/loss"]
     with trainer(adapter=random_adapter()) as plain:
@@ -199,7 +206,9 @@ def test_samples_without_advantage_cost_nothing_but_count():
         assert short["learner/sequences"] == full["learner/sequences"] == 6
         assert short["policy/loss"] == pytest.approx(full["policy/loss"], abs=1e-5)
         moments = all_of_them.model.zero.moments()
-        check_same_training(one.adapter().tensors, one.model.zero.moments(), all_of_them.adapter().tensors, [moments], SAME)
+        check_same_training(
+            one.adapter().tensors, one.model.zero.moments(), all_of_them.adapter().tensors, [moments], SAME
+        )
         for sample in samples:
             sample.advantage = 0.0
         before = one.adapter().sha256()
@@ -278,20 +287,29 @@ def test_the_ratio_is_to_the_log_probs_before_the_first_of_several_steps():
         assert with_old["policy/loss"] == pytest.approx(without_old["policy/loss"], abs=1e-5)
         assert (with_old["policy/clipped"], without_old["policy/ratio_max"]) == (0, 1)
         assert with_old["policy/ratio_max"] == pytest.approx(1, abs=1e-4)
-        # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has to be clipped.
+        # Seen from log-probs 1 lower, every token is e times likelier now: with a positive advantage it has
+        # to be clipped.
         repeated = first.update(samples, old=[o - 1 for o in first.model.log_probs(samples)])
         assert repeated["policy/ratio"] == pytest.approx(np.e, abs=1e-3)
         trained = [s for s in samples if s.views and s.advantage]
-        likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(s.policy_tokens for s in trained)
+        likelier = sum(s.policy_tokens for s in trained if s.advantage > 0) / sum(
+            s.policy_tokens for s in trained
+        )
         assert repeated["policy/clipped_high"] == pytest.approx(likelier)
 
 
-@pytest.mark.parametrize("name", ["dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "gspo_token", "cispo", "sapo"])
+@pytest.mark.parametrize(
+    "name", ["dr_grpo", "rloo", "reinforce_pp_baseline", "gspo", "gspo_token", "cispo", "sapo"]
+)
 def test_an_algorithm_steps_the_same_however_its_batch_is_packed(name: str):
-    loss = config.load(None, [f"rft.algorithm={name}", "rft.loss.importance_level=sequence", "rft.loss.entropy=0.01"]).rft.loss
+    loss = config.load(
+        None, [f"rft.algorithm={name}", "rft.loss.importance_level=sequence", "rft.loss.entropy=0.01"]
+    ).rft.loss
     samples, metrics = batch(4), []
     for rows, row_tokens in ((2, 512), (1, 96)):
-        with trainer(loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})) as learner:
+        with trainer(
+            loss=loss, learner=LEARNER.model_copy(update={"row_tokens": row_tokens, "rows": rows})
+        ) as learner:
             old = [o + 0.01 for o in learner.model.log_probs(samples)]
             metrics.append(learner.update(samples, old=old))
     unsplit, split = metrics
@@ -308,7 +326,10 @@ def test_the_divergence_for_the_reward_is_that_of_the_recorded_log_probs():
     samples[1].views = []
     with trainer(loss=loss, adapter=random_adapter()) as learner:
         before = learner.model.log_probs(samples)
-        expected = [float((s.log_probs[s.mask] - b).sum()) if len(b) else None for s, b in zip(samples, before, strict=True)]
+        expected = [
+            float((s.log_probs[s.mask] - b).sum()) if len(b) else None
+            for s, b in zip(samples, before, strict=True)
+        ]
         metrics = learner.update(samples)
         assert "policy/kl" not in metrics  # it is no term of the loss
         for kl, value in zip(learner.model.kl_to_reference(samples), expected, strict=True):
@@ -330,9 +351,13 @@ def test_an_entropy_bonus_trains_samples_without_advantage():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_all_parameters_reaches_the_vision_tower(family: str):
-    with trainer(family, policy=policy(family, full=True), learner=LEARNER.model_copy(update={"lr": 1e-3})) as learner:
+    with trainer(
+        family, policy=policy(family, full=True), learner=LEARNER.model_copy(update={"lr": 1e-3})
+    ) as learner:
         samples = batch(4, family)
-        visual = next(p for n, p in learner.model.network.named_parameters() if ".visual." in n and n.endswith("weight"))
+        visual = next(
+            p for n, p in learner.model.network.named_parameters() if ".visual." in n and n.endswith("weight")
+        )
         before = visual.detach().clone()
         losses = [learner.update(samples, "sft")["policy/loss"] for _ in range(4)]
         assert losses == sorted(losses, reverse=True)
@@ -359,13 +384,17 @@ def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_lea
     settings = policy(lora=LORA.model_copy(update={"vision_tower": True}))
     staged = LEARNER.model_copy(update={"zero_stage": stage})
     with trainer(policy=settings, learner=staged, adapter=start, ema=0.5) as learner:
-        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, "the product of new layers is 0"
+        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, (
+            "the product of new layers is 0"
+        )
         before = learner.adapter()
         assert start.tensors.keys() < before.tensors.keys()
         for _ in range(2):
             learner.update(samples, "sft")
         published = learner.served()
-        changed = {n for n, values in published.tensors.items() if not np.array_equal(values, before.tensors[n])}
+        changed = {
+            n for n, values in published.tensors.items() if not np.array_equal(values, before.tensors[n])
+        }
         assert {n for n in before.tensors if ".visual." in n and n.endswith(".B")} <= changed
         assert learner.model.features is None
         merged = stock()
@@ -374,7 +403,9 @@ def test_adapters_of_the_vision_tower_start_from_an_adapter_without_them_and_lea
             difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
         assert np.abs(difference).max() < 1e-4
         learner.reset_to(start)
-        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, "nothing learnt is left"
+        assert np.abs(learner.model.log_probs(samples[:1])[0] - measured).max() < 1e-5, (
+            "nothing learnt is left"
+        )
         learner.reset_to(published)
         assert learner.adapter().sha256() == published.sha256()
     with pytest.raises(BadInput, match="visual"), trainer(adapter=published):
@@ -403,7 +434,10 @@ def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
             difference = stock_log_probs(merged, samples[0]).numpy() - learner.model.log_probs(samples[:1])[0]
         assert np.abs(difference).max() < 1e-4
     if full:
-        with pytest.raises(BadInput, match="visual") as error, trainer(policy=policy(full=True), adapter=published):
+        with (
+            pytest.raises(BadInput, match="visual") as error,
+            trainer(policy=policy(full=True), adapter=published),
+        ):
             pass
         assert "freeze_vision_tower" in str(error.value.fix)
 
@@ -418,7 +452,9 @@ def test_a_bfloat16_model_is_published_in_its_own_bytes(stage: int, tmp_path: Pa
         count = sum(a.size for a in masters.tensors.values())
         assert version.nbytes == 2 * count == masters.nbytes // 2
         for name, values in masters.tensors.items():  # rounded once, as torch rounds
-            assert np.array_equal(to_float32(version.tensors[name]), torch.from_numpy(values).bfloat16().float().numpy())
+            assert np.array_equal(
+                to_float32(version.tensors[name]), torch.from_numpy(values).bfloat16().float().numpy()
+            )
             assert np.array_equal(to_bfloat16(values), version.tensors[name])
     save_adapter(version, tmp_path / "v1")
     loaded = load_adapter(tmp_path / "v1")
@@ -426,8 +462,11 @@ def test_a_bfloat16_model_is_published_in_its_own_bytes(stage: int, tmp_path: Pa
     merged = stock("qwen3_vl").bfloat16()
     merge_into(merged, BaseWeights(), loaded)
     weights = dict(merged.named_parameters())
-    assert all(np.array_equal(to_float32(a), weights[n].detach().float().numpy()) for n, a in loaded.tensors.items())
-    broken = {n: np.full_like(a, 0x7F80) if n == "lm_head.weight" else a for n, a in loaded.tensors.items()}  # infinite
+    assert all(
+        np.array_equal(to_float32(a), weights[n].detach().float().numpy()) for n, a in loaded.tensors.items()
+    )
+    # Infinite
+    broken = {n: np.full_like(a, 0x7F80) if n == "lm_head.weight" else a for n, a in loaded.tensors.items()}
     with pytest.raises(BadInput, match="not finite"):
         merge_into(merged, BaseWeights(), replace(loaded, tensors=broken))
     with trainer("qwen3_vl", policy=settings, learner=learner, adapter=loaded) as resumed:
@@ -453,9 +492,15 @@ def test_adapters_and_settings_that_do_not_fit_are_refused_before_training(tmp_p
         trainer(policy=policy(lora=other), adapter=load_adapter(folder)),
     ):
         pass
-    with pytest.raises(BadInput, match="another base model"), trainer("qwen2_5_vl", adapter=load_adapter(folder)):
+    with (
+        pytest.raises(BadInput, match="another base model"),
+        trainer("qwen2_5_vl", adapter=load_adapter(folder)),
+    ):
         pass
-    with pytest.raises(BadInput, match=r"policy\.full"), trainer(policy=policy(full=True), adapter=load_adapter(folder)):
+    with (
+        pytest.raises(BadInput, match=r"policy\.full"),
+        trainer(policy=policy(full=True), adapter=load_adapter(folder)),
+    ):
         pass
     with pytest.raises(BadConfig, match="temperature"), trainer(temperature=0.0):
         pass
@@ -466,7 +511,10 @@ def test_adapters_and_settings_that_do_not_fit_are_refused_before_training(tmp_p
         trainer(learner=LEARNER.model_copy(update={"deepspeed": str(merge)})),
     ):
         pass
-    with pytest.raises(MissingFile, match="no file"), trainer(learner=LEARNER.model_copy(update={"deepspeed": "nowhere.json"})):
+    with (
+        pytest.raises(MissingFile, match="no file"),
+        trainer(learner=LEARNER.model_copy(update={"deepspeed": "nowhere.json"})),
+    ):
         pass
 
 
@@ -481,7 +529,9 @@ def test_the_learning_rate_warms_up_and_decays():
 
 
 def test_deepspeed_uses_the_learners_device_whatever_the_environment_says():
-    """`make` exports DS_ACCELERATOR=cuda on a machine with a GPU; a learner without one must not move its model there."""
+    """`make` exports DS_ACCELERATOR=cuda on a machine with a GPU; a learner without one must not move its
+    model there.
+    """
     code = """
 import torch
 from pixelis.policy.deepspeed_engine import ensure_process_group
@@ -490,5 +540,7 @@ from deepspeed.accelerator import get_accelerator
 print(get_accelerator().device_name())
 """
     environment = {**os.environ, "DS_ACCELERATOR": "cuda"}
-    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert output.split()[-1] == "cpu"

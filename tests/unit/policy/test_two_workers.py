@@ -28,7 +28,11 @@ def launch(script: str, world: int, out: Path, *arguments: str) -> None:
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
         environment["PYTHONPATH"] = f"{root}{os.pathsep}{here}"
         command = [sys.executable, str(here / script), str(out), folders, *arguments]
-        workers.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        workers.append(
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
     try:
         outputs = [worker.communicate(timeout=840)[0] for worker in workers]
     finally:
@@ -105,11 +109,14 @@ def test_a_model_is_divided_while_it_is_read(out: Path, family: str) -> None:
 @pytest.mark.parametrize("stage", [0, 1])
 def test_all_workers_skip_a_step_that_is_not_finite_on_one(out: Path, stage: int) -> None:
     for rank in range(2):
-        assert json.loads((out / f"skipped{rank}_stage{stage}.json").read_text()) == [1, 1]  # the first step, not the second
+        # The first step, not the second
+        assert json.loads((out / f"skipped{rank}_stage{stage}.json").read_text()) == [1, 1]
 
 
 @pytest.mark.parametrize("name", cases(sequence_parallel=2))
-def test_workers_that_divide_the_row_have_the_gradients_of_one(request: pytest.FixtureRequest, name: str) -> None:
+def test_workers_that_divide_the_row_have_the_gradients_of_one(
+    request: pytest.FixtureRequest, name: str
+) -> None:
     case = CASES[name]
     alone = case.trainer(stage=0)
     try:
@@ -118,7 +125,8 @@ def test_workers_that_divide_the_row_have_the_gradients_of_one(request: pytest.F
     finally:
         alone.close()
     moments = np.load(folder_of(name, request) / f"{name}.npz")
-    gradients = {key: values for key, values in expected.items() if key.endswith(".exp_avg")}  # a sum over the steps
+    # A sum over the steps
+    gradients = {key: values for key, values in expected.items() if key.endswith(".exp_avg")}
     scale = max(np.linalg.norm(values) for values in gradients.values())
     for key, values in gradients.items():
         assert np.linalg.norm(moments[key] - values) < 1e-5 * scale, key

@@ -65,7 +65,9 @@ def start(sender: WeightSender, group: str, dies_at: tuple[int | None, ...]) -> 
 
 
 @pytest.mark.slow
-def test_every_receiver_has_the_learners_bytes_and_a_death_spoils_one_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_receiver_has_the_learners_bytes_and_a_death_spoils_one_broadcast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(weight_stream, "BUCKET", 1 << 18)
     sender, versions = WeightSender(HOST, "gloo", 30.0), [model(0), model(1)]
     failed, failing = start(sender, "first", (None, None, 3))
@@ -73,7 +75,9 @@ def test_every_receiver_has_the_learners_bytes_and_a_death_spoils_one_broadcast(
     with pytest.raises(InfraFailure, match="version 1 was not sent") as caught:
         sender.send(1, versions[0])
     assert caught.value.code == "stream_failed"
-    assert [pipe.recv() for pipe in failed[:2]] == ["stream_failed"] * 2, "they would serve a part of the weights"
+    assert [pipe.recv() for pipe in failed[:2]] == ["stream_failed"] * 2, (
+        "they would serve a part of the weights"
+    )
     sound, processes = start(sender, "second", (None, None))
     request(sender.address, 2, "second", 3)
     sent = sender.send(2, versions[1])
@@ -92,7 +96,9 @@ def test_a_version_that_nobody_asks_for_ends_the_wait_of_the_learner() -> None:
     assert time.monotonic() - started < 10
 
 
-def test_a_version_that_all_load_from_the_store_or_that_is_given_up_keeps_the_learner_waiting_no_longer() -> None:
+def test_a_version_that_all_load_from_the_store_or_that_is_given_up_keeps_the_learner_waiting_no_longer() -> (
+    None
+):
     sender = WeightSender(HOST, "gloo", 30.0)
     assert request(sender.address, 1, "nobody", 1)
     assert sender.send(1, model(0))["receivers"] == 0
@@ -101,7 +107,9 @@ def test_a_version_that_all_load_from_the_store_or_that_is_given_up_keeps_the_le
         sender.give_up(2)
         with pytest.raises(InfraFailure, match="not asked for before the next one"):
             sending.result(10)
-    assert not request(sender.address, 2, "late", 2), "the generators would wait for a broadcast that never comes"
+    assert not request(sender.address, 2, "late", 2), (
+        "the generators would wait for a broadcast that never comes"
+    )
 
 
 def test_receivers_of_a_learner_that_is_gone_are_told() -> None:
@@ -119,7 +127,9 @@ def test_receivers_of_a_learner_that_is_gone_are_told() -> None:
 @given(
     st.dictionaries(
         st.text("abc.", min_size=1),
-        arrays.arrays(st.sampled_from([np.float32, np.uint16]), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0)),
+        arrays.arrays(
+            st.sampled_from([np.float32, np.uint16]), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0)
+        ),
     )
 )
 def test_flat_tensors_are_the_tensors(tensors: dict[str, np.ndarray]) -> None:
@@ -128,5 +138,9 @@ def test_flat_tensors_are_the_tensors(tensors: dict[str, np.ndarray]) -> None:
         assert copy.keys() == tensors.keys()
         assert all(copy[n].dtype == a.dtype and copy[n].shape == a.shape for n, a in tensors.items())
         assert all(copy[n].tobytes() == a.tobytes() for n, a in tensors.items())
-        assert sum(a.nbytes for a in tensors.values()) <= len(copy.data) <= sum(a.nbytes + 64 for a in tensors.values())
+        assert (
+            sum(a.nbytes for a in tensors.values())
+            <= len(copy.data)
+            <= sum(a.nbytes + 64 for a in tensors.values())
+        )
     assert FlatTensors.of(flat) is flat

@@ -1,4 +1,6 @@
-"""A checkpoint of four workers resumes on three, theirs on two and on one, bit for bit; the steps are those of one worker."""
+"""A checkpoint of four workers resumes on three, theirs on two and on one, bit for bit; the steps are those
+of one worker.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,16 @@ def test_four_workers_then_fewer_take_the_steps_of_one(tmp_path: Path) -> None:
         launch("world_sizes.py", world, tmp_path)
     for folder, name in NAMES.items():
         case = CASES[name]
-        losses = [loss for world in WORLDS for loss in json.loads((tmp_path / f"losses{world}.json").read_text())[folder]]
+        losses = [
+            loss
+            for world in WORLDS
+            for loss in json.loads((tmp_path / f"losses{world}.json").read_text())[folder]
+        ]
         alone = case.trainer(stage=0)
         try:
-            expected = [alone.update(samples_of(case.family))["policy/loss"] for _ in range(len(WORLDS) * STEPS)]
+            expected = [
+                alone.update(samples_of(case.family))["policy/loss"] for _ in range(len(WORLDS) * STEPS)
+            ]
         finally:
             alone.close()
         assert losses == pytest.approx(expected, abs=2e-5, rel=1e-3)

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pixelis.errors import BadImage, Overloaded
-from pixelis.records import Action, Demonstration, Group, ImageView, Observation, Question, StopReason, Trajectory, Turn
+from pixelis.records import (
+    Action,
+    Demonstration,
+    Group,
+    ImageView,
+    Observation,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 unit = st.floats(0, 1)
 text = st.text(max_size=40)
@@ -20,8 +30,14 @@ text = st.text(max_size=40)
 def turns(draw: st.DrawFn) -> Turn:
     tokens = draw(st.lists(st.integers(0, 10**6), max_size=12))
     role = draw(st.sampled_from(["user", "assistant", "tool", "system"]))
-    probs = draw(st.lists(st.floats(-50, 0), min_size=len(tokens), max_size=len(tokens))) if role == "assistant" else []
-    action = draw(st.none() | st.builds(Action, op=text, arguments=st.dictionaries(text, unit | text, max_size=3)))
+    probs = (
+        draw(st.lists(st.floats(-50, 0), min_size=len(tokens), max_size=len(tokens)))
+        if role == "assistant"
+        else []
+    )
+    action = draw(
+        st.none() | st.builds(Action, op=text, arguments=st.dictionaries(text, unit | text, max_size=3))
+    )
     seen = draw(st.none() | st.builds(Observation, status=st.just("ok"), id=text, text=text, seconds=unit))
     return Turn(role=role, text=draw(text), tokens=tokens, log_probs=probs, action=action, observation=seen)
 
@@ -30,7 +46,9 @@ trajectories = st.builds(
     Trajectory,
     question_id=text,
     turns=st.lists(turns(), max_size=5),
-    images=st.lists(st.builds(ImageView, id=text, box=st.none() | st.tuples(unit, unit, unit, unit)), max_size=3),
+    images=st.lists(
+        st.builds(ImageView, id=text, box=st.none() | st.tuples(unit, unit, unit, unit)), max_size=3
+    ),
     answer=st.none() | text,
     stop_reason=st.sampled_from(list(StopReason)),
     rewards=st.dictionaries(text, st.floats(-10, 10), max_size=3),
@@ -74,7 +92,10 @@ def test_a_group_holds_one_question_only() -> None:
     question = Question(id="q", question="?")
     good = Trajectory(question_id="q", group_id="g")
     assert Group(id="g", question=question, trajectories=[good]).trajectories == [good]
-    for stranger in (Trajectory(question_id="other", group_id="g"), Trajectory(question_id="q", group_id="h")):
+    for stranger in (
+        Trajectory(question_id="other", group_id="g"),
+        Trajectory(question_id="q", group_id="h"),
+    ):
         with pytest.raises(ValidationError, match="does not belong"):
             Group(id="g", question=question, trajectories=[good, stranger])
 
@@ -95,7 +116,10 @@ def test_a_weight_is_a_finite_number() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "message"),
-    [(("img0", "img1", "img0"), "several `media` have the id img0"), (("img0", "obs12"), "cannot be named obs12")],
+    [
+        (("img0", "img1", "img0"), "several `media` have the id img0"),
+        (("img0", "obs12"), "cannot be named obs12"),
+    ],
 )
 def test_each_medium_has_an_id_of_its_own(ids: tuple[str, ...], message: str) -> None:
     """Pictures are looked up by id: one of two with the same id would never be shown."""

@@ -40,7 +40,14 @@ def judge(server, monkeypatch):
 
     def build(*replies, cache=None, **settings) -> Judge:
         server.replies = list(replies) or server.replies
-        values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, "total_timeout_s": 20, **settings}
+        values = {
+            "url": server.url,
+            "model": "tiny",
+            "api_key_env": KEY,
+            "timeout_s": 5,
+            "total_timeout_s": 20,
+            **settings,
+        }
         opened.append(Judge(config.JudgeConfig(**values), cache))
         return opened[-1]
 
@@ -59,7 +66,11 @@ def test_a_verdict(server, judge, monkeypatch):
     monkeypatch.setenv("OPENAI_ORG_ID", "mine")
     assert judge(verdict(1)).score("Which colour?", ["red"], "crimson") == 1.0
     (request,) = server.requests
-    assert (request["path"], request["model"], request["temperature"]) == ("/v1/chat/completions", "tiny", 0.0)
+    assert (request["path"], request["model"], request["temperature"]) == (
+        "/v1/chat/completions",
+        "tiny",
+        0.0,
+    )
     assert json.loads(request["messages"][1]["content"]) == {
         "accepted": ["red"],
         "question": "Which colour?",
@@ -67,7 +78,9 @@ def test_a_verdict(server, judge, monkeypatch):
     }
     sent = {name.lower(): value for name, value in server.headers[0].items()}
     assert sent["authorization"] == "Bearer sesame"
-    assert not {"openai-organization", "openai-project"} & set(sent), "nothing of the user's account goes to another server"
+    assert not {"openai-organization", "openai-project"} & set(sent), (
+        "nothing of the user's account goes to another server"
+    )
 
 
 def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
@@ -85,7 +98,9 @@ def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
 
     client = judge(slow, concurrency=1, total_timeout_s=1.5)
     with ThreadPoolExecutor(3) as threads:
-        scores = list(threads.map(lambda answer: client.score("Which colour?", ["red"], answer), ["a", "b", "c"]))
+        scores = list(
+            threads.map(lambda answer: client.score("Which colour?", ["red"], answer), ["a", "b", "c"])
+        )
     assert scores == [1.0, 1.0, 1.0]
 
 
@@ -103,7 +118,11 @@ def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
             "[1]",
             "",
         ],
-        *['{"score": 1, "why": "x", "more": 1}', 'Sure! {"score": 1, "why": "x"}', '{"score": 0.5, "why": ""}'],
+        *[
+            '{"score": 1, "why": "x", "more": 1}',
+            'Sure! {"score": 1, "why": "x"}',
+            '{"score": 0.5, "why": ""}',
+        ],
     ],
 )
 def test_invalid_verdicts_are_rejected(reply):
@@ -112,7 +131,8 @@ def test_invalid_verdicts_are_rejected(reply):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b"null", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 99999]
+    "body",
+    [b"", b"{}", b"null", b'{"choices": []}', b'{"choices": [{"message": {"content": null}}]}', b"[" * 99999],
 )
 def test_invalid_completions_are_rejected(body):
     with pytest.raises(ValueError):
@@ -120,7 +140,11 @@ def test_invalid_completions_are_rejected(body):
 
 
 def test_thoughts_and_fences_around_a_verdict_are_cut_off():
-    for text in (verdict(1, "x"), f"<think>hm</think>\n{verdict(1, 'x')}", f"```json\n{verdict(1, 'x')}\n```"):
+    for text in (
+        verdict(1, "x"),
+        f"<think>hm</think>\n{verdict(1, 'x')}",
+        f"```json\n{verdict(1, 'x')}\n```",
+    ):
         assert read_verdict(text) == (1.0, "x")
 
 
@@ -180,9 +204,12 @@ def test_a_group_is_judged_by_rule_first_and_each_answer_once(server, monkeypatc
     settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY})
     services = Services(settings)
     answers = ["Red", "crimson", "crimson", None, "x" * 1000]
-    scored = score_group(group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, services=services)
+    scored = score_group(
+        group(*[episode(a) for a in answers], answers=["red"], scorer="judge"), settings, services=services
+    )
     services.close()
-    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 1.0]  # how long an answer may be is the preset's
+    # How long an answer may be is the preset's
+    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 1.0, 0.0, 1.0]
     assert len(server.requests) == 2
 
 
@@ -191,7 +218,11 @@ def test_an_unknown_verdict_is_unscored(server, monkeypatch):
     server.replies = ["nonsense"]
     settings = RewardsConfig(judge={"url": server.url, "model": "tiny", "api_key_env": KEY, "tries": 2})
     services = Services(settings)
-    scored = score_group(group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"), settings, services=services)
+    scored = score_group(
+        group(episode("red"), episode("crimson"), answers=["red"], scorer="judge"),
+        settings,
+        services=services,
+    )
     services.close()
     assert [(t.reward, t.unscored) for t in scored.trajectories] == [(1.0, None), (None, "judge_garbage")]
 

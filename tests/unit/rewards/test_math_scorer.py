@@ -1,4 +1,6 @@
-r"""The scorer ``math`` on rows of answer, truth and score: what is the same mathematics, and what only has a number in common."""
+r"""The scorer ``math`` on rows of answer, truth and score: what is the same mathematics, and what only has a
+number in common.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,25 @@ def test_a_list_without_brackets_is_equal_in_any_order(numbers, random):
 
 
 PIECES = st.sampled_from(
-    ["7", "30", "5.2", "million", "hour", "not", "at least", "red", "x", "-", "/", "am", "=", ",", "(", ")", ":"]
+    [
+        "7",
+        "30",
+        "5.2",
+        "million",
+        "hour",
+        "not",
+        "at least",
+        "red",
+        "x",
+        "-",
+        "/",
+        "am",
+        "=",
+        ",",
+        "(",
+        ")",
+        ":",
+    ]
 )
 TEXTS = st.lists(PIECES, max_size=6).map(" ".join) | st.text(max_size=12)
 

@@ -1,4 +1,6 @@
-"""Formulas that hang: nothing stalls, each call ends soon after its timeout (own rewards: tests/chaos, F6)."""
+"""Formulas that hang: nothing stalls, each call ends soon after its timeout (own rewards: tests/chaos,
+F6).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ def test_formulas_that_hang_stall_nobody(longest):
     grader = Grader(RewardsConfig(math={"timeout_s": TIMEOUT_S}))
     try:
         labelled = [
-            g.model_copy(update={"question": g.question.model_copy(update={"answers": ["4/2"]})}) for g in groups(kinds, "math")
+            g.model_copy(update={"question": g.question.model_copy(update={"answers": ["4/2"]})})
+            for g in groups(kinds, "math")
         ]
         with ThreadPoolExecutor(4) as actor:
             scored = list(actor.map(grader.score, labelled))

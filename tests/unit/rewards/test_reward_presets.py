@@ -21,7 +21,9 @@ CALL = '<tool_call>{"name":"zoom_in","arguments":{}}</tool_call>'
 
 
 def said(answer: str | None, *calls: str, last: str | None = None, tokens: int = 0) -> Trajectory:
-    """An episode with calls that are ``ok`` or ``error``, each after a thought, and an answer after a thought."""
+    """An episode with calls that are ``ok`` or ``error``, each after a thought, and an answer after a
+    thought.
+    """
     turns = [Turn(role="user", text="?")]
     for status in calls:
         turns.append(Turn(role="assistant", text=T + CALL, action=Action(op="zoom_in")))
@@ -35,7 +37,12 @@ def said(answer: str | None, *calls: str, last: str | None = None, tokens: int =
 def rewards(preset: str | RewardsConfig, *trajectories: Trajectory, **question) -> list[float | None]:
     settings = preset if isinstance(preset, RewardsConfig) else RewardsConfig(preset=preset)
     row = Question(**{"id": "q", "question": "?", "answers": ["7"], **question})
-    return [t.reward for t in score_group(Group(id="g", question=row, trajectories=list(trajectories)), settings).trajectories]
+    return [
+        t.reward
+        for t in score_group(
+            Group(id="g", question=row, trajectories=list(trajectories)), settings
+        ).trajectories
+    ]
 
 
 RIGHT, WRONG = said("7"), said("1")
@@ -60,7 +67,8 @@ def test_pr_repo():
     assert bonus == pytest.approx(0.175)
     assert rewards("pr-repo", said("7", "ok"), *seven) == pytest.approx([1.175, 1.0, *[0.0] * 6])
     assert rewards("pr-repo", said("7", "ok"), *seven, **VIDEO)[0] == pytest.approx(1.0 + 0.7 / 3)
-    assert rewards("pr-repo", said("7", "error"), *seven)[0] == pytest.approx(0.175)  # right, but never repaired
+    # Right, but never repaired
+    assert rewards("pr-repo", said("7", "error"), *seven)[0] == pytest.approx(0.175)
     assert rewards("pr-repo", said("7", "error", "ok"), *seven)[0] == pytest.approx(1.0 + 0.175 - 0.05)
     assert rewards("pr-repo", said("1", "ok", "error", "error"), *seven)[0] == pytest.approx(0.175 - 0.1)
 
@@ -72,7 +80,12 @@ def test_accuracy_and_format(preset):
 
 def test_rr_trance():
     truth = "change_size(1, small) change_color(2, red)"
-    answers = [truth, "change_size(1, large) change_color(2, red)", "change_size(1, small) change_size(1, small)", "none"]
+    answers = [
+        truth,
+        "change_size(1, large) change_color(2, red)",
+        "change_size(1, small) change_size(1, small)",
+        "none",
+    ]
     actual = rewards("rr-trance", *[said(a) for a in answers], scorer="func_seq", answers=[truth])
     assert actual == pytest.approx([2.0, 1.75, 1.25, 1.0])
 
@@ -83,7 +96,11 @@ def test_rr_caption():
     full = "<summary>s</summary><caption>c</caption>" + T + f"<answer>{truth}</answer>"
     more = {"scorer": "func_seq", "answers": [truth]}
     # The sequence counts in full only: one wrong value is .5, not .75.
-    assert rewards("rr-caption", said(truth, last=full), said(half, last=full), said(truth), **more) == [2.0, 1.5, 1.0]
+    assert rewards("rr-caption", said(truth, last=full), said(half, last=full), said(truth), **more) == [
+        2.0,
+        1.5,
+        1.0,
+    ]
 
 
 def test_rr_long():
@@ -123,11 +140,23 @@ def test_mini_o3_leaves_out_episodes_over_a_limit():
 def test_deepeyes_paper():
     broken = said("7", last="<think>" + T + A)
     # acc + format (0 or -1) + [acc > 0] * tool
-    assert rewards("deepeyes-paper", RIGHT, said("7", "ok"), said("1", "ok"), said("7", "error"), broken) == [1, 2, 0, 1, 0]
+    assert rewards("deepeyes-paper", RIGHT, said("7", "ok"), said("1", "ok"), said("7", "error"), broken) == [
+        1,
+        2,
+        0,
+        1,
+        0,
+    ]
 
 
 def test_deepeyes_repo():
-    episodes = [RIGHT, said("7", "ok"), said("1", "ok"), said("7", last="<think>" + T + A), said("1", last="<think>")]
+    episodes = [
+        RIGHT,
+        said("7", "ok"),
+        said("1", "ok"),
+        said("7", last="<think>" + T + A),
+        said("1", last="<think>"),
+    ]
     assert rewards("deepeyes-repo", *episodes) == pytest.approx([0.8, 2.0, 0.0, 0.6, -0.2])
     # math: 1.2 * acc + 0.4 * format, one box after the thought, nothing else is an answer, no tool bonus
     boxed = said("7", "ok", last=T + r"\boxed{7}")
@@ -138,7 +167,9 @@ def test_deepeyes_repo():
 
 def test_easyr1():
     boxed = said("7", last=T + r"so \boxed{7}")
-    assert rewards("easyr1-math", boxed, RIGHT, said("1", last=T + r"\boxed{1}")) == pytest.approx([1.0, 0.9, 0.1])
+    assert rewards("easyr1-math", boxed, RIGHT, said("1", last=T + r"\boxed{1}")) == pytest.approx(
+        [1.0, 0.9, 0.1]
+    )
     assert rewards("easyr1-r1v", RIGHT, WRONG, BARE) == pytest.approx([1.0, 0.5, 0.5])
 
 
@@ -154,7 +185,12 @@ def test_pixelis_arms_add_penalties_to_raw_terms_until_statistics_are_known():
     sensible = said("7", "ok")
     sensible = sensible.model_copy(
         update={
-            "turns": [*sensible.turns[:3], read, Turn(role="tool", observation=Observation(status="ok")), *sensible.turns[3:]]
+            "turns": [
+                *sensible.turns[:3],
+                read,
+                Turn(role="tool", observation=Observation(status="ok")),
+                *sensible.turns[3:],
+            ]
         }
     )
     # zoom -> read is a good pair, and so is a thought after reading: mean of 0.2 and 0.2
@@ -167,7 +203,8 @@ def test_pixelis_arms_add_penalties_to_raw_terms_until_statistics_are_known():
         assert rewards(preset, *episodes) == [None] * 4  # no embedder provides states
 
 
-# -- how a preset is resolved ---------------------------------------------------------------------------------------
+# -- how a preset is resolved
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(REWARD_PRESETS))
@@ -187,13 +224,22 @@ def test_explicit_keys_win_over_the_preset_in_any_order():
     ):
         resolved = config.load(None, [*overrides, "rewards.weights.format=0.25"]).rewards
         assert (resolved.curiosity.alpha, resolved.curiosity.beta) == (2.0, 0.05)
-        assert (resolved.weights.format, resolved.weights.curiosity_bonus, resolved.weights.curiosity) == (0.25, 1.0, 0.0)
+        assert (resolved.weights.format, resolved.weights.curiosity_bonus, resolved.weights.curiosity) == (
+            0.25,
+            1.0,
+            0.0,
+        )
 
 
 def test_a_preset_replaces_the_weights_of_the_files_below_it(tmp_path: Path):
-    (tmp_path / "base.yaml").write_text("rewards: {weights: {accuracy: 1, curiosity: 1}, cpus: 0.5, own: [a.b:c]}\n")
+    (tmp_path / "base.yaml").write_text(
+        "rewards: {weights: {accuracy: 1, curiosity: 1}, cpus: 0.5, own: [a.b:c]}\n"
+    )
     (tmp_path / "top.yaml").write_text("extends: base.yaml\nrewards: {preset: r1v, weights: {format: 0.5}}\n")
-    for resolved in (config.load(tmp_path / "top.yaml"), config.load(tmp_path / "base.yaml", ["rewards.preset=r1v"])):
+    for resolved in (
+        config.load(tmp_path / "top.yaml"),
+        config.load(tmp_path / "base.yaml", ["rewards.preset=r1v"]),
+    ):
         assert resolved.rewards.weights.curiosity == 0.0
         assert (resolved.rewards.cpus, resolved.rewards.own) == (0.5, {})
     assert config.load(tmp_path / "top.yaml").rewards.weights.format == 0.5

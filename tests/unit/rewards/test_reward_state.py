@@ -26,7 +26,8 @@ SIZE = 8
 """Numbers of a state."""
 
 
-# -- running statistics ---------------------------------------------------------------------------------------------
+# -- running statistics
+# ---------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.floats(-100, 100), min_size=10, max_size=60), st.floats(-100, 100))
@@ -67,12 +68,15 @@ def test_the_same_groups_give_the_same_statistics_in_any_order_and_once():
     assert states[0]["accuracy"][0] == 160
 
 
-# -- curriculum -----------------------------------------------------------------------------------------------------
+# -- curriculum
+# -----------------------------------------------------------------------------------------------------
 
 QUICK = {"kind": "trigger", "window": 10, "check_every": 10, "min_samples": 100}
 
 
-def run(curriculum: Curriculum, steps: range, success: float, coherence: float = 0.0, samples: int = 16) -> list[tuple[int, str]]:
+def run(
+    curriculum: Curriculum, steps: range, success: float, coherence: float = 0.0, samples: int = 16
+) -> list[tuple[int, str]]:
     boundaries = [(step, curriculum.advance(step, success, coherence, samples)) for step in steps]
     return [(step, name) for step, name in boundaries if name]
 
@@ -83,7 +87,8 @@ def test_phases_follow_success_and_then_a_flat_coherence():
     assert run(curriculum, range(50), 0.7) == []
     assert run(curriculum, range(50, 70), 0.9) == [(59, "base")]
     assert curriculum.mixture == {"accuracy": 1, "curiosity_dynamics": 0, "coherence": 0.1}
-    # The check after 70 steps saw no coherence yet, so the slope over five checks is flat from 120 on: for the fifth time at 160.
+    # The check after 70 steps saw no coherence yet, so the slope over five checks is flat from 120 on: for
+    # the fifth time at 160.
     assert run(curriculum, range(70, 200), 0.9, 0.5) == [(159, "coherence")]
     assert curriculum.mixture == {"accuracy": 1, "curiosity_dynamics": 0.05, "coherence": 0.1}
     assert run(curriculum, range(200, 400), 1.0, 1.0) == []
@@ -134,7 +139,8 @@ def test_a_curriculum_goes_on_from_its_state(cut):
     def play(curriculum, steps):
         return [curriculum.advance(s, min(1.0, s / 60), 0.4, 16) for s in steps]
 
-    uninterrupted, first = Curriculum(config.CurriculumConfig(**QUICK)), Curriculum(config.CurriculumConfig(**QUICK))
+    uninterrupted = Curriculum(config.CurriculumConfig(**QUICK))
+    first = Curriculum(config.CurriculumConfig(**QUICK))
     expected = play(uninterrupted, range(200))
     names = play(first, range(cut))
     second = Curriculum(config.CurriculumConfig(**QUICK))
@@ -143,7 +149,8 @@ def test_a_curriculum_goes_on_from_its_state(cut):
     assert second.state_dict() == uninterrupted.state_dict()
 
 
-# -- dynamics -------------------------------------------------------------------------------------------------------
+# -- dynamics
+# -------------------------------------------------------------------------------------------------------
 
 
 def walk(seed: int, ops=("zoom_in", "read_text")) -> tuple[Trajectory, list[list[float]]]:
@@ -191,7 +198,9 @@ def test_learning_resumes_exactly_and_does_not_change_torchs_random_state():
     second.load_tensors(first.tensors())
     for batch in batches[3:]:
         second.update(batch)
-    assert all(torch.equal(a, b) for a, b in zip(whole.tensors().values(), second.tensors().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.tensors().values(), second.tensors().values(), strict=True)
+    )
     after = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(1))
@@ -201,7 +210,10 @@ def test_the_published_sizes():
     dynamics = Dynamics(768)
     shapes = [tuple(p.shape) for p in dynamics.forward_model.parameters() if p.dim() == 2]
     assert shapes == [(256, 896), (256, 256), (768, 256)]
-    assert [tuple(p.shape) for p in dynamics.inverse_model.parameters() if p.dim() == 2] == [(256, 1536), (128, 256)]
+    assert [tuple(p.shape) for p in dynamics.inverse_model.parameters() if p.dim() == 2] == [
+        (256, 1536),
+        (128, 256),
+    ]
 
 
 def test_encode_action_is_deterministic():
@@ -210,8 +222,15 @@ def test_encode_action_is_deterministic():
     assert vector == encode_action(box, None)
     assert (vector[0], vector[10:14], sum(vector)) == (1.0, [0.1, 0.2, 0.5, 0.75], pytest.approx(2.55))
     assert encode_action(POINT, None)[14:16] == [0.5, 0.5]
-    assert encode_action(None, "7")[6] == encode_action(None, None)[8] == encode_action(Action(op="own"), None)[7] == 1
-    de, en = (encode_action(Action(op="read_text", arguments={"language": lang}), None) for lang in ("de", "en"))
+    assert (
+        encode_action(None, "7")[6]
+        == encode_action(None, None)[8]
+        == encode_action(Action(op="own"), None)[7]
+        == 1
+    )
+    de, en = (
+        encode_action(Action(op="read_text", arguments={"language": lang}), None) for lang in ("de", "en")
+    )
     assert de != en
 
 
@@ -222,7 +241,8 @@ def test_states_of_another_shape_are_a_data_failure(states):
     assert caught.value.code == "bad_states"
 
 
-# -- the grader -----------------------------------------------------------------------------------------------------
+# -- the grader
+# -----------------------------------------------------------------------------------------------------
 
 PIXELIS = {"curriculum": {**QUICK, "check_every": 2, "window": 2, "min_samples": 8, "second_steps": 12}}
 
@@ -232,8 +252,12 @@ def staged(step: int, number: int, right: bool = True):
     name = f"s{step}-{number}"
     episodes = [walk(100 * step + 10 * number + j) for j in range(4)]
     question = Question(id="q", question="?", answers=["7" if right else "8"])
-    trajectories = [t.model_copy(update={"id": f"{name}-{j}", "group_id": name}) for j, (t, _) in enumerate(episodes)]
-    staged_group = group(answers=["7"]).model_copy(update={"id": name, "question": question, "trajectories": trajectories})
+    trajectories = [
+        t.model_copy(update={"id": f"{name}-{j}", "group_id": name}) for j, (t, _) in enumerate(episodes)
+    ]
+    staged_group = group(answers=["7"]).model_copy(
+        update={"id": name, "question": question, "trajectories": trajectories}
+    )
     return staged_group, {t.id: states for t, (_, states) in zip(trajectories, episodes, strict=True)}
 
 
@@ -269,7 +293,9 @@ def test_terms_are_logged_raw_and_weighted_as_z_scores():
     scored_group, states = staged(9, 0)
     (trajectory, *_) = grader.score(scored_group, step=9, states=states).trajectories
     for name, weight in (("accuracy", 1.0), ("coherence", 0.1), ("curiosity_dynamics", 0.05)):
-        assert trajectory.weighted[name] == pytest.approx(weight * grader.normaliser(name, trajectory.rewards[name]))
+        assert trajectory.weighted[name] == pytest.approx(
+            weight * grader.normaliser(name, trajectory.rewards[name])
+        )
     assert trajectory.weighted["tool_misuse"] == trajectory.rewards["tool_misuse"]
     assert trajectory.reward == pytest.approx(sum(trajectory.weighted.values()))
     assert grader.advance(9).metrics["normalise/accuracy_mean"] == 1.0
@@ -288,7 +314,9 @@ def test_evaluation_changes_no_state_and_missing_states_are_a_cause_only_with_a_
 
 
 def test_the_last_step_ends_its_phase_under_its_name():
-    settings = RewardsConfig(preset="pixelis-steps", curriculum={"steps": [[0, 1, 0, 0], [1, 1, 0, 1], [2, 1, 1, 1]]})
+    settings = RewardsConfig(
+        preset="pixelis-steps", curriculum={"steps": [[0, 1, 0, 0], [1, 1, 0, 1], [2, 1, 1, 1]]}
+    )
     grader = Grader(settings)
     boundaries = [grader.advance(step, is_last=step == 4).boundary for step in range(5)]
     assert boundaries == ["base", "coherence", None, None, "full"]

@@ -47,7 +47,11 @@ def test_the_default_weighs_the_answer_alone_and_logs_three_terms():
 
 def test_a_task_has_weights_and_a_format_of_its_own():
     other = RewardsConfig(
-        tasks={"math": TaskRewardsConfig(weights=RewardWeightsConfig(accuracy=2, format=1), format="think_answer")}
+        tasks={
+            "math": TaskRewardsConfig(
+                weights=RewardWeightsConfig(accuracy=2, format=1), format="think_answer"
+            )
+        }
     )
     assert score_group(group(episode("7"), task="math"), other).trajectories[0].reward == 2.0
     assert score_group(group(episode("7")), other).trajectories[0].reward == 1.0
@@ -62,7 +66,8 @@ def test_curiosity_is_the_papers_form_on_the_groups_rate():
     # One caller of eight: 0.5 * (0.3 - 1/8) = 0.0875, the largest bonus the paper can give with G = 8.
     episodes = [episode("1", ok=1), *[episode("1") for _ in range(7)]]
     assert values("curiosity", ALL, *episodes) == pytest.approx([0.0875] + [0.0] * 7)
-    # Every call beyond the first costs 0.05; a rate above H earns nothing; failed calls neither earn nor cost.
+    # Every call beyond the first costs 0.05; a rate above H earns nothing; failed calls neither earn nor
+    # cost.
     busy = [episode("1", ok=3), episode("1", ok=1), episode("1", failed=4)]
     assert values("curiosity", ALL, *busy) == pytest.approx([-0.1, 0.0, 0.0])
     other = CuriosityConfig(target=1.0, alpha=2.0, free_calls=0, beta=0.1)
@@ -80,7 +85,9 @@ def test_calls_that_the_reference_of_a_refined_question_makes_are_free():
     assert values("curiosity", settings, *busy) == pytest.approx([0.0, -0.05, -0.1])
     needed = {"reference_operations": ["zoom_in", "zoom_in"]}
     assert values("curiosity", settings, *busy, meta=needed) == pytest.approx([0.0, 0.0, -0.05])
-    assert values("curiosity", settings, *busy, meta={"reference_operations": "zoom_in"}) == pytest.approx([0.0, -0.05, -0.1])
+    assert values("curiosity", settings, *busy, meta={"reference_operations": "zoom_in"}) == pytest.approx(
+        [0.0, -0.05, -0.1]
+    )
 
 
 def test_the_repositorys_curiosity_divides_by_the_rate_and_counts_failed_calls():
@@ -102,19 +109,35 @@ def test_tools_pay_only_with_a_right_answer():
 
 
 def test_calls_and_unrepaired_errors_cost_a_part_of_the_score():
-    episodes = [episode("7", failed=1), episode("7", ok=1, failed=1), episode("7", ok=1), episode("7"), episode("1", failed=1)]
+    episodes = [
+        episode("7", failed=1),
+        episode("7", ok=1, failed=1),
+        episode("7", ok=1),
+        episode("7"),
+        episode("1", failed=1),
+    ]
     assert values("tool_penalty", only("tool_penalty"), *episodes) == [-1.0, -1.0, -1.0, 0.0, 0.0]
-    assert values("unrepaired_error_zero", only("unrepaired_error_zero"), *episodes) == [-1.0, -1.0, 0.0, 0.0, 0.0]
+    assert values("unrepaired_error_zero", only("unrepaired_error_zero"), *episodes) == [
+        -1.0,
+        -1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
     turns = list(episode("7", failed=1).turns)
     repaired = episode("7").model_copy(update={"turns": turns[:-1] + episode("7", ok=1).turns[1:]})
     assert values("unrepaired_error_zero", only("unrepaired_error_zero"), repaired) == [0.0]
 
 
-@pytest.mark.parametrize(("tokens", "value"), [(0, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0), (99, -1.0)])
+@pytest.mark.parametrize(
+    ("tokens", "value"), [(0, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0), (99, -1.0)]
+)
 def test_overlong(tokens, value):
     settings = only("overlong", overlong={"max_tokens": 10, "buffer": 4})
     turns = [Turn(role="user", tokens=[1] * 50), Turn(role="assistant", tokens=[1] * tokens)]
-    trajectory = Trajectory(question_id="q", group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER)
+    trajectory = Trajectory(
+        question_id="q", group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER
+    )
     assert values("overlong", settings, trajectory) == pytest.approx([value])
 
 
@@ -133,7 +156,12 @@ def test_step_markers():
     def said(text: str) -> Trajectory:
         return episode("7").model_copy(update={"turns": [Turn(role="assistant", text=text)]})
 
-    texts = ["Step 1: a. Step 2: b", "1. one\n- two\n* three", "First, x. Next, y. Finally, z. Second, w.", "no steps"]
+    texts = [
+        "Step 1: a. Step 2: b",
+        "1. one\n- two\n* three",
+        "First, x. Next, y. Finally, z. Second, w.",
+        "no steps",
+    ]
     actual = values("step_markers", only("step_markers"), *[said(t) for t in texts])
     assert actual == pytest.approx([2 / 3, 1.0, 1.0, 0.0])
 
@@ -150,28 +178,49 @@ def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one()
     for changes, causes in (({"tie": "abstain"}, "tie"), ({"min_share": 0.6}, "no_majority")):
         strict = RewardsConfig(preset="ttrl", vote=changes)
         assert {t.unscored for t in score_group(tied, strict).trajectories} == {causes}
-    silent = group(episode(None, stop=StopReason.LENGTH), episode(None, stop=StopReason.LENGTH), answers=["7"])
-    assert {(t.reward, t.unscored) for t in score_group(silent, settings).trajectories} == {(None, "no_majority")}
+    silent = group(
+        episode(None, stop=StopReason.LENGTH), episode(None, stop=StopReason.LENGTH), answers=["7"]
+    )
+    assert {(t.reward, t.unscored) for t in score_group(silent, settings).trajectories} == {
+        (None, "no_majority")
+    }
 
 
 def test_votes_for_a_choice_are_letters():
     episodes = [episode("B. cat"), episode("(b)"), episode("A"), episode("A"), episode("cat")]
     more = {"answers": None, "scorer": "mc_letter", "meta": {"options": ["dog", "cat"]}}
-    assert values("majority_vote", RewardsConfig(preset="ttrl"), *episodes, **more) == [1.0, 1.0, 0.0, 0.0, 1.0]
+    assert values("majority_vote", RewardsConfig(preset="ttrl"), *episodes, **more) == [
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        1.0,
+    ]
 
 
 def test_episodes_that_the_system_ended_are_unscored_and_do_not_count():
     broken = episode(None, ok=1, stop=StopReason.ERROR, unscored="bad_token")
     late = episode(None, ok=1, stop=StopReason.DEADLINE)
-    scored = score_group(group(episode("7", ok=1), *[episode("7") for _ in range(7)], broken, late), ALL).trajectories
+    scored = score_group(
+        group(episode("7", ok=1), *[episode("7") for _ in range(7)], broken, late), ALL
+    ).trajectories
     assert scored[0].rewards["curiosity"] == pytest.approx(0.0875)
-    assert [(t.reward, t.rewards, t.unscored) for t in scored[-2:]] == [(None, {}, "bad_token"), (None, {}, "deadline")]
+    assert [(t.reward, t.rewards, t.unscored) for t in scored[-2:]] == [
+        (None, {}, "bad_token"),
+        (None, {}, "deadline"),
+    ]
 
 
-@pytest.mark.parametrize("stop", [StopReason.NO_ACTION, StopReason.LENGTH, StopReason.OVER_TURN, StopReason.OVER_CONTEXT])
+@pytest.mark.parametrize(
+    "stop", [StopReason.NO_ACTION, StopReason.LENGTH, StopReason.OVER_TURN, StopReason.OVER_CONTEXT]
+)
 def test_episodes_that_the_policy_wasted_score_zero(stop):
     (trajectory,) = score_group(group(episode(None, stop=stop)), ALL).trajectories
-    assert (trajectory.reward, trajectory.rewards["accuracy"], trajectory.rewards["format"]) == (0.0, 0.0, 0.0)
+    assert (trajectory.reward, trajectory.rewards["accuracy"], trajectory.rewards["format"]) == (
+        0.0,
+        0.0,
+        0.0,
+    )
 
 
 def test_no_truth_is_unscored_and_a_pseudo_label_scores_without_looking_at_the_truth():
@@ -193,7 +242,12 @@ def test_a_scorer_that_fails_is_a_cause_not_a_zero(monkeypatch):
     def fails(case, tools):
         raise DataFailure("no", code="truth_unparsable")
 
-    bad = {"raises": raises, "fails": fails, "nan": lambda case, tools: math.nan, "two": lambda case, tools: 2.0}
+    bad = {
+        "raises": raises,
+        "fails": fails,
+        "nan": lambda case, tools: math.nan,
+        "two": lambda case, tools: 2.0,
+    }
     for name, scorer in {**bad, "text": lambda case, tools: "1"}.items():
         monkeypatch.setitem(SCORERS, name, scorer)
     causes = {"raises": "scorer_failed", "nan": "not_finite", "two": "out_of_range", "text": "wrong_type"}
@@ -287,7 +341,9 @@ def test_formats(kind, texts, value):
 )
 def test_no_text_of_a_policy_takes_long_to_read(unit, start):
     text = start + unit * (200_000 // len(unit)) + "x"
-    trajectory = Trajectory(question_id="q", turns=[Turn(role="assistant", text=text)], stop_reason=StopReason.NO_ACTION)
+    trajectory = Trajectory(
+        question_id="q", turns=[Turn(role="assistant", text=text)], stop_reason=StopReason.NO_ACTION
+    )
     started = time.process_time()
     untagged(trajectory)
     for kind in ("think_answer", "caption", "think_boxed"):
@@ -299,23 +355,30 @@ def test_no_text_of_a_policy_takes_long_to_read(unit, start):
 
 
 def test_an_answer_that_is_too_long_is_wrong_and_badly_formed():
-    settings = RewardsConfig(weights=RewardWeightsConfig(accuracy=1, format=1), format="balanced", max_answer_chars=10)
+    settings = RewardsConfig(
+        weights=RewardWeightsConfig(accuracy=1, format=1), format="balanced", max_answer_chars=10
+    )
     (trajectory,) = score_group(group(episode("7" * 10), answers=["7" * 10]), settings).trajectories
     assert trajectory.rewards["accuracy"] == 0.0
     assert (trajectory.rewards["format"], trajectory.reward) == (-1.0, -1.0)
 
 
-# -- sequences of operations ----------------------------------------------------------------------------------------
+# -- sequences of operations
+# ----------------------------------------------------------------------------------------
 
 
-def chain(*ops: str | Action, think_last: bool = False, status: str = "ok", answer: str | None = "7") -> Trajectory:
+def chain(
+    *ops: str | Action, think_last: bool = False, status: str = "ok", answer: str | None = "7"
+) -> Trajectory:
     turns = []
     for number, op in enumerate(ops):
         action = op if isinstance(op, Action) else Action(op=op, arguments={"language": str(number)})
         turns.append(Turn(role="assistant", text=CALL, action=action))
         turns.append(Turn(role="tool", observation=Observation(status=status)))
     turns.append(Turn(role="assistant", text=(T if think_last else "") + A))
-    return Trajectory(question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=StopReason.ANSWER)
+    return Trajectory(
+        question_id="q", group_id="g", turns=turns, answer=answer, stop_reason=StopReason.ANSWER
+    )
 
 
 POINT = Action(op="segment_object_at", arguments={"point": [0.5, 0.5]})
@@ -337,7 +400,10 @@ POINT = Action(op="segment_object_at", arguments={"point": [0.5, 0.5]})
         (chain("get_properties", POINT), (-0.3 - 0.3) / 2),
         (chain(POINT, POINT), (-0.5 - 0.3) / 2),
         (chain(Action(op="get_properties", arguments={"box": [0, 0, 1, 1]})), 0.0),
-        (chain("track_object", "track_object", "track_object", "track_object"), max(-1.0, (-0.3 * 3 - 1.2) / 4)),
+        (
+            chain("track_object", "track_object", "track_object", "track_object"),
+            max(-1.0, (-0.3 * 3 - 1.2) / 4),
+        ),
     ],
 )
 def test_coherence(trajectory, value):
@@ -346,14 +412,20 @@ def test_coherence(trajectory, value):
 
 @pytest.mark.parametrize(
     ("states", "value"),
-    [([[1, 0], [0.5, math.sqrt(0.75)]], 0.3), ([[1, 0], [1, 0.01]], -0.2), ([[1, 0], [0, 1]], -0.3), ([[1, 0], [0.8, 0.6]], 0.0)],
+    [
+        ([[1, 0], [0.5, math.sqrt(0.75)]], 0.3),
+        ([[1, 0], [1, 0.01]], -0.2),
+        ([[1, 0], [0, 1]], -0.3),
+        ([[1, 0], [0.8, 0.6]], 0.0),
+    ],
 )
 def test_coherence_depends_on_the_similarity_of_states(states, value):
     assert coherence(chain("zoom_in"), states)[0] == pytest.approx(value)
 
 
 def test_misuse_is_counted_by_name():
-    picture, clip = Question(id="q", question="?", media=[Media(id="img0", uri="a.png")]), Question(id="q", question="?")
+    picture = Question(id="q", question="?", media=[Media(id="img0", uri="a.png")])
+    clip = Question(id="q", question="?")
     assert not violations(chain("zoom_in"), picture)
     assert violations(chain(*["zoom_in"] * 5), picture) == {"overuse_zoom_in": 2}
     counts = violations(chain("track_object"), picture)
@@ -361,8 +433,13 @@ def test_misuse_is_counted_by_name():
     assert misuse(counts) == pytest.approx(-0.3)
     assert violations(chain("get_properties"), clip) == {"missing_prerequisite_get_properties": 1}
     assert not violations(chain(POINT, "get_properties", "track_object"), clip)
-    assert violations(chain(POINT, "get_properties", status="error"), clip) == {"missing_prerequisite_get_properties": 1}
-    broken = [Turn(role="assistant", error=code) for code in ("out_of_range", "out_of_range", "bad_json", "unknown_op")]
+    assert violations(chain(POINT, "get_properties", status="error"), clip) == {
+        "missing_prerequisite_get_properties": 1
+    }
+    broken = [
+        Turn(role="assistant", error=code)
+        for code in ("out_of_range", "out_of_range", "bad_json", "unknown_op")
+    ]
     counts = violations(Trajectory(question_id="q", turns=broken), picture)
     assert counts == {"out_of_bounds_coordinates": 2, "invalid_operation": 2, "missing_answer": 1}
     assert misuse(counts) == pytest.approx(-0.05 * 2 - 0.5 * 2 - 0.1)
@@ -373,8 +450,13 @@ def test_misuse_is_counted_by_name():
 
 def test_metrics_hold_raw_and_weighted_terms_and_causes_of_mixed_questions():
     unlabelled = group(episode("7"), answers=None)
-    metrics = reward_metrics([score_group(group(episode("7"), episode("1")), ALL), score_group(unlabelled, ALL)])
+    metrics = reward_metrics(
+        [score_group(group(episode("7"), episode("1")), ALL), score_group(unlabelled, ALL)]
+    )
     assert metrics["reward/accuracy"] == metrics["reward_weighted/accuracy"] == 0.5
     assert (metrics["reward/format"], metrics["reward_weighted/format"]) == (1.0, 0.5)
-    assert (metrics["reward/total"], metrics["unscored/no_truth"]) == (pytest.approx(1.0), pytest.approx(1 / 3))
+    assert (metrics["reward/total"], metrics["unscored/no_truth"]) == (
+        pytest.approx(1.0),
+        pytest.approx(1 / 3),
+    )
     assert reward_metrics([]) == {}

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from pixelis.errors import DataFailure
 from pixelis.records import Question
 from pixelis.rewards import scorers
-from pixelis.rewards.scorers import SCORERS, Case, anls, case_of, cer, exact, find_scorer, func_seq, letter, numeric_band
+from pixelis.rewards.scorers import (
+    SCORERS,
+    Case,
+    anls,
+    case_of,
+    cer,
+    exact,
+    find_scorer,
+    func_seq,
+    letter,
+    numeric_band,
+)
 
 ABC = ("a red car", "a dog", "Cat")
 
@@ -125,7 +136,10 @@ def test_options_come_from_the_row_or_the_text():
 def test_options_are_the_lines_a_b_and_so_on_in_order(text, options):
     assert case_of(Question(id="q", question=text), "x", ["y"]).options == options
     if not options:
-        assert SCORERS["mc_letter"](case_of(Question(id="q", question=text), "C", ["C"]), RecordingServices()) == 1.0
+        assert (
+            SCORERS["mc_letter"](case_of(Question(id="q", question=text), "C", ["C"]), RecordingServices())
+            == 1.0
+        )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +176,14 @@ def test_numeric_band(answer, truth, score):
 
 def test_count():
     services, scorer = RecordingServices(), SCORERS["count"]
-    assert [scorer(Case(a, ("7",)), services) for a in ("7", "7.0", "+7", "8", "7.2", None)] == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert [scorer(Case(a, ("7",)), services) for a in ("7", "7.0", "+7", "8", "7.2", None)] == [
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
     assert services.statuses == []
     assert scorer(Case("seven", ("7",)), services) == 1.0
     assert scorer(Case("many", ("7",)), services) == 0.0
@@ -208,7 +229,9 @@ def test_func_seq_variants():
         func_seq(TRUTH, ["no triples"])
 
 
-@pytest.mark.parametrize(("answer", "score"), [("Seven", 1.0), ("seve", 0.5 * 8 / 9), ("xyz", 0.0), ("", 0.0), (None, 0.0)])
+@pytest.mark.parametrize(
+    ("answer", "score"), [("Seven", 1.0), ("seve", 0.5 * 8 / 9), ("xyz", 0.0), ("", 0.0), (None, 0.0)]
+)
 def test_partial(answer, score):
     assert SCORERS["partial"](Case(answer, ("one", "seven")), RecordingServices()) == pytest.approx(score)
 
@@ -252,7 +275,15 @@ def test_iou():
     assert scorer(Case("[0, 0, 2, 2]", ("[5, 5, 6, 6]", "[0,0,2,2]")), services) == 1.0
     assert scorer(Case("[0, 0, 1, 1]", ("[2, 2, 3, 3]",)), services) == 0.0
     assert services.statuses == []
-    for nonsense in ("here", "[1, 2, 3]", "[3, 3, 1, 1]", "[0, 0, NaN, 1]", "[0, 0, true, 1]", '["0", 0, 1, 1]', "[" * 100_000):
+    for nonsense in (
+        "here",
+        "[1, 2, 3]",
+        "[3, 3, 1, 1]",
+        "[0, 0, NaN, 1]",
+        "[0, 0, true, 1]",
+        '["0", 0, 1, 1]',
+        "[" * 100_000,
+    ):
         assert scorer(Case(nonsense, ("[0, 0, 1, 1]",)), services) == 0.0
     assert len(services.statuses) == 7
     with pytest.raises(DataFailure):
@@ -262,7 +293,11 @@ def test_iou():
 def test_math_is_called_only_for_different_text():
     services = RecordingServices(verdict=1.0)
     assert SCORERS["math"](Case(" 1/2", ("1/2",)), services) == 1.0
-    assert SCORERS["math"](Case(None, ("1/2",)), services) == SCORERS["math"](Case("  ", ("1/2",)), services) == 0.0
+    assert (
+        SCORERS["math"](Case(None, ("1/2",)), services)
+        == SCORERS["math"](Case("  ", ("1/2",)), services)
+        == 0.0
+    )
     assert services.calls == []
     assert SCORERS["math"](Case("0.5", ("1/2",)), services) == 1.0  # quantities need no process
     assert SCORERS["math"](Case("4", ("1/2", "3")), services) == 0.0
@@ -293,7 +328,11 @@ def test_math_with_a_judge_behind():
     assert (services.calls, services.statuses) == (["math", "judge"], ["math_timeout"])
 
 
-@given(st.sampled_from(sorted(set(SCORERS) - scorers.SLOW)), st.text(max_size=60), st.text(min_size=1, max_size=30))
+@given(
+    st.sampled_from(sorted(set(SCORERS) - scorers.SLOW)),
+    st.text(max_size=60),
+    st.text(min_size=1, max_size=30),
+)
 def test_any_answer_gives_a_score_in_range_or_a_data_failure(name, answer, truth):
     try:
         score = find_scorer(name)(Case(answer, (truth,)), RecordingServices())

@@ -1,4 +1,6 @@
-"""Votes of whole trajectories: answers weighted by how alike the operations behind them are, with abstention."""
+"""Votes of whole trajectories: answers weighted by how alike the operations behind them are, with
+abstention.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_the_similarity_of_sequences(a, b, similarity) -> None:
     assert action_similarity(a, b) == pytest.approx(similarity)
 
 
-SEQUENCES = st.lists(st.sampled_from([LEFT, RIGHT, READ, zoom(0, 0, 1, 1), zoom(0.2, 0.2, 0.2, 0.3)]), max_size=5)
+SEQUENCES = st.lists(
+    st.sampled_from([LEFT, RIGHT, READ, zoom(0, 0, 1, 1), zoom(0.2, 0.2, 0.2, 0.3)]), max_size=5
+)
 
 
 @given(SEQUENCES, SEQUENCES)

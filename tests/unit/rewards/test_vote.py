@@ -13,11 +13,25 @@ from pixelis.config import EvolutionConfig, RewardsConfig, parse
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import as_group, make_task, relabel
-from pixelis.records import Annotations, Group, ImageView, Question, Region, StopReason, Trajectory, Turn, UpdateTask, Verdict
+from pixelis.records import (
+    Annotations,
+    Group,
+    ImageView,
+    Question,
+    Region,
+    StopReason,
+    Trajectory,
+    Turn,
+    UpdateTask,
+    Verdict,
+)
 from pixelis.rewards.scorers import canonical
 from pixelis.rewards.vote import INSUFFICIENT, MIN_VOTES, NO_ANSWER, TIE, agrees, majority
 
-ANSWERS = st.lists(st.one_of(st.none(), st.sampled_from(["7", "8", " 7 ", "Cat", "cat", "", "  ", "ＣＡＴ", "dog"])), max_size=12)
+ANSWERS = st.lists(
+    st.one_of(st.none(), st.sampled_from(["7", "8", " 7 ", "Cat", "cat", "", "  ", "ＣＡＴ", "dog"])),
+    max_size=12,
+)
 
 
 def group(answers: list[str | None], truths: list[str] | None = None) -> Group:
@@ -27,11 +41,17 @@ def group(answers: list[str | None], truths: list[str] | None = None) -> Group:
             id=f"t{i}",
             question_id="q1",
             group_id="g1",
-            images=[ImageView(id="img0", uri="data:image/png;base64,AAAA"), ImageView(id="obs1", parent="img0")],
+            images=[
+                ImageView(id="img0", uri="data:image/png;base64,AAAA"),
+                ImageView(id="obs1", parent="img0"),
+            ],
             turns=[
                 Turn(role="user", tokens=[1, 2]),
                 Turn(
-                    role="assistant", text=f"<answer>{answer}</answer>", tokens=[3, 4, 5], log_probs=[-0.1, -0.2, -0.3 - i / 10]
+                    role="assistant",
+                    text=f"<answer>{answer}</answer>",
+                    tokens=[3, 4, 5],
+                    log_probs=[-0.1, -0.2, -0.3 - i / 10],
                 ),
             ],
             answer=answer,
@@ -86,7 +106,9 @@ def test_verdict_invariants(answers: list[str | None]) -> None:
     if verdict.answer is not None:
         share = sum(agrees(a, verdict.answer) for a in answers) / len(answers)
         assert verdict.confidence in (share, share / 2)
-        assert all(sum(agrees(a, b) for a in answers) <= share * len(answers) for b in answers if b and b.strip())
+        assert all(
+            sum(agrees(a, b) for a in answers) <= share * len(answers) for b in answers if b and b.strip()
+        )
 
 
 @given(ANSWERS, st.randoms(use_true_random=False))
@@ -111,28 +133,38 @@ def test_the_gate_is_inclusive(confidence: float, opens: bool) -> None:
 def test_a_task_scores_each_sample_by_its_own_answer() -> None:
     served = group(["7", "7", " 7", "7", "8", None])
     task = make_task(
-        served, majority([t.answer for t in served.trajectories]), EvolutionConfig(gate=0.6), RewardsConfig(), now=12.0
+        served,
+        majority([t.answer for t in served.trajectories]),
+        EvolutionConfig(gate=0.6),
+        RewardsConfig(),
+        now=12.0,
     )
     assert task is not None
     assert [t.rewards["accuracy"] for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert (task.pseudo_label, task.confidence, task.created_at) == ("7", pytest.approx(4 / 6), 12.0)
-    assert all(t.images[0].uri == "" for t in task.trajectories)  # the caller's picture does not travel k times
+    # The caller's picture does not travel k times
+    assert all(t.images[0].uri == "" for t in task.trajectories)
     assert [t.token_ids() for t in task.trajectories] == [t.token_ids() for t in served.trajectories]
     assert UpdateTask.model_validate_json(task.model_dump_json()) == task
 
 
 def test_a_closed_gate_makes_no_task() -> None:
     served = group(["7", "8", "9", "7"])
-    assert make_task(served, majority(["7", "8", "9", "7"]), EvolutionConfig(gate=0.7), RewardsConfig()) is None
+    assert (
+        make_task(served, majority(["7", "8", "9", "7"]), EvolutionConfig(gate=0.7), RewardsConfig()) is None
+    )
 
 
-@given(ANSWERS.filter(bool), st.one_of(st.none(), st.lists(st.sampled_from(["7", "8", "cat", "x"]), max_size=3)))
+@given(
+    ANSWERS.filter(bool), st.one_of(st.none(), st.lists(st.sampled_from(["7", "8", "cat", "x"]), max_size=3))
+)
 def test_labels_never_leak(answers: list[str | None], truths: list[str] | None) -> None:
     """Scrambled, missing or right: the truths a question carries change nothing in what is learnt."""
     verdict = majority(answers)
     tasks = [
-        make_task(group(answers, t), verdict, EvolutionConfig(gate=0.3), RewardsConfig(), now=1.0) for t in (truths, None, ["7"])
+        make_task(group(answers, t), verdict, EvolutionConfig(gate=0.3), RewardsConfig(), now=1.0)
+        for t in (truths, None, ["7"])
     ]
     dumps = [task and task.model_dump(exclude={"id"}) for task in tasks]
     assert dumps[0] == dumps[1] == dumps[2]
@@ -155,8 +187,12 @@ def test_scrambled_truths_give_identical_tasks(
     """Wherever a truth may hide (answers, meta, annotations), and whatever terms are weighed."""
     served = group(answers)
     annotations = Annotations(captions=[label], regions=[Region(id="r", label=label, box=(0, 0, 1, 1))])
-    labelled = served.question.model_copy(update={"answers": truths, "meta": meta, "annotations": annotations})
-    rewards = RewardsConfig(weights={"accuracy": 1, "format": 0.5, "coherence": 0.1, "tool_misuse": 0.1, "majority_vote": 0.2})
+    labelled = served.question.model_copy(
+        update={"answers": truths, "meta": meta, "annotations": annotations}
+    )
+    rewards = RewardsConfig(
+        weights={"accuracy": 1, "format": 0.5, "coherence": 0.1, "tool_misuse": 0.1, "majority_vote": 0.2}
+    )
     tasks = [
         make_task(g, majority(answers), EvolutionConfig(gate=0.3), rewards, now=1.0, experience_id="exp_1")
         for g in (served, served.model_copy(update={"question": labelled}))
@@ -167,16 +203,27 @@ def test_scrambled_truths_give_identical_tasks(
 
 def test_options_are_part_of_the_question_not_of_its_truth() -> None:
     served = group(["(B) 7", "B", "b.", "A"])
-    question = served.question.model_copy(update={"scorer": "mc_letter", "meta": {"options": ["5", "7"], "truth": "A"}})
+    question = served.question.model_copy(
+        update={"scorer": "mc_letter", "meta": {"options": ["5", "7"], "truth": "A"}}
+    )
     verdict = Verdict(answer="7", confidence=0.75, strategy="majority")
-    task = make_task(served.model_copy(update={"question": question}), verdict, EvolutionConfig(), RewardsConfig())
+    task = make_task(
+        served.model_copy(update={"question": question}), verdict, EvolutionConfig(), RewardsConfig()
+    )
     assert task is not None
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
 
 
 def test_relabel_scores_again_and_keeps_the_rest() -> None:
     served = group(["7", "7", "7", "8"])
-    task = make_task(served, majority(["7", "7", "7", "8"]), EvolutionConfig(), RewardsConfig(), now=1.0, experience_id="exp_1")
+    task = make_task(
+        served,
+        majority(["7", "7", "7", "8"]),
+        EvolutionConfig(),
+        RewardsConfig(),
+        now=1.0,
+        experience_id="exp_1",
+    )
     assert task is not None
     corrected = relabel(task, served.question, " 8", RewardsConfig())
     assert [t.reward for t in corrected.trajectories] == [0, 0, 0, 1]
@@ -204,14 +251,18 @@ def test_the_queue_keeps_the_newest_tasks_and_counts_dropped_ones(limit: int, mo
     for move in moves:
         if move == "take":
             first = {id(item) for item in model[:2]}
-            assert queue.remove(lambda item, first=first: id(item) in first) == [item.task for item in model[:2]]
+            assert queue.remove(lambda item, first=first: id(item) in first) == [
+                item.task for item in model[:2]
+            ]
             model = model[2:]
         elif len(model) == limit - 1 and move:
             removed = queue.remove(lambda item: not item.approved)
             assert removed == [item.task for item in model if not item.approved]
             model = [item for item in model if item.approved]
         else:
-            task = UpdateTask(question_id="q", trajectories=[], pseudo_label="7", confidence=1.0, created_at=0.0)
+            task = UpdateTask(
+                question_id="q", trajectories=[], pseudo_label="7", confidence=1.0, created_at=0.0
+            )
             item = QueuedTask(task, None, "q", move)  # type: ignore[arg-type]
             queue.push(item)
             model.append(item)

@@ -30,7 +30,9 @@ from pixelis.rewards.vote import (
     vote,
 )
 
-QUESTION = Question(id="q", question="Which digit?", media=[Media(id="img0", uri="data:image/png;base64,AAAA")])
+QUESTION = Question(
+    id="q", question="Which digit?", media=[Media(id="img0", uri="data:image/png;base64,AAAA")]
+)
 NOW = 1_000_000.0
 STRATEGIES = ["majority", "weighted", "confidence", "ensemble"]
 Answered = tuple[str | None, float]
@@ -61,12 +63,18 @@ def neighbour(answer: str | None, similarity: float = 1.0, **changes: Any) -> Ne
     reason, confidence = changes.pop("reason", ""), changes.pop("confidence", 1.0)
     verdict = Verdict(answer=answer, confidence=confidence, strategy="majority", reason=reason)
     question = Question(id="old", question=" which  DIGIT? ", media=[Media(id="img0", uri="memory:img0")])
-    fields = {"question": question, "trajectory": Trajectory(question_id="old"), "verdict": verdict, "policy_version": 1}
+    fields = {
+        "question": question,
+        "trajectory": Trajectory(question_id="old"),
+        "verdict": verdict,
+        "policy_version": 1,
+    }
     experience = Experience(**{**fields, "created_at": NOW, "priority": 2.0, **changes})
     return Neighbour(experience=experience, similarity=similarity)
 
 
-# -- the pinned values ----------------------------------------------------------------------------------------------
+# -- the pinned values
+# ----------------------------------------------------------------------------------------------
 
 
 def test_four_of_six_is_two_thirds() -> None:
@@ -88,13 +96,18 @@ def test_confidence_takes_the_best_vote_and_halves_a_weak_one(best: float, confi
 
 
 def test_an_ensemble_is_the_mean_and_a_fifth_more_when_unanimous() -> None:
-    united = vote(samples(("7", 0.6), ("7", 0.5), ("7", 0.5), ("8", 0.2)), [], voting("ensemble"), QUESTION, NOW)
+    united = vote(
+        samples(("7", 0.6), ("7", 0.5), ("7", 0.5), ("8", 0.2)), [], voting("ensemble"), QUESTION, NOW
+    )
     parts = [0.75, 1.6 / 1.8 * agreement_factor(0.75), 0.6]
     assert (united.answer, united.confidence) == ("7", pytest.approx(min(1.0, 1.2 * sum(parts) / 3)))
     assert united.strategies == {"majority": "7", "weighted": "7", "confidence": "7"}
     split = vote(samples(("7", 0.5), ("7", 0.5), ("8", 0.9)), [], voting("ensemble"), QUESTION, NOW)
     assert split.strategies == {"majority": "7", "weighted": "7", "confidence": "8"}
-    assert (split.answer, split.confidence) == ("7", pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3))
+    assert (split.answer, split.confidence) == (
+        "7",
+        pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3),
+    )
 
 
 def test_an_unknown_strategy_is_an_error() -> None:
@@ -119,7 +132,8 @@ def test_the_agreement_factor_rises_and_keeps_its_published_range() -> None:
     assert all(0.7 < value <= 1 for value in values[501:])
 
 
-# -- confidence of a sample -----------------------------------------------------------------------------------------
+# -- confidence of a sample
+# -----------------------------------------------------------------------------------------
 
 
 def test_self_confidence_is_of_the_answer_turn() -> None:
@@ -143,7 +157,8 @@ def test_the_cold_start_answers_directly_and_never_teaches() -> None:
     assert (later.answer, later.confidence, later.self_answer) == ("7", pytest.approx(0.6), None)
 
 
-# -- neighbours -----------------------------------------------------------------------------------------------------
+# -- neighbours
+# -----------------------------------------------------------------------------------------------------
 
 SOUND = Feedback(correct=True)
 WRONG = Feedback(correct=False)
@@ -222,13 +237,18 @@ def test_neighbours_support_doubt_and_break_a_tie() -> None:
     assert (tied.answer, tied.reason) == ("7", "")
 
 
-# -- verdicts -------------------------------------------------------------------------------------------------------
+# -- verdicts
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_provenance_is_complete() -> None:
     config = voting("weighted")
     verdict = vote(
-        samples(("7", 0.9), ("8", 0.4), ("7", 0.8)), [neighbour("7", 0.95), neighbour("7", 0.1)], config, QUESTION, NOW
+        samples(("7", 0.9), ("8", 0.4), ("7", 0.8)),
+        [neighbour("7", 0.95), neighbour("7", 0.1)],
+        config,
+        QUESTION,
+        NOW,
     )
     assert (verdict.self_answer, verdict.neighbours, verdict.strategy) == ("7", 2, "weighted")
     assert [v.source for v in verdict.votes] == ["sample"] * 3 + ["neighbour"]
@@ -254,7 +274,9 @@ def test_no_answers(strategy: str) -> None:
         assert (verdict.answer, verdict.confidence, verdict.reason) == (None, 0.0, NO_ANSWER)
 
 
-ANSWERED = st.lists(st.tuples(st.one_of(st.none(), st.sampled_from(["7", "8", " 7", "x", ""])), st.floats(0, 1)), max_size=9)
+ANSWERED = st.lists(
+    st.tuples(st.one_of(st.none(), st.sampled_from(["7", "8", " 7", "x", ""])), st.floats(0, 1)), max_size=9
+)
 NEIGHBOURS = st.lists(
     st.builds(
         neighbour,
@@ -286,7 +308,8 @@ def test_verdicts_are_valid_and_clear_ones_do_not_depend_on_order(
     random.shuffle(moved)
     verdict_again = vote(shuffled, moved, config, QUESTION, NOW)
     if not verdict.reason:
-        assert any(canonical(t.answer or "") == canonical(verdict.answer or "") for t in trajectories)  # a sample said so
+        # A sample said so
+        assert any(canonical(t.answer or "") == canonical(verdict.answer or "") for t in trajectories)
         assert verdict_again.answer is not None
         assert canonical(verdict_again.answer) == canonical(verdict.answer or "")
         assert (verdict_again.confidence, verdict_again.reason) == (pytest.approx(verdict.confidence), "")
@@ -303,5 +326,6 @@ def test_equal_weights_make_weighted_a_majority(answered: list[Answered], weight
 
 @given(ANSWERED)
 def test_the_vote_of_samples_is_the_majority_of_their_answers(answered: list[Answered]) -> None:
-    bare, full = majority([answer for answer, _ in answered]), vote(samples(*answered), [], voting(), QUESTION, NOW)
+    bare = majority([answer for answer, _ in answered])
+    full = vote(samples(*answered), [], voting(), QUESTION, NOW)
     assert (bare.answer, bare.confidence, bare.reason) == (full.answer, full.confidence, full.reason)

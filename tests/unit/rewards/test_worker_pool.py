@@ -1,4 +1,6 @@
-"""Processes for formulas and users' functions: right answers, and hangs, crashes and invalid values cost one sample each."""
+"""Processes for formulas and users' functions: right answers, and hangs, crashes and invalid values cost one
+sample each.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_an_endless_formula_costs_its_sample_and_its_process_is_replaced(hasty):
 @pytest.mark.slow
 def test_a_formula_in_a_group_is_scored_beside_the_others_and_once(hasty):
     answers = ["0.5", ENDLESS, "0.5", r"$\frac{1}{2}$", "3", "0.5"]
-    scored = score_group(group(*[episode(a) for a in answers], answers=["1/2"], scorer="math"), RewardsConfig(), services=hasty)
+    scored = score_group(
+        group(*[episode(a) for a in answers], answers=["1/2"], scorer="math"), RewardsConfig(), services=hasty
+    )
     assert [t.reward for t in scored.trajectories] == [1.0, 0.0, 1.0, 1.0, 0.0, 1.0]
     assert all(t.unscored is None for t in scored.trajectories)
 
@@ -235,7 +239,9 @@ def test_own_rewards_are_terms_with_weights(own):
 def test_each_failure_of_an_own_reward_is_a_cause(own):
     services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=6.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
-    scored = score_group(group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services).trajectories
+    scored = score_group(
+        group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services
+    ).trajectories
     causes = [None, "timeout", "crashed", "raised", "raised", "not_finite", "not_finite", *["wrong_type"] * 3]
     assert [t.unscored for t in scored] == [cause and f"own_reward:{cause}" for cause in causes]
     assert [t.reward for t in scored] == [2.0] + [None] * 9
@@ -251,15 +257,18 @@ def test_each_failure_of_an_own_reward_is_a_cause(own):
 
 def test_an_own_reward_of_a_group_must_give_one_value_each(own):
     services, settings = own(own=["own_rewards:too_few"])
-    assert {t.unscored for t in score_group(group(episode("7"), episode("1")), settings, services=services).trajectories} == {
-        "own_reward:wrong_length"
-    }
+    assert {
+        t.unscored
+        for t in score_group(group(episode("7"), episode("1")), settings, services=services).trajectories
+    } == {"own_reward:wrong_length"}
     services, settings = own(own=["own_rewards:mostly"])
     scored = score_group(group(episode("7"), episode("bad")), settings, services=services).trajectories
     assert [t.unscored for t in scored] == [None, "own_reward:not_finite"]
 
 
-@pytest.mark.parametrize("name", ["own_rewards:absent", "no_such_module:f", "own_rewards:two_arguments", "os:sep"])
+@pytest.mark.parametrize(
+    "name", ["own_rewards:absent", "no_such_module:f", "own_rewards:two_arguments", "os:sep"]
+)
 def test_an_own_reward_that_cannot_be_called_stops_the_run_at_its_start(own, name):
     services, _ = own(own=[name])
     with pytest.raises(BadConfig, match=name):
@@ -325,7 +334,9 @@ def test_the_equality_and_the_extractor_may_be_functions_of_the_user(own, tmp_pa
     services.check()
     texts = ["so it is x+1.", "maybe x+1", "it is y"]
     episodes = [
-        episode(None, stop=StopReason.NO_ACTION).model_copy(update={"turns": [Turn(role="assistant", text=text)]})
+        episode(None, stop=StopReason.NO_ACTION).model_copy(
+            update={"turns": [Turn(role="assistant", text=text)]}
+        )
         for text in texts
     ]
     scored = score_group(group(*episodes, answers=["x +1"]), settings, services=services).trajectories

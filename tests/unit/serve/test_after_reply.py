@@ -57,7 +57,10 @@ class SilentEvolution:
 def some_answer(views: Any = None) -> Answer:
     question = Question(id="q", question="which?", task="serve", split="serve")
     winner = Trajectory(
-        id="t", question_id="q", group_id="g", images=[ImageView(id="img0", source_size=(4, 4), view_size=(8, 8))]
+        id="t",
+        question_id="q",
+        group_id="g",
+        images=[ImageView(id="img0", source_size=(4, 4), view_size=(8, 8))],
     )
     return Answer(
         Verdict(answer="7", confidence=1.0, strategy="majority"),
@@ -82,7 +85,9 @@ def test_an_answer_whose_pictures_are_lost_is_stored_without_them() -> None:
         views = asyncio.get_running_loop().create_future()
         views.set_exception(RayError("the generator is gone"))
         answer = some_answer(GroupViews(views))
-        await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0))
+        await after.remember(
+            answer, AgentQuery("which?", [], 1, SamplingParams(), learn=False), Lookup(None, None, 0.0)
+        )
         assert (answer.remembered, answer.experience_id) == ("yes", memory.entries[0].experience.id)
         await after.drain(10)
         return memory, counts
@@ -128,7 +133,9 @@ def test_an_unexpected_error_after_a_reply_is_counted(monkeypatch: pytest.Monkey
     assert (counts["remembered_failed"], counts["update_sent"]) == (1, 0)
 
 
-def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_an_update_that_evolution_skips() -> None:
+def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_an_update_that_evolution_skips() -> (
+    None
+):
     async def run() -> Counter[str]:
         counts = Counter[str]()
         after, _ = after_reply_of(counts)
@@ -170,8 +177,13 @@ def test_a_neighbours_similarity_is_a_cosine_whatever_the_metric(metric: Any) ->
             "euclidean": -float(np.linalg.norm(vector - other)),
             "manhattan": -float(np.abs(vector - other).sum()),
         }[metric]
-        estimate, cosine = Memory(["m"], "nowhere", Settings(metric=metric))._cosine(similarity), float(vector @ other)
-        assert estimate == pytest.approx(cosine, abs=1e-5) if metric != "manhattan" else -1 <= estimate <= cosine + 1e-6
+        estimate = Memory(["m"], "nowhere", Settings(metric=metric))._cosine(similarity)
+        cosine = float(vector @ other)
+        assert (
+            estimate == pytest.approx(cosine, abs=1e-5)
+            if metric != "manhattan"
+            else -1 <= estimate <= cosine + 1e-6
+        )
 
 
 def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +195,9 @@ def test_votes_below_the_gate_are_counted_until_one_passes(monkeypatch: pytest.M
         for confidence in (0.1, 0.1, 1.0):
             answer = some_answer()
             answer.verdict.confidence = confidence
-            await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams(), remember=False), Lookup(None, None, 0.0))
+            await after.remember(
+                answer, AgentQuery("which?", [], 1, SamplingParams(), remember=False), Lookup(None, None, 0.0)
+            )
             await after.drain(10)
             seen.append(after.gated_in_a_row)
         return seen

@@ -1,4 +1,6 @@
-"""Answers as JSON: which schemas are accepted, which answers fulfil them, and that no schema makes a check expensive."""
+"""Answers as JSON: which schemas are accepted, which answers fulfil them, and that no schema makes a check
+expensive.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_the_same_value_may_be_written_in_several_ways() -> None:
 def doubling(depth: int) -> dict[str, Any]:
     """A schema of a few lines that has 2 ** depth parts once its references are followed."""
     names = [f"d{i}" for i in range(depth)]
-    definitions: dict[str, Any] = {name: {"anyOf": [{"$ref": f"#/$defs/{after}"}] * 2} for name, after in pairwise(names)}
+    definitions: dict[str, Any] = {
+        name: {"anyOf": [{"$ref": f"#/$defs/{after}"}] * 2} for name, after in pairwise(names)
+    }
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, names[-1]: {"type": "string"}}}
 
 
@@ -147,10 +151,29 @@ def test_answers_are_checked_beside_the_event_loop() -> None:
     assert threading.get_ident() not in threads
 
 
-KEYWORDS = ["type", "properties", "items", "anyOf", "$ref", "$defs", "enum", "required", "minimum", "not", "multipleOf", "const"]
+KEYWORDS = [
+    "type",
+    "properties",
+    "items",
+    "anyOf",
+    "$ref",
+    "$defs",
+    "enum",
+    "required",
+    "minimum",
+    "not",
+    "multipleOf",
+    "const",
+]
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["object", "string", "#/$defs/a", "a"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYWORDS, "a"]), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["object", "string", "#/$defs/a", "a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYWORDS, "a"]), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 

@@ -22,8 +22,12 @@ QUESTION = Question(id="q", question="Which digit?", task="serve", split="serve"
 
 
 def sample(answer: str) -> Trajectory:
-    turn = Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2, 3], log_probs=[-0.1, -0.2, -0.3])
-    return Trajectory(question_id="q", group_id="g", turns=[turn], answer=answer, stop_reason=StopReason.ANSWER)
+    turn = Turn(
+        role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2, 3], log_probs=[-0.1, -0.2, -0.3]
+    )
+    return Trajectory(
+        question_id="q", group_id="g", turns=[turn], answer=answer, stop_reason=StopReason.ANSWER
+    )
 
 
 def neighbour(answer: str, number: int) -> Neighbour:

@@ -1,4 +1,6 @@
-"""Request bodies of the largest size: what is wrong with them is one error, and what is stored of them is small."""
+"""Request bodies of the largest size: what is wrong with them is one error, and what is stored of them is
+small.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def errors_of(kind: type[BaseModel], body: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("kind", VALID)
 def test_a_body_with_many_faults_has_few_errors(kind: type[BaseModel]) -> None:
-    """pydantic records an error for each, and describing a million of them froze the gateway for half a minute."""
+    """pydantic records an error for each, and describing a million of them froze the gateway for half a
+    minute.
+    """
     names = [field.alias or name for name, field in kind.model_fields.items()]
     bodies = [{**VALID[kind], name: value} for name in names for value in MANY]
     for body in [*bodies, {**VALID[kind], **MANY[4]}]:
@@ -73,7 +77,10 @@ def respond(**fields: Any) -> ResponsesFormat:
         ({"text": {"k" * 1000: 1}}, "text." + "k" * 95),
         ({"text": {"format": {"type": "text", "colour": "red"}}}, "text.format.colour"),
         ({"text": {"format": {"type": "json_schema", "schema": {}, "name": "n" * 65}}}, "text.format.name"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}, "name": "n", "strict": {}}}}, "text.format.strict"),
+        (
+            {"text": {"format": {"type": "json_schema", "schema": {}, "name": "n", "strict": {}}}},
+            "text.format.strict",
+        ),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"text": {"format": 7}}, "text.format"),

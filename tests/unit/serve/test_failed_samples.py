@@ -1,4 +1,6 @@
-"""Requests of which every sample fails: the caller gets an error, not an empty answer, and nothing is stored."""
+"""Requests of which every sample fails: the caller gets an error, not an empty answer, and nothing is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class Generators:
             for line in self.lines
         ]
         trajectories = [episode.trajectory for episode in episodes]
-        group = Group(id=request.group_id, question=request.question, trajectories=trajectories, policy_version=0)
+        group = Group(
+            id=request.group_id, question=request.question, trajectories=trajectories, policy_version=0
+        )
         yield RolloutResult(group, SimpleNamespace())  # type: ignore[arg-type]
 
 
@@ -67,7 +71,9 @@ def answer(generators: Generators, history: list[Exchange] | None = None) -> Ans
         agent = Agent(load(None, []), Backends(("generator",), "pixelis"))
         agent.router = generators  # type: ignore[assignment]
         samples = len(generators.lines)
-        query = AgentQuery("Which digit?", [], samples, SamplingParams(), operations=False, history=history or [])
+        query = AgentQuery(
+            "Which digit?", [], samples, SamplingParams(), operations=False, history=history or []
+        )
         return await agent.answer(query, Pictures([], {}, list[np.ndarray](), []))
 
     return asyncio.run(run())
@@ -113,8 +119,16 @@ def test_a_picture_for_a_model_of_text_is_a_400() -> None:
 
 def test_a_temperature_that_no_engine_samples_at_is_raised() -> None:
     def temperature(sent: float | None, *options: str) -> float:
-        body = parse_body(AgentRequest, json.dumps({"question": "Which digit?", "temperature": sent}).encode())
+        body = parse_body(
+            AgentRequest, json.dumps({"question": "Which digit?", "temperature": sent}).encode()
+        )
         return agent_query(load(None, list(options)), body).sampling.temperature
 
-    assert [temperature(sent) for sent in (0, 1e-38, 0.001, 0.5, 2)] == [0, MIN_TEMPERATURE, MIN_TEMPERATURE, 0.5, 2]
+    assert [temperature(sent) for sent in (0, 1e-38, 0.001, 0.5, 2)] == [
+        0,
+        MIN_TEMPERATURE,
+        MIN_TEMPERATURE,
+        0.5,
+        2,
+    ]
     assert temperature(None, "serve.sampling.temperature=0.7") == 0.7

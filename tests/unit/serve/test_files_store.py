@@ -38,7 +38,12 @@ def test_a_file_is_there_for_its_key_in_every_process(tmp_path: Path) -> None:
     other = FileStore(tmp_path, FilesConfig())
     assert other.read("shop", file.id) == (file, PNG + b"\r\n\0")
     assert (other.list("shop"), other.list("")) == ([file], [])
-    for key, id in (("", file.id), ("shop", "../shop/" + file.id), ("shop", "file_0000000000000000"), ("shop", ".lock")):
+    for key, id in (
+        ("", file.id),
+        ("shop", "../shop/" + file.id),
+        ("shop", "file_0000000000000000"),
+        ("shop", ".lock"),
+    ):
         assert code_of(other.read, key, id) == "file_not_found"
     other.delete("shop", file.id)
     assert code_of(other.delete, "shop", file.id) == "file_not_found"
@@ -96,19 +101,26 @@ def test_gateways_remove_expired_files_of_keys_that_send_no_further_request(
         FileStore.sweep(store)
 
     async def gateway() -> None:
-        task = asyncio.create_task(_sweep_files(cast(GatewayState, SimpleNamespace(files=SimpleNamespace(sweep=sweep)))))
+        task = asyncio.create_task(
+            _sweep_files(cast(GatewayState, SimpleNamespace(files=SimpleNamespace(sweep=sweep))))
+        )
         while sweeps < 3:
             await asyncio.sleep(0.001)
         task.cancel()
 
     monkeypatch.setattr("pixelis.serve.gateway.SWEEP_S", 0.0)
     asyncio.run(asyncio.wait_for(gateway(), 30))
-    assert not any((tmp_path / "files" / folder / file.id).exists() for folder, file in zip(("_", "shop"), expired, strict=True))
+    assert not any(
+        (tmp_path / "files" / folder / file.id).exists()
+        for folder, file in zip(("_", "shop"), expired, strict=True)
+    )
     assert (tmp_path / "files" / "shop" / kept.id).exists()
     assert "cannot be removed" in caplog.text
 
 
-@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, "no_space"), (errno.EROFS, "read_only"), (errno.EIO, "io_error")])
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "no_space"), (errno.EROFS, "read_only"), (errno.EIO, "io_error")]
+)
 def test_a_disk_that_refuses_is_named_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: str
 ) -> None:
@@ -150,16 +162,24 @@ def test_types_are_told_by_the_first_bytes() -> None:
 @given(st.dictionaries(st.sampled_from("abc"), st.binary(max_size=200), min_size=1))
 def test_a_form_is_read_as_it_was_written(fields: dict[str, bytes]) -> None:
     boundary = b"----boundary4711"
-    parts = [b'Content-Disposition: form-data; name="%s"; filename="x"\r\n\r\n%s' % (k.encode(), v) for k, v in fields.items()]
+    parts = [
+        b'Content-Disposition: form-data; name="%s"; filename="x"\r\n\r\n%s' % (k.encode(), v)
+        for k, v in fields.items()
+    ]
     body = b"".join(b"--%s\r\n%s\r\n" % (boundary, part) for part in parts) + b"--%s--\r\n" % boundary
     form = read_form("multipart/form-data; boundary=----boundary4711", body)
     assert {name: field.content for name, field in form.items()} == fields
 
 
-@given(st.text(max_size=60), st.lists(st.sampled_from([b"--x", b"--x--", b"\r\n", b"\r\n\r\n", b"a"]) | st.binary(max_size=20)))
+@given(
+    st.text(max_size=60),
+    st.lists(st.sampled_from([b"--x", b"--x--", b"\r\n", b"\r\n\r\n", b"a"]) | st.binary(max_size=20)),
+)
 def test_any_form_is_read_or_refused(kind: str, pieces: list[bytes]) -> None:
     head = b'Content-Disposition: form-data; name="a"; filename*=%s' % kind.encode("utf-8", "replace")
     for content_type in (kind, "multipart/form-data; boundary=x"):
         for body in (b"".join(pieces), b"--x\r\n" + head + b"\r\n\r\n" + b"".join(pieces)):
             with contextlib.suppress(ApiError):
-                assert all(isinstance(field.content, bytes) for field in read_form(content_type, body).values())
+                assert all(
+                    isinstance(field.content, bytes) for field in read_form(content_type, body).values()
+                )

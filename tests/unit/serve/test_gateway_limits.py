@@ -21,13 +21,23 @@ from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
 from pixelis.serve.dependencies import require_json, require_own_origin
 from pixelis.serve.keys import Caller, digest
-from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, burst_limit, running_limit, waiting_limit
+from pixelis.serve.limits import (
+    BURST_S,
+    Admission,
+    ByteBudget,
+    RateLimits,
+    Uploads,
+    burst_limit,
+    running_limit,
+    waiting_limit,
+)
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.request_handler import respond
 from pixelis.serve.responses import add_exception_handlers, api_error, until
 from pixelis.serve.state import GatewayState
 
-# -- admission ----------------------------------------------------------------------------------------------------------
+# -- admission
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_short_overload_delays_and_a_lasting_one_is_refused() -> None:
@@ -101,14 +111,23 @@ def test_batches_that_wait_make_room_for_live_requests() -> None:
         async with asyncio.TaskGroup() as tasks:
             with admission.enter():
                 async with admission.slot(0):
-                    for name, priority in (("b1", 10), ("b2", 10), ("b3", 10), ("b4", 10), ("l1", 0), ("l2", 0), ("l3", 0)):
+                    for name, priority in (
+                        ("b1", 10),
+                        ("b2", 10),
+                        ("b3", 10),
+                        ("b4", 10),
+                        ("l1", 0),
+                        ("l2", 0),
+                        ("l3", 0),
+                    ):
                         tasks.create_task(request(name, priority))
                         for _ in range(3):  # a refused request leaves before the next one arrives
                             await asyncio.sleep(0)
         assert (admission.inside, admission.free, admission.queue, admission.shed) == (0, 1, [], 4)
         return order
 
-    # The first batch keeps its place: otherwise none would ever be answered while live requests alone are too many.
+    # The first batch keeps its place: otherwise none would ever be answered while live requests alone are too
+    # many.
     assert asyncio.run(run()) == ["b4 refused", "b3 refused", "b2 refused", "l3 kept out", "l1", "l2", "b1"]
 
 
@@ -129,9 +148,15 @@ def test_a_batch_that_gave_up_this_moment_is_not_asked_to_make_room() -> None:
     assert asyncio.run(run()) == ["l1", "b1"]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["arrive", "leave", "cancel", "resize"]), st.integers(0, 9)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["arrive", "leave", "cancel", "resize"]), st.integers(0, 9)), max_size=40
+    )
+)
 def test_slots_are_given_in_the_order_of_ranks(moves: list[tuple[str, int]]) -> None:
-    """However requests come, end, give up and the limit changes: no slot is lost, none goes to a later rank first."""
+    """However requests come, end, give up and the limit changes: no slot is lost, none goes to a later rank
+    first.
+    """
 
     async def run() -> None:
         clock = Clock()
@@ -185,7 +210,9 @@ def test_a_request_waits_with_its_own_priority() -> None:
             return query, 0
 
         agent: Any = SimpleNamespace(answer=answer, measure=measure)
-        state = GatewayState(load(None, ["engine.workers=1", "engine.max_num_seqs=4", "serve.samples=4"]), agent, None)
+        state = GatewayState(
+            load(None, ["engine.workers=1", "engine.max_num_seqs=4", "serve.samples=4"]), agent, None
+        )
         deadline = asyncio.get_running_loop().time() + 60
 
         def request(name: str, priority: int) -> Any:
@@ -193,7 +220,9 @@ def test_a_request_waits_with_its_own_priority() -> None:
                 return {}
 
             query = SimpleNamespace(name=name, sampling=SamplingParams(priority=priority))
-            reply_format: Any = SimpleNamespace(caller=Caller(), query=query, cache_key=None, stream=False, reply=reply)
+            reply_format: Any = SimpleNamespace(
+                caller=Caller(), query=query, cache_key=None, stream=False, reply=reply
+            )
             return respond(state, reply_format, deadline)
 
         async with asyncio.TaskGroup() as tasks, state.admission.slot(0):
@@ -213,7 +242,8 @@ def test_a_configured_queue_holds_no_more() -> None:
     assert waiting_limit(config) == burst_limit(config) == 3
 
 
-# -- rates --------------------------------------------------------------------------------------------------------------
+# -- rates
+# --------------------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -255,7 +285,9 @@ def test_rates_are_limited_per_minute_and_hour() -> None:
 
 
 @given(st.lists(st.floats(0, 40), max_size=80), st.integers(0, 5), st.integers(0, 9))
-def test_no_window_ever_holds_more_than_its_limit(pauses: list[float], per_minute: int, per_hour: int) -> None:
+def test_no_window_ever_holds_more_than_its_limit(
+    pauses: list[float], per_minute: int, per_hour: int
+) -> None:
     clock = Clock()
     rates = RateLimits(per_minute, per_hour, clock)
     accepted: list[float] = []
@@ -263,7 +295,9 @@ def test_no_window_ever_holds_more_than_its_limit(pauses: list[float], per_minut
         clock.now += pause
         allowance = rates.take("a")
         inside = [sum(at > clock.now - span for at in accepted) for span in (60, 3600)]
-        full = any(limit and count >= limit for limit, count in zip((per_minute, per_hour), inside, strict=True))
+        full = any(
+            limit and count >= limit for limit, count in zip((per_minute, per_hour), inside, strict=True)
+        )
         if allowance is None:
             assert not per_minute
             assert not per_hour
@@ -284,7 +318,8 @@ def test_the_number_of_tracked_clients_is_bounded() -> None:
     assert len(rates.accepted) == 10
 
 
-# -- the cache ----------------------------------------------------------------------------------------------------------
+# -- the cache
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_cached_reply_is_returned_until_it_expires() -> None:
@@ -324,7 +359,8 @@ def test_a_cache_without_entries_and_cache_keys() -> None:
     assert key_of({"a": 1, "b": [2]}) == key_of({"b": [2], "a": 1}) != key_of({"a": 1, "b": [3]})
 
 
-# -- who is let in ------------------------------------------------------------------------------------------------------
+# -- who is let in
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -369,11 +405,16 @@ def test_clients_are_identified_by_a_hash_of_their_address() -> None:
     assert access.client_id(request("::ffff:10.0.0.1")) == one
     assert Access(load(None, []), None).client_id(request("10.0.0.1")) != one  # salted anew
     behind = Access(load(None, ["serve.proxies=1"]), None)
-    seen = [behind.client_id(request("127.0.0.1", x_forwarded_for=text)) for text in ("9.9.9.9, 1.2.3.4", "1.2.3.4", "9.9.9.9")]
+    seen = [
+        behind.client_id(request("127.0.0.1", x_forwarded_for=text))
+        for text in ("9.9.9.9, 1.2.3.4", "1.2.3.4", "9.9.9.9")
+    ]
     assert seen[0] == seen[1] != seen[2]
 
 
-@pytest.mark.parametrize(("kind", "status"), [("application/json; charset=utf-8", None), ("text/plain", 415), ("", 415)])
+@pytest.mark.parametrize(
+    ("kind", "status"), [("application/json; charset=utf-8", None), ("text/plain", 415), ("", 415)]
+)
 def test_only_json_is_accepted(kind: str, status: int | None) -> None:
     if status is None:
         asyncio.run(require_json(request(content_type=kind)))
@@ -385,7 +426,13 @@ def test_only_json_is_accepted(kind: str, status: int | None) -> None:
 
 @pytest.mark.parametrize(
     ("origin", "ours"),
-    [("http://localhost", True), ("https://example.com", False), ("null", False), ("http://[x", False), ("", False)],
+    [
+        ("http://localhost", True),
+        ("https://example.com", False),
+        ("null", False),
+        ("http://[x", False),
+        ("", False),
+    ],
 )
 def test_forms_of_other_sites_are_refused(origin: str, ours: bool) -> None:
     asyncio.run(require_own_origin(request(host="localhost")))  # no browser
@@ -448,7 +495,8 @@ def test_every_reply_has_security_headers_and_is_counted() -> None:
     assert 'route="other",status="404"' in asyncio.run(shielded(None, "/a/path/of/theirs", "localhost"))[1]
 
 
-# -- failures and streams -----------------------------------------------------------------------------------------------
+# -- failures and streams
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -490,11 +538,16 @@ def test_a_deadline_ends_a_stream_and_its_source() -> None:
     assert ended == ["source"]
 
 
-# -- memory for decoded pictures ----------------------------------------------------------------------------------------
+# -- memory for decoded pictures
+# ----------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(1, 10), st.sampled_from(["reserve", "cancel", "release"])), max_size=40))
-def test_decoded_pictures_never_exceed_their_budget_and_nobody_waits_for_free_memory(moves: list[tuple[int, str]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 10), st.sampled_from(["reserve", "cancel", "release"])), max_size=40)
+)
+def test_decoded_pictures_never_exceed_their_budget_and_nobody_waits_for_free_memory(
+    moves: list[tuple[int, str]],
+) -> None:
     async def play() -> None:
         budget, holds = ByteBudget(10), list[tuple[asyncio.Task[None], asyncio.Event]]()
 

@@ -43,8 +43,14 @@ def order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 
 
 def client(folder: Path, key: str = "", environment: bytes | None = None, *overrides: str) -> TestClient:
-    agent = SimpleNamespace(backends=SimpleNamespace(evolution=None), memory=None, version=None, counts=Counter())
-    state = GatewayState(load(None, [f"run.dir={folder}", "serve.read_only=false", *overrides]), cast(Agent, agent), environment)
+    agent = SimpleNamespace(
+        backends=SimpleNamespace(evolution=None), memory=None, version=None, counts=Counter()
+    )
+    state = GatewayState(
+        load(None, [f"run.dir={folder}", "serve.read_only=false", *overrides]),
+        cast(Agent, agent),
+        environment,
+    )
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return TestClient(create_app(state), base_url="http://localhost", headers=headers)
 
@@ -93,7 +99,10 @@ def test_a_wrong_order_changes_nothing_and_exits_2(
 
 
 def test_keys_created_at_once_are_all_kept(tmp_path: Path) -> None:
-    threads = [threading.Thread(target=KeyFile(tmp_path / "k.json").create, args=(f"k{i}", ["ask"])) for i in range(8)]
+    threads = [
+        threading.Thread(target=KeyFile(tmp_path / "k.json").create, args=(f"k{i}", ["ask"]))
+        for i in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -156,13 +165,22 @@ def test_a_key_owns_what_it_asked_and_is_one_user_without_the_scope_users() -> N
     assert not shop.may_see(root.owner("anna"))
     assert not shop.may_see(None)
     assert shop.voter("anna") == shop.voter("bob") == shop.voter(None) != ""
-    assert len({bank.voter("anna"), bank.voter("bob"), bank.voter(None), root.voter("anna"), shop.voter("anna")}) == 5
+    assert (
+        len({bank.voter("anna"), bank.voter("bob"), bank.voter(None), root.voter("anna"), shop.voter("anna")})
+        == 5
+    )
     assert root.voter(None) == ""
 
 
-@pytest.mark.parametrize("path", ["/v1/agent", "/v1/chat/completions", "/v1/responses", "/v1/experiences/search", "/v1/files"])
-def test_a_refusal_for_want_of_room_costs_nothing_and_one_for_its_rate_is_counted(path: str, tmp_path: Path) -> None:
-    gateway = client(tmp_path, KeyFile(tmp_path / "keys.json").create("shop", ["ask"]), None, "serve.per_minute=1")
+@pytest.mark.parametrize(
+    "path", ["/v1/agent", "/v1/chat/completions", "/v1/responses", "/v1/experiences/search", "/v1/files"]
+)
+def test_a_refusal_for_want_of_room_costs_nothing_and_one_for_its_rate_is_counted(
+    path: str, tmp_path: Path
+) -> None:
+    gateway = client(
+        tmp_path, KeyFile(tmp_path / "keys.json").create("shop", ["ask"]), None, "serve.per_minute=1"
+    )
     state = cast(FastAPI, gateway.app).state.gateway
     state.admission.inside = 10**6
     assert gateway.post(path, json={}).json()["error"]["code"] == "overloaded"
@@ -199,7 +217,11 @@ def test_a_route_is_refused_without_its_scope(tmp_path: Path) -> None:
             elif scope in needed:
                 assert reply.status_code not in (401, 403), (method, path, scope)
             else:
-                assert (reply.status_code, reply.json()["error"]["code"]) == (403, "missing_scope"), (method, path, scope)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (403, "missing_scope"), (
+                    method,
+                    path,
+                    scope,
+                )
 
 
 def test_every_route_but_health_requires_the_key_and_no_form_of_another_page(tmp_path: Path) -> None:
@@ -217,14 +239,24 @@ def test_every_route_but_health_requires_the_key_and_no_form_of_another_page(tmp
 
 
 def test_a_verdict_shows_nothing_of_another_keys_experience() -> None:
-    shop, reader = Caller(name="shop", scopes=frozenset({"ask"})), Caller(name="reader", scopes=frozenset({"read"}))
+    shop = Caller(name="shop", scopes=frozenset({"ask"}))
+    reader = Caller(name="reader", scopes=frozenset({"read"}))
     question = Question(id="q", question="which?", task="serve", split="serve")
     winner = Trajectory(id="t", question_id="q", group_id="g")
     neighbours, votes = [], [Vote(answer="4", id="t")]
-    for id, owner, text in (("own", shop.owner("anna"), "4"), ("other", Caller(name="bank").owner("anna"), "secret")):
+    for id, owner, text in (
+        ("own", shop.owner("anna"), "4"),
+        ("other", Caller(name="bank").owner("anna"), "secret"),
+    ):
         verdict = Verdict(answer=text, confidence=1.0, strategy="weighted")
         experience = Experience(
-            id=id, question=question, trajectory=winner, verdict=verdict, user=owner, policy_version=1, created_at=1.0
+            id=id,
+            question=question,
+            trajectory=winner,
+            verdict=verdict,
+            user=owner,
+            policy_version=1,
+            created_at=1.0,
         )
         neighbours.append(Neighbour(experience=experience, similarity=0.9))
         votes.append(Vote(answer=text, source="neighbour", id=id, weight=0.5))
@@ -240,7 +272,11 @@ def test_a_verdict_shows_nothing_of_another_keys_experience() -> None:
     answer = Answer(verdict, group, winner, None, neighbours=neighbours)
     shown = shown_to(shop, answer).verdict
     assert "secret" not in shown.model_dump_json()
-    assert [(v.id, v.answer, v.weight) for v in shown.votes] == [("t", "4", 1.0), ("own", "4", 0.5), ("", None, 0.5)]
+    assert [(v.id, v.answer, v.weight) for v in shown.votes] == [
+        ("t", "4", 1.0),
+        ("own", "4", 0.5),
+        ("", None, 0.5),
+    ]
     assert (shown.answer, shown.confidence) == ("4", 0.7)
     assert answer.verdict.votes[2].answer == "secret"
     assert shown_to(reader, answer) is answer

@@ -49,7 +49,11 @@ def client(*overrides: str, key: str | None = None) -> TestClient:
     backends = SimpleNamespace(evolution=None)
     agent = SimpleNamespace(backends=backends, memory=None, version=None, counts=Counter())
     state = GatewayState(load(None, list(overrides)), cast(Agent, agent), digest(key) if key else None)
-    return TestClient(create_app(state), base_url="http://localhost", headers={"Authorization": f"Bearer {key}"} if key else {})
+    return TestClient(
+        create_app(state),
+        base_url="http://localhost",
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+    )
 
 
 def schema_of(content: dict[str, Any]) -> str:
@@ -94,12 +98,21 @@ def test_the_page_of_the_api_loads_nothing_from_elsewhere() -> None:
 def test_no_key_is_needed_to_read_the_description() -> None:
     gateway = client("serve.host=0.0.0.0", key=KEY)
     gateway.headers.clear()
-    assert [gateway.get(path).status_code for path in ("/docs", "/openapi.json", "/v1/models")] == [200, 200, 401]
+    assert [gateway.get(path).status_code for path in ("/docs", "/openapi.json", "/v1/models")] == [
+        200,
+        200,
+        401,
+    ]
 
 
 def test_a_service_without_page_has_no_description_either() -> None:
     gateway = client("serve.page=false")
-    assert [gateway.get(path).status_code for path in ("/", "/docs", "/openapi.json", "/v1/models")] == [404, 404, 404, 200]
+    assert [gateway.get(path).status_code for path in ("/", "/docs", "/openapi.json", "/v1/models")] == [
+        404,
+        404,
+        404,
+        200,
+    ]
 
 
 @pytest.mark.parametrize(

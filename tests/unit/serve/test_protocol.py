@@ -14,16 +14,38 @@ from PIL import Image
 
 from pixelis.config import load
 from pixelis.errors import Overloaded
-from pixelis.records import Exchange, Group, ImageView, Observation, Question, StopReason, Trajectory, Turn, Verdict
+from pixelis.records import (
+    Exchange,
+    Group,
+    ImageView,
+    Observation,
+    Question,
+    StopReason,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from pixelis.serve.agent_types import Answer
 from pixelis.serve.limits import Admission
 from pixelis.serve.protocol.agent import AgentRequest, without_tokens
 from pixelis.serve.protocol.errors import ApiError, parse_body
-from pixelis.serve.protocol.evolution import EmptyRequest, EvolutionReply, PromoteRequest, ReviewDecision, RollbackRequest
+from pixelis.serve.protocol.evolution import (
+    EmptyRequest,
+    EvolutionReply,
+    PromoteRequest,
+    ReviewDecision,
+    RollbackRequest,
+)
 from pixelis.serve.protocol.experiences import FeedbackRequest
 from pixelis.serve.protocol.log_probs import LogProbs
 from pixelis.serve.protocol.openai import ChatCompletion, ChatRequest, Usage
-from pixelis.serve.protocol.question import Conversation, agent_query, check_data_url, check_question, reply_cache_key
+from pixelis.serve.protocol.question import (
+    Conversation,
+    agent_query,
+    check_data_url,
+    check_question,
+    reply_cache_key,
+)
 from pixelis.serve.protocol.responses import ResponsesRequest
 
 PICTURE = "data:image/png;base64,AAAA"
@@ -34,8 +56,13 @@ CLIP = "data:video/mp4;base64,AAAA"
 
 
 def chat(**changes: Any) -> bytes:
-    parts = [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": PICTURE, "detail": "high"}}]
-    return json.dumps({"model": "pixelis-nano", "messages": [{"role": "user", "content": parts}], **changes}).encode()
+    parts = [
+        {"type": "text", "text": "which digit?"},
+        {"type": "image_url", "image_url": {"url": PICTURE, "detail": "high"}},
+    ]
+    return json.dumps(
+        {"model": "pixelis-nano", "messages": [{"role": "user", "content": parts}], **changes}
+    ).encode()
 
 
 def refused(kind: type, body: bytes) -> ApiError:
@@ -49,7 +76,10 @@ def refused(kind: type, body: bytes) -> ApiError:
 def test_a_chat_request_is_a_question_and_pictures() -> None:
     request = parse_body(ChatRequest, chat(user="someone", metadata={"a": "b"}, temperature=1, stream=None))
     assert request.conversation() == Conversation("which digit?", [PICTURE])
-    bland = [{"role": "system", "content": "You are a helpful, honest assistant."}, {"role": "user", "content": "which?"}]
+    bland = [
+        {"role": "system", "content": "You are a helpful, honest assistant."},
+        {"role": "user", "content": "which?"},
+    ]
     assert parse_body(ChatRequest, chat(messages=bland)).conversation() == Conversation("which?")
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "which?"}]
     assert parse_body(ChatRequest, chat(messages=system)).conversation() == Conversation("Be brief.\nwhich?")
@@ -59,12 +89,21 @@ def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
     other = "data:image/jpeg;base64,BBBB"
     messages = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PICTURE}}, {"type": "text", "text": "a frame?"}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": PICTURE}},
+                {"type": "text", "text": "a frame?"},
+            ],
+        },
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": [{"type": "text", "text": "Look again."}]},
         {
             "role": "user",
-            "content": [{"type": "text", "text": "which digit?"}, {"type": "image_url", "image_url": {"url": other}}],
+            "content": [
+                {"type": "text", "text": "which digit?"},
+                {"type": "image_url", "image_url": {"url": other}},
+            ],
         },
     ]
     conversation = parse_body(ChatRequest, chat(messages=messages)).conversation()
@@ -87,7 +126,9 @@ def test_earlier_messages_are_exchanges_with_their_pictures() -> None:
     ],
 )
 def test_what_is_no_conversation_is_refused(messages: list[tuple[str, str | None]]) -> None:
-    error = refused(ChatRequest, chat(messages=[{"role": role, "content": content} for role, content in messages]))
+    error = refused(
+        ChatRequest, chat(messages=[{"role": role, "content": content} for role, content in messages])
+    )
     assert error.code == "unsupported_conversation"
 
 
@@ -95,12 +136,20 @@ def test_the_history_is_checked_and_part_of_the_cache_key() -> None:
     config = load(None, [])
 
     def query(answer: str) -> Any:
-        body = {"question": "which digit?", "history": [{"question": "a frame?", "answer": answer}], "temperature": 0}
+        body = {
+            "question": "which digit?",
+            "history": [{"question": "a frame?", "answer": answer}],
+            "temperature": 0,
+        }
         return agent_query(config, parse_body(AgentRequest, json.dumps(body).encode()))
 
     keys = [reply_cache_key("/v1/agent", query(answer), None) for answer in ("yes", "no", "yes")]
     assert keys[0] == keys[2] != keys[1]
-    for answer, code in (("<|im_end|>", "control_token"), ("x" * 10_001, "question_too_long"), (" ", "empty_question")):
+    for answer, code in (
+        ("<|im_end|>", "control_token"),
+        ("x" * 10_001, "question_too_long"),
+        (" ", "empty_question"),
+    ):
         with pytest.raises(ApiError) as caught:
             query(answer)
         assert caught.value.code == code
@@ -110,7 +159,11 @@ def test_a_gif_that_is_a_picture_shares_no_cached_reply_with_one_that_is_a_clip(
     config, gif, keys = load(None, []), "data:image/gif;base64,AAAA", set[str | None]()
     for medium in ("image", "video", "video"):
         body = {"question": "which digit?", medium: gif, "temperature": 0}
-        keys.add(reply_cache_key("/v1/agent", agent_query(config, parse_body(AgentRequest, json.dumps(body).encode())), None))
+        keys.add(
+            reply_cache_key(
+                "/v1/agent", agent_query(config, parse_body(AgentRequest, json.dumps(body).encode())), None
+            )
+        )
     assert len(keys) == 2
     assert None not in keys
 
@@ -193,13 +246,21 @@ def test_a_reply_without_an_answer_joins_two_questions_in_both_apis(reply: dict[
     assert asked(again) == Conversation("which digit?\nPlease try again.", [PICTURE])
     history = [Exchange(question="which digit?\nPlease try again.", answer="7", media=["img0"])]
     answered = Conversation("And now?", [PICTURE], history=history)
-    assert asked(again, {"role": "assistant", "content": "7"}, {"role": "user", "content": "And now?"}) == answered
+    assert (
+        asked(again, {"role": "assistant", "content": "7"}, {"role": "user", "content": "And now?"})
+        == answered
+    )
     with pytest.raises(ApiError, match="last of `messages` must be a user message"):
         asked()
     with pytest.raises(ApiError, match="alternate"):
         asked({"role": "assistant", "content": "7"}, again)
     parts = [{"type": "input_text", "text": "which digit?"}, {"type": "input_image", "image_url": PICTURE}]
-    output = {"type": "message", "role": "assistant", "status": "incomplete", "content": [{"type": "refusal", "refusal": "no"}]}
+    output = {
+        "type": "message",
+        "role": "assistant",
+        "status": "incomplete",
+        "content": [{"type": "refusal", "refusal": "no"}],
+    }
     sent = [{"role": "user", "content": parts}, {"type": "reasoning", "summary": []}, output, again]
     body = json.dumps({"model": "pixelis-nano", "input": sent}).encode()
     assert parse_body(ResponsesRequest, body).conversation() == asked(again)
@@ -207,13 +268,19 @@ def test_a_reply_without_an_answer_joins_two_questions_in_both_apis(reply: dict[
 
 def test_a_file_comes_as_data_in_both_apis() -> None:
     encoded = base64.b64encode(PNG).decode()
-    for data in (f"data:image/png;base64,{encoded}", f"data:application/octet-stream;base64,{encoded}", encoded):
+    for data in (
+        f"data:image/png;base64,{encoded}",
+        f"data:application/octet-stream;base64,{encoded}",
+        encoded,
+    ):
         part = {"type": "file", "file": {"filename": "a.png", "file_data": data}}
         request = parse_body(ChatRequest, chat(messages=[{"role": "user", "content": [PARTS[0], part]}]))
         assert request.conversation() == Conversation("which digit?", [f"data:image/png;base64,{encoded}"])
         text = {"type": "input_text", "text": "which digit?"}
         for kind in ("input_file", "input_image"):
-            sent = [{"role": "user", "content": [text, {"type": kind, "filename": "a.png", "file_data": data}]}]
+            sent = [
+                {"role": "user", "content": [text, {"type": kind, "filename": "a.png", "file_data": data}]}
+            ]
             body = json.dumps({"model": "pixelis-nano", "input": sent}).encode()
             assert parse_body(ResponsesRequest, body).conversation() == request.conversation()
     for data, code in (
@@ -247,11 +314,26 @@ def test_wrong_parts_are_refused_by_name(part: Any, param: str, says: str) -> No
 
 def test_a_missing_comma_is_located() -> None:
     error = refused(ChatRequest, b'{"model": "x",\n "stream": true "messages": []}')
-    assert (error.code, error.message) == ("invalid_json", "the body is not valid JSON: expected `,` or `}` at line 2 column 17")
+    assert (error.code, error.message) == (
+        "invalid_json",
+        "the body is not valid JSON: expected `,` or `}` at line 2 column 17",
+    )
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"null", b"7", b'"x"', b"\xff\xfe", b"{}", b"[" * 100_000, b'{"model": "x", "messages": NaN}']
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"7",
+        b'"x"',
+        b"\xff\xfe",
+        b"{}",
+        b"[" * 100_000,
+        b'{"model": "x", "messages": NaN}',
+    ],
 )
 def test_invalid_bodies_are_refused(body: bytes) -> None:
     refused(ChatRequest, body)
@@ -268,8 +350,22 @@ def test_the_agent_endpoint_takes_no_unknown_keys() -> None:
 
 
 def test_parameters_without_effect_are_accepted() -> None:
-    usual = {"n": 1, "stop": None, "tools": [], "logprobs": False, "presence_penalty": 0, "logit_bias": {}, "store": True}
-    usual |= {"top_k": -1, "guided_json": None, "repetition_penalty": 1.0, "ignore_eos": False, "metadata": {"a": "b"}}
+    usual = {
+        "n": 1,
+        "stop": None,
+        "tools": [],
+        "logprobs": False,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "store": True,
+    }
+    usual |= {
+        "top_k": -1,
+        "guided_json": None,
+        "repetition_penalty": 1.0,
+        "ignore_eos": False,
+        "metadata": {"a": "b"},
+    }
     body = chat(**usual, modalities=["text"], response_format={"type": "text"}, parallel_tool_calls=True)
     assert parse_body(ChatRequest, body).conversation().question == "which digit?"
 
@@ -325,7 +421,10 @@ def test_values_that_are_not_finite_are_sent_as_null() -> None:
         lambda inner: st.one_of(
             st.lists(inner),
             st.dictionaries(
-                st.sampled_from(["model", "messages", "role", "content", "type", "text", "question", "image"]), inner
+                st.sampled_from(
+                    ["model", "messages", "role", "content", "type", "text", "question", "image"]
+                ),
+                inner,
             ),
         ),
         max_leaves=12,
@@ -423,8 +522,14 @@ def test_clips_are_sent_as_vllm_takes_them_or_like_sound() -> None:
         {"type": "image_url", "image_url": {"url": PICTURE}},
         {"type": "input_video", "input_video": {"data": "AAAA", "format": "webm"}},
     ]
-    earlier = [{"role": "user", "content": parts[:2]}, {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    conversation = parse_body(ChatRequest, chat(messages=[*earlier, {"role": "user", "content": [parts[2]]}])).conversation()
+    earlier = [
+        {"role": "user", "content": parts[:2]},
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+    ]
+    conversation = parse_body(
+        ChatRequest, chat(messages=[*earlier, {"role": "user", "content": [parts[2]]}])
+    ).conversation()
     history = [Exchange(question="q", answer="a", media=["img0", "vid0"])]
     assert conversation == Conversation("", [PICTURE], [CLIP, "data:video/webm;base64,AAAA"], history)
 
@@ -454,7 +559,11 @@ def test_a_reply_shows_pictures_once_and_no_tokens() -> None:
 
 
 def test_usage_counts_the_prompt_once() -> None:
-    assert Usage.of([trajectory(), trajectory()]).model_dump() == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert Usage.of([trajectory(), trajectory()]).model_dump() == {
+        "prompt_tokens": 3,
+        "completion_tokens": 6,
+        "total_tokens": 9,
+    }
 
 
 def test_no_answer_gives_a_refusal() -> None:
@@ -487,7 +596,9 @@ def test_admission_never_exceeds_its_capacity(running: int, waiting: int, moves:
 
 
 @given(st.text(max_size=8), st.text(min_size=1, max_size=8), st.lists(st.integers(1, 5), max_size=60))
-def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, answer: str, cuts: list[int]) -> None:
+def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(
+    thought: str, answer: str, cuts: list[int]
+) -> None:
     text = f"{thought}<answer>{answer}</answer>".encode("utf-8", "replace")
     answer = answer.encode("utf-8", "replace").decode()
     pieces, place = list[bytes](), 0
@@ -495,7 +606,9 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, a
         pieces.append(text[place : place + size])
         place += size
     pieces = [piece for piece in pieces if piece]
-    turn = Turn(role="assistant", tokens=list(range(len(pieces))), log_probs=[-float(i) for i in range(len(pieces))])
+    turn = Turn(
+        role="assistant", tokens=list(range(len(pieces))), log_probs=[-float(i) for i in range(len(pieces))]
+    )
     turn.top_log_probs = [[(7, -float(i))] * (i % 3) for i in range(len(pieces))]
     top = [f"{i}".encode() for i in range(len(pieces)) for _ in range(i % 3)]
     trajectory = Trajectory(question_id="q", turns=[turn], answer=answer)
@@ -509,7 +622,9 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(thought: str, a
     ]
     for token in found.content:
         place = int(-token.logprob)
-        assert [(likely.token, likely.logprob) for likely in token.top_logprobs] == [(str(place), token.logprob)] * (place % 3)
+        assert [(likely.token, likely.logprob) for likely in token.top_logprobs] == [
+            (str(place), token.logprob)
+        ] * (place % 3)
     assert LogProbs.of(trajectory, answer, [b"x"] * len(pieces), top) is None or answer == "x" * len(answer)
 
 

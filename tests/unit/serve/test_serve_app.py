@@ -22,13 +22,21 @@ def test_a_key_is_required_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None
     for host in ("0.0.0.0", "10.0.0.1", "my-machine"):
         with pytest.raises(BadConfig, match="PIXELIS_API_KEY"):
             app.api_key_digest(load(None, [f"serve.host={host}"]))
-    assert [app.is_loopback(host) for host in ("::1", "[::1]", "127.8.9.1", "::", "")] == [True, True, True, False, False]
+    assert [app.is_loopback(host) for host in ("::1", "[::1]", "127.8.9.1", "::", "")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     monkeypatch.setenv("PIXELIS_API_KEY", "secret")
     assert app.api_key_digest(load(None, ["serve.host=0.0.0.0"])) == digest("secret") != digest("secret2")
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "k\u200bey", "a\tb", "\udcff"])
-def test_a_key_that_clients_cannot_send_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_a_key_that_clients_cannot_send_is_refused_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
     monkeypatch.setenv("PIXELIS_API_KEY", key)
     with pytest.raises(BadConfig, match="PIXELIS_API_KEY has characters"):
         app.api_key_digest(load(None, []))
@@ -47,7 +55,9 @@ def test_two_gateways_start_where_cores_allow(
     assert (scaling.min_replicas if scaling else deployment.num_replicas) == replicas
 
 
-def test_a_gateway_that_stops_has_time_for_its_requests_and_for_storing_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_that_stops_has_time_for_its_requests_and_for_storing_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     deployment = app.build(load(None, ["serve.timeout_s=60"]), Backends(("g",), "n"), None)._bound_deployment
     assert deployment._deployment_config.graceful_shutdown_timeout_s == 70
     applications, waits = {app.APP_NAME}, iter([TimeoutError("not deleted after 60s"), None])

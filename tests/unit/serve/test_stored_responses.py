@@ -58,9 +58,12 @@ def stored(question: Question, images: list[ImageView], answer: str = "7") -> Ex
 
 
 @pytest.mark.parametrize(
-    ("max_images", "shown"), [(8, ["img0", "obs1", "obs2"]), (6, ["img0", "obs1", "obs2"]), (4, ["img0", "obs2"]), (2, ["img0"])]
+    ("max_images", "shown"),
+    [(8, ["img0", "obs1", "obs2"]), (6, ["img0", "obs1", "obs2"]), (4, ["img0", "obs2"]), (2, ["img0"])],
 )
-def test_earlier_crops_are_pictures_of_the_history_in_half_of_the_room(max_images: int, shown: list[str]) -> None:
+def test_earlier_crops_are_pictures_of_the_history_in_half_of_the_room(
+    max_images: int, shown: list[str]
+) -> None:
     question = Question(id="q", question="Which digit?", media=[Media(id="img0", uri="stored:img0")])
     images = [ImageView(id="img0"), ImageView(id="obs1", parent="img0"), ImageView(id="obs2", parent="obs1")]
     query = continue_from(stored(question, images), PNGS, max_images)
@@ -71,7 +74,10 @@ def test_earlier_crops_are_pictures_of_the_history_in_half_of_the_room(max_image
 
 
 def test_a_response_with_a_schema_and_a_long_answer_is_continued() -> None:
-    schema = {"type": "object", "properties": {name: {"type": "string"} for name in map("field_{}".format, range(200))}}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in map("field_{}".format, range(200))},
+    }
     text, answer = "Which fields?" + AnswerFormat(schema).instruction, json.dumps(["x" * 4100])
     assert len(text) > load(None, []).serve.max_question_chars
     history = [Exchange(question=text, answer=answer)]

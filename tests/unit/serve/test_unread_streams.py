@@ -81,7 +81,9 @@ async def send_to(sent: list[bytes], reads: int | None) -> tuple[GatewayState, E
 
 
 @pytest.mark.parametrize("reads", [0, 1, 5])
-def test_a_caller_that_stops_reading_gives_its_place_back(monkeypatch: pytest.MonkeyPatch, reads: int) -> None:
+def test_a_caller_that_stops_reading_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch, reads: int
+) -> None:
     monkeypatch.setattr(responses, "LAST_S", LAST_S)
     state, agent = asyncio.run(send_to([], reads))
     assert (state.admission.free, state.pictures.used) == (state.admission.running, 0)

@@ -31,7 +31,9 @@ def test_any_curve_can_be_drawn(values: list[float]) -> None:
     chart = line_chart({"curve": list(enumerate(values))})
     assert chart is not None
     (line,) = chart.lines
-    assert all(chart.left <= x <= chart.right and chart.top - 1 <= y <= chart.bottom + 1 for x, y in line.points)
+    assert all(
+        chart.left <= x <= chart.right and chart.top - 1 <= y <= chart.bottom + 1 for x, y in line.points
+    )
 
 
 @given(st.lists(st.tuples(finite, finite, finite).map(sorted), min_size=1, max_size=20))

@@ -66,7 +66,9 @@ def test_a_chain_is_traced_to_its_sources(chain: Path) -> None:
     assert lineage.find_record(chain / "made" / "part.jsonl") is not None
 
 
-def test_the_chain_may_be_moved_and_names_no_folder_above_it(chain: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_chain_may_be_moved_and_names_no_folder_above_it(
+    chain: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     for file in chain.rglob("*lineage.json"):
         assert str(chain) not in file.read_text()
     moved = tmp_path_factory.mktemp("elsewhere") / "deeper"
@@ -181,14 +183,19 @@ def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
 
 def test_a_missing_source_is_an_error_before_the_run_starts(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with pytest.raises(MissingFile, match="gone"), jobs.run_folder(settings(tmp_path), sources={"data": str(tmp_path / "gone")}):
+    with (
+        pytest.raises(MissingFile, match="gone"),
+        jobs.run_folder(settings(tmp_path), sources={"data": str(tmp_path / "gone")}),
+    ):
         pass
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_results_are_artifacts_of_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_artifacts_of_weights_and_biases_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):

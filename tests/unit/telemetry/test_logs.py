@@ -31,7 +31,13 @@ with tracing.span("group"):
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", PROCESS, *arguments], check=True, capture_output=True, text=True, env=os.environ)
+    return subprocess.run(
+        [sys.executable, "-c", PROCESS, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
 
 
 def test_a_record_is_one_line_with_its_trace_and_its_traceback(tmp_path: Path) -> None:
@@ -41,7 +47,11 @@ def test_a_record_is_one_line_with_its_trace_and_its_traceback(tmp_path: Path) -
     outside, inside, failed = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert "trace_id" not in outside
     assert inside["trace_id"] == failed["trace_id"] == trace_id
-    assert (inside["message"], inside["level"], inside["service"]) == ("a line\nand another", "warning", "generator")
+    assert (inside["message"], inside["level"], inside["service"]) == (
+        "a line\nand another",
+        "warning",
+        "generator",
+    )
     assert "OSError: disk <full>" in failed["message"]
 
 

@@ -1,4 +1,7 @@
-"""Dashboards, alerts and actors name the same metrics. Tests of rollouts and of the service compare them with real exports."""
+"""Dashboards, alerts and actors name the same metrics.
+
+Tests of rollouts and of the service compare them with real exports.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,36 @@ DASHBOARDS = sorted((MONITORING / "grafana/dashboards").glob("*.json"))
 RULES = yaml.safe_load((MONITORING / "alerts.yaml").read_text(encoding="utf-8"))["groups"]
 SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 EXPORTED = {
-    f"ray_{metric_name(key)}{suffix}": tags for key, (kind, tags, _) in ACTOR_METRICS.items() for suffix in SUFFIXES[kind]
+    f"ray_{metric_name(key)}{suffix}": tags
+    for key, (kind, tags, _) in ACTOR_METRICS.items()
+    for suffix in SUFFIXES[kind]
 }
 """Names in Prometheus of the metrics of actors -> their labels."""
 
 
 def step_metrics() -> set[str]:
     """Names in Prometheus of the metrics of docs/metrics.md that every run logs, and of evaluations."""
-    rows = re.findall(r"^\| (`.*?) \|.*\| (.*?) \|$", (ROOT / "docs/metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.*?) \|.*\| (.*?) \|$", (ROOT / "docs/metrics.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     cells = [cell for cell, when in rows if when.startswith(("always", "every", "with a built-in"))]
-    logged = {*re.findall(r"`([^`]+)`", " ".join(cells)), "evolve/confidence", "policy/kl"}  # updates of a service; a KL term
+    # Updates of a service; a KL term
+    logged = {*re.findall(r"`([^`]+)`", " ".join(cells)), "evolve/confidence", "policy/kl"}
     return {f"ray_{metric_name(name)}" for name in logged}
 
 
 def expressions() -> list[tuple[str, str]]:
     """(place, expression) of every panel and alert."""
-    panels = [(file, panel) for file in DASHBOARDS for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]]
-    found = [(f"{file.stem}: {panel['title']}", target["expr"]) for file, panel in panels for target in panel["targets"]]
+    panels = [
+        (file, panel)
+        for file in DASHBOARDS
+        for panel in json.loads(file.read_text(encoding="utf-8"))["panels"]
+    ]
+    found = [
+        (f"{file.stem}: {panel['title']}", target["expr"])
+        for file, panel in panels
+        for target in panel["targets"]
+    ]
     return found + [(rule["alert"], rule["expr"]) for group in RULES for rule in group["rules"]]
 
 
@@ -45,7 +61,9 @@ def test_every_metric_of_a_panel_or_an_alert_is_exported_with_its_labels(place: 
     assert names or "up{" in expression
     assert set(names) <= set(EXPORTED) | step_metrics()
     labels = {"le"} | {label for name in names for label in EXPORTED.get(name, ("run",))}
-    used = re.findall(r"(\w+)=~?\"", expression) + re.findall(r"\w+", " ".join(re.findall(r"by \((.*?)\)", expression)))
+    used = re.findall(r"(\w+)=~?\"", expression) + re.findall(
+        r"\w+", " ".join(re.findall(r"by \((.*?)\)", expression))
+    )
     assert set(used) <= labels | {"job"}
 
 
@@ -65,15 +83,24 @@ def test_actors_publish_what_is_registered() -> None:
     used: set[str] = set()
     for file in [*(ROOT / "pixelis/actors").glob("*.py"), *(ROOT / "pixelis/serve").glob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("count", "observe", "publish"):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("count", "observe", "publish")
+            ):
                 used |= set(keys(node))
-    composed = {key for key in ACTOR_METRICS if key.startswith("evolution/")} | {"gateway/inside", "gateway/policy_version"}
+    composed = {key for key in ACTOR_METRICS if key.startswith("evolution/")} | {
+        "gateway/inside",
+        "gateway/policy_version",
+    }
     assert used <= set(ACTOR_METRICS)
     assert set(ACTOR_METRICS) - used <= composed, "registered, but published nowhere"
 
 
 def test_grafana_and_prometheus_find_the_files() -> None:
-    provision: dict[str, Any] = yaml.safe_load((MONITORING / "grafana/provisioning/dashboards/pixelis.yaml").read_text())
+    provision: dict[str, Any] = yaml.safe_load(
+        (MONITORING / "grafana/provisioning/dashboards/pixelis.yaml").read_text()
+    )
     assert [provider["name"] for provider in provision["providers"]] == ["Pixelis", "Ray"]
     boards = [json.loads(file.read_text(encoding="utf-8")) for file in DASHBOARDS]
     assert len({board["uid"] for board in boards}) == len(boards) == 3

@@ -45,20 +45,29 @@ def still(data: dict, op: str = "segment_object_at", **arguments) -> Trajectory:
     """An episode over a picture img0 of 320 x 240 with one observation of that data."""
     images = [ImageView(id="img0", source_size=(320, 240), view_size=(64, 48))]
     observation = Observation(status="ok", id="obs1", data={"op": op, "target": "img0", **data})
-    turns = [Turn(role="user", text="?", images=["img0"]), *turns_of(Action(op=op, arguments=arguments), observation)]
+    turns = [
+        Turn(role="user", text="?", images=["img0"]),
+        *turns_of(Action(op=op, arguments=arguments), observation),
+    ]
     return Trajectory(question_id="q", images=images, turns=turns, answer="x", stop_reason=StopReason.ANSWER)
 
 
 def film(data: dict, images: list[ImageView] | None = None, **arguments) -> Trajectory:
     """An episode over a clip vid0, of which frames 0 and 30 were seen."""
     seen = [
-        ImageView(id=f"vid0.{i}", parent="vid0", frame=n, time=n / 25, source_size=(640, 272), view_size=(80, 34))
+        ImageView(
+            id=f"vid0.{i}", parent="vid0", frame=n, time=n / 25, source_size=(640, 272), view_size=(80, 34)
+        )
         for i, n in enumerate((0, 30))
     ]
-    observation = Observation(status="ok", id="obs1", images=images or [], data={"op": "track_object", "target": "vid0", **data})
+    observation = Observation(
+        status="ok", id="obs1", images=images or [], data={"op": "track_object", "target": "vid0", **data}
+    )
     turns = [Turn(role="user", text="?", images=["vid0.0", "vid0.1"])]
     turns += turns_of(Action(op="track_object", target="vid0", arguments=arguments), observation)
-    return Trajectory(question_id="q", images=seen + (images or []), turns=turns, answer="x", stop_reason=StopReason.ANSWER)
+    return Trajectory(
+        question_id="q", images=seen + (images or []), turns=turns, answer="x", stop_reason=StopReason.ANSWER
+    )
 
 
 def page_of(trajectory: Trajectory, pictures: dict[str, np.ndarray], kind: str = "image") -> Page:
@@ -79,16 +88,32 @@ def decoded(page: Page, alt: str) -> list[np.ndarray]:
 def an_object(**more) -> dict:
     inside = np.zeros((240, 320), bool)
     inside[60:180, 80:240] = True
-    known = {"id": "3f9ac1d2", "kind": "object", "root": "img0", "frame": None, "box": [0.25, 0.25, 0.75, 0.75], "area": 19200}
+    known = {
+        "id": "3f9ac1d2",
+        "kind": "object",
+        "root": "img0",
+        "frame": None,
+        "box": [0.25, 0.25, 0.75, 0.75],
+        "area": 19200,
+    }
     return {**known, "score": 0.87, "method": "grabcut", "mask": masks.encode(inside), **more}
 
 
 def a_track(**more) -> dict:
     boxes = [[0.1 + 0.01 * i, 0.4, 0.2 + 0.01 * i, 0.6] for i in range(31)]
-    known = {"id": "ab12cd34", "root": "vid0", "status": "completed", "frames": list(range(31)), "boxes": boxes}
+    known = {
+        "id": "ab12cd34",
+        "root": "vid0",
+        "status": "completed",
+        "frames": list(range(31)),
+        "boxes": boxes,
+    }
     return {
         **known,
-        "statistics": {"average_speed": {"value": 12.5, "unit": "px/s"}, "is_stationary": {"value": False, "unit": "bool"}},
+        "statistics": {
+            "average_speed": {"value": 12.5, "unit": "px/s"},
+            "is_stationary": {"value": False, "unit": "bool"},
+        },
         **more,
     }
 
@@ -104,14 +129,18 @@ def test_an_object_is_drawn_on_the_picture_with_its_name():
 
 def test_properties_are_lines_with_units_and_the_object_is_drawn_again():
     trajectory = still({"objects": [an_object()]})
-    values = {"mean": {"value": [230, 144, 54], "unit": "RGB 0..255"}, "histogram": {"value": [[0.1] * 8] * 3, "unit": "ratio"}}
+    values = {
+        "mean": {"value": [230, 144, 54], "unit": "RGB 0..255"},
+        "histogram": {"value": [[0.1] * 8] * 3, "unit": "ratio"},
+    }
     data = {
         "op": "get_properties",
         "target": "img0",
         "properties": {"color": values, "size": {"area_pixels": {"value": 19200, "unit": "px^2"}}},
     }
     trajectory.turns += turns_of(
-        Action(op="get_properties", arguments={"object": "3f9ac1d2"}), Observation(status="ok", id="obs2", data=data)
+        Action(op="get_properties", arguments={"object": "3f9ac1d2"}),
+        Observation(status="ok", id="obs2", data=data),
     )
     page = page_of(trajectory, {"img0": grey()})
     assert [len(decoded(page, alt)) for alt in ("What was found", "The target of the call")] == [1, 1]
@@ -134,7 +163,9 @@ def test_read_text_is_a_numbered_list_and_drawn_on_its_crop():
         images = images + observation.images
         pictures |= {view.id: pixels for view, pixels in zip(observation.images, views, strict=True)}
         turns += turns_of(action, observation)
-    trajectory = Trajectory(question_id="q", images=images, turns=turns, answer="x", stop_reason=StopReason.ANSWER)
+    trajectory = Trajectory(
+        question_id="q", images=images, turns=turns, answer="x", stop_reason=StopReason.ANSWER
+    )
     page = page_of(trajectory, pictures)
     assert "Region-based segmentation" in page.text
     assert len(page.all("ol", "read")) == 1
@@ -164,9 +195,14 @@ def test_a_track_is_drawn_on_frames_with_its_statistics():
 
 def test_frames_that_were_chosen_show_number_time_and_later_zooms():
     clip_size = {"source_size": (640, 272), "view_size": (80, 34)}
-    chosen = [ImageView(id=f"obs1.{i}", parent="vid0", frame=n, time=n / 25, **clip_size) for i, n in enumerate((10, 50))]
+    chosen = [
+        ImageView(id=f"obs1.{i}", parent="vid0", frame=n, time=n / 25, **clip_size)
+        for i, n in enumerate((10, 50))
+    ]
     trajectory = film({"frames": [{"index": 10, "time": 0.4}, {"index": 50, "time": 2.0}]}, chosen)
-    crop = ImageView(id="obs2", parent="obs1.1", box=(0.5, 0.5, 1, 1), source_size=(320, 136), view_size=(80, 34))
+    crop = ImageView(
+        id="obs2", parent="obs1.1", box=(0.5, 0.5, 1, 1), source_size=(320, 136), view_size=(80, 34)
+    )
     trajectory.images.append(crop)
     trajectory.turns += turns_of(
         Action(op="zoom_in", target="obs1.1", arguments={"box": [0.5, 0.5, 1, 1]}),
@@ -196,7 +232,9 @@ def test_hostile_observations_stay_text():
         "objects": [an_object(id=HOSTILE, method=HOSTILE)],
         "lines": [{"text": HOSTILE, "box": [0, 0, 1, 1], "confidence": HOSTILE}],
         "tracks": [a_track(id=HOSTILE, status=HOSTILE, statistics={HOSTILE: bad})],
-        "properties": {HOSTILE: {HOSTILE: {"value": HOSTILE, "unit": HOSTILE}, "list": [HOSTILE], "map": bad}},
+        "properties": {
+            HOSTILE: {HOSTILE: {"value": HOSTILE, "unit": HOSTILE}, "list": [HOSTILE], "map": bad}
+        },
     }
     page = page_of(still(data), {"img0": grey()})
     assert {tag for tag, _ in page.elements} <= ALLOWED
@@ -221,12 +259,18 @@ names = [
     "kind",
 ]
 anything = st.recursive(
-    numbers, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(names), inner, max_size=5), max_leaves=15
+    numbers,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(names), inner, max_size=5),
+    max_leaves=15,
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.sampled_from(["objects", "lines", "tracks", "properties", "frames"]), anything, max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(["objects", "lines", "tracks", "properties", "frames"]), anything, max_size=4
+    )
+)
 def test_malformed_data_still_gives_a_page(data):
     for trajectory in (still(data), film(data)):
         page_of(trajectory, {"img0": grey(24, 32), "vid0.0": grey(24, 32)})

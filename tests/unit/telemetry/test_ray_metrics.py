@@ -30,7 +30,13 @@ def test_only_finite_numbers_are_published(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(util=types.SimpleNamespace(metrics=fake)))
     monkeypatch.setitem(sys.modules, "ray.util", types.SimpleNamespace(metrics=fake))
     monkeypatch.setattr(metrics, "_instruments", {})
-    values = {"reward/accuracy": 0.5, "policy/loss": float("nan"), "note": "text", "flag": True, "rollout/n": 3}
+    values = {
+        "reward/accuracy": 0.5,
+        "policy/loss": float("nan"),
+        "note": "text",
+        "flag": True,
+        "rollout/n": 3,
+    }
     metrics.publish(values, tags={"stage": "rft"})
     assert published == {
         "pixelis_reward_accuracy": (0.5, {"stage": "rft"}, ("stage",)),

@@ -1,4 +1,6 @@
-"""Reports: one self-contained file with all results, in which no text of a model, dataset or user becomes markup."""
+"""Reports: one self-contained file with all results, in which no text of a model, dataset or user becomes
+markup.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class Page(HTMLParser):
         return " ".join("".join(self.words).split())
 
     def all(self, tag: str, cls: str | None = None) -> list[dict[str, str | None]]:
-        return [a for t, a in self.elements if t == tag and (cls is None or cls in (a.get("class") or "").split())]
+        return [
+            a for t, a in self.elements if t == tag and (cls is None or cls in (a.get("class") or "").split())
+        ]
 
 
 def picture(height: int = 768, width: int = 1024) -> np.ndarray:
@@ -72,18 +76,30 @@ def episode(question: str = "Which digit?", answer: str | None = "7", **rewards:
     """Zooms, zooms into the crop, fails once, answers."""
     views = [
         ImageView(id="img0", source_size=(1024, 768), view_size=(64, 48)),
-        ImageView(id="obs1", parent="img0", box=(0.25, 0.5, 0.75, 1.0), source_size=(512, 384), view_size=(64, 48)),
-        ImageView(id="obs2", parent="obs1", box=(0.5, 0.0, 1.0, 0.5), source_size=(256, 192), view_size=(64, 48)),
+        ImageView(
+            id="obs1", parent="img0", box=(0.25, 0.5, 0.75, 1.0), source_size=(512, 384), view_size=(64, 48)
+        ),
+        ImageView(
+            id="obs2", parent="obs1", box=(0.5, 0.0, 1.0, 0.5), source_size=(256, 192), view_size=(64, 48)
+        ),
     ]
     turns = [Turn(role="user", text="<|im_start|>user\n" + "<|image_pad|>" * 12 + question, images=["img0"])]
     for view in views[1:]:
         call = Action(op="zoom_in", target=view.parent or "", arguments={"box": view.box})
-        turns.append(Turn(role="assistant", text=f"<think>{question}</think><tool_call>{{}}</tool_call>", action=call))
+        turns.append(
+            Turn(role="assistant", text=f"<think>{question}</think><tool_call>{{}}</tool_call>", action=call)
+        )
         seen = Observation(status="ok", id=view.id, images=[view])
         turns.append(Turn(role="tool", text="<tool_response>", images=[view.id], observation=seen))
     turns.append(Turn(role="assistant", text="<tool_call>{", error="bad_json"))
-    turns.append(Turn(role="tool", text="error", observation=Observation(status="error", code="bad_json", text=question)))
-    turns.append(Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.2]))
+    turns.append(
+        Turn(
+            role="tool", text="error", observation=Observation(status="error", code="bad_json", text=question)
+        )
+    )
+    turns.append(
+        Turn(role="assistant", text=f"<answer>{answer}</answer>", tokens=[1, 2], log_probs=[-0.1, -0.2])
+    )
     trajectory = Trajectory(
         question_id="q",
         images=views,
@@ -118,7 +134,14 @@ def svg_of(series: dict) -> ElementTree.Element:
 
 def arm(name: str, accuracy: float, rapr: float) -> dict:
     ends = [accuracy - 0.03, accuracy + 0.03]
-    return {"name": name, "accuracy": accuracy, "ci95": ends, "n": 500, "rapr": rapr, "tool_error_rate": 0.01 if rapr else 0.0}
+    return {
+        "name": name,
+        "accuracy": accuracy,
+        "ci95": ends,
+        "n": 500,
+        "rapr": rapr,
+        "tool_error_rate": 0.01 if rapr else 0.0,
+    }
 
 
 SUMMARY = {
@@ -195,7 +218,8 @@ def test_an_empty_run_still_gives_a_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "summary", [{"arms": [{"name": "rft"}]}, {"arms": "none", "shift": 3, "paired": None, "seconds": {"x": None}}]
+    "summary",
+    [{"arms": [{"name": "rft"}]}, {"arms": "none", "shift": 3, "paired": None, "seconds": {"x": None}}],
 )
 def test_a_summary_with_holes_is_no_error(summary):
     Page(render_report(summary, [], []))
@@ -230,7 +254,8 @@ def test_boxes_are_drawn_where_the_policy_zoomed():
     page = page_of(episode(accuracy=1.0))
     first, second = page.all("span", "box")
     assert first["style"] == "left:25.00%;top:50.00%;width:50.00%;height:50.00%"
-    assert second["style"] == "left:50.00%;top:50.00%;width:25.00%;height:25.00%"  # a crop of the crop, in the whole picture
+    # A crop of the crop, in the whole picture
+    assert second["style"] == "left:50.00%;top:50.00%;width:25.00%;height:25.00%"
     assert len(page.all("span", "mark")) == 2
 
 
@@ -306,7 +331,9 @@ def test_charts_are_well_formed_and_inside_their_frame():
     assert line_chart({"empty": []}) is None
 
 
-@pytest.mark.parametrize("points", [[(1, 5.0)], [(i, -1e9 * i) for i in range(1000)], [(0, 0), (1, 0)], [(1, 1e-12), (2, 3e-12)]])
+@pytest.mark.parametrize(
+    "points", [[(1, 5.0)], [(i, -1e9 * i) for i in range(1000)], [(0, 0), (1, 0)], [(1, 1e-12), (2, 3e-12)]]
+)
 def test_charts_of_odd_data(points):
     line = svg_of({"x": points}).find("polyline")
     assert line is not None

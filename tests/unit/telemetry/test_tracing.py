@@ -58,7 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_request_is_one_trace_over_its_processes_and_joins_that_of_its_caller(folder: Path) -> None:
     traces = tracing.read(folder / "traces")
     assert list(traces) == [CALLER.split("-")[1]]
-    rows = [(depth, span["name"], span["service"]) for depth, span in tracing.tree(next(iter(traces.values())))]
+    rows = [
+        (depth, span["name"], span["service"]) for depth, span in tracing.tree(next(iter(traces.values())))
+    ]
     assert rows == [
         (0, "POST /v1/agent", "gateway"),
         (1, "rollout", "gateway"),
@@ -83,7 +85,9 @@ def test_files_are_otlp_json_with_ids_in_hex(folder: Path) -> None:
 
 def test_an_incomplete_line_costs_no_other_span(folder: Path, tmp_path: Path) -> None:
     for path in (folder / "traces").glob("*.jsonl"):
-        (tmp_path / path.name).write_text('{"resourceSpans": [{"resour\n[]\n' + path.read_text() + '{"resourceSpans')
+        (tmp_path / path.name).write_text(
+            '{"resourceSpans": [{"resour\n[]\n' + path.read_text() + '{"resourceSpans'
+        )
     assert sum(map(len, tracing.read(tmp_path).values())) == 6
 
 
@@ -123,7 +127,12 @@ def test_the_command_lists_traces_and_draws_one(
     page = (folder / "traces" / f"{id}.html").read_text()
     assert "zoom_in" in page
     assert "30" in page
-    for arguments, code in (((str(folder), "ffff"), 1), ((str(folder.parent / "none"),), 1), ((), 2), ((str(folder), "--x"), 2)):
+    for arguments, code in (
+        ((str(folder), "ffff"), 1),
+        ((str(folder.parent / "none"),), 1),
+        ((), 2),
+        ((str(folder), "--x"), 2),
+    ):
         refused, _, problem = trace(*arguments)
         assert refused == code
         assert "fix:" in problem

@@ -71,7 +71,10 @@ def test_a_job_does_not_start_without_a_configured_tracker(tmp_path, monkeypatch
     if package in ("wandb", "tensorboardX"):  # installed
         trackers.require_trackers(config(tmp_path / "run", name))
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependency, match=package) as caught, run_folder(config(tmp_path / "run", name)):
+    with (
+        pytest.raises(MissingDependency, match=package) as caught,
+        run_folder(config(tmp_path / "run", name)),
+    ):
         pass
     assert f"telemetry.{name}=false" in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -154,7 +157,9 @@ def test_wandb_without_a_network_writes_offline(tmp_path, caplog, monkeypatch):
     with caplog.at_level(logging.WARNING), Tracker(config(tmp_path, "wandb")) as tracker:
         tracker.log(3, METRICS)
     assert calls == ["online", "offline", (3, {"reward/accuracy": 0.5}), "finished"]
-    assert [r.message for r in caplog.records] == ["cannot reach Weights & Biases, writing offline instead: no such host"]
+    assert [r.message for r in caplog.records] == [
+        "cannot reach Weights & Biases, writing offline instead: no such host"
+    ]
 
 
 def test_no_tracker_is_the_default(tmp_path):

@@ -1,4 +1,7 @@
-"""The text of synthesised demonstrations: the YAML files of this folder. The tests check their placeholders."""
+"""The text of synthesised demonstrations: the YAML files of this folder.
+
+The tests check their placeholders.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Golden demonstrations by task: from annotated media to a question with the turns that answer it.
 
-A form of question chooses its subject from the annotations, executes the operations and gives the annotated answer. Where
-the operations contradict the annotations, the sample is dropped with a code: ``outline_differs``, ``text_differs``,
-``track_differs``, ``measure_differs``, ``not_shown``, or that of a refused operation.
+A form of question chooses its subject from the annotations, executes the operations and gives the annotated
+answer. Where the operations contradict the annotations, the sample is dropped with a code:
+``outline_differs``, ``text_differs``, ``track_differs``, ``measure_differs``, ``not_shown``, or that of a
+refused operation.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ class Task:
 
     def available(self, operations: Container[str]) -> list[str]:
         """The forms that call these operations only."""
-        return [form for form in self.forms if form not in self.operations or self.operations[form] in operations]
+        return [
+            form for form in self.forms if form not in self.operations or self.operations[form] in operations
+        ]
 
-    def make(self, question: Question, rng: np.random.Generator, executor: Executor, style: Style = "full") -> Demonstration:
+    def make(
+        self, question: Question, rng: np.random.Generator, executor: Executor, style: Style = "full"
+    ) -> Demonstration:
         """A golden demonstration about annotated media; the same arguments give the same demonstration.
 
         Forms are tried in random order until one fits the annotations. DataFailure says why none does.
@@ -54,7 +59,10 @@ def check_operations(names: Iterable[str], operations: Container[str]) -> None:
     for name in names:
         if name in TASKS and not TASKS[name].available(operations):
             missing = ", ".join(dict.fromkeys(TASKS[name].operations.values()))
-            raise BadConfig(f"synthesis.tasks.{name} needs one of the operations {missing}", fix="add it to toolbox.operations")
+            raise BadConfig(
+                f"synthesis.tasks.{name} needs one of the operations {missing}",
+                fix="add it to toolbox.operations",
+            )
 
 
 TASKS: dict[str, Task] = {

@@ -25,7 +25,9 @@ TWO_ZOOMS_SHARE = 0.25
 # Details
 
 
-def _approach(sample: Sample, region: Region, what: str, remark: bool = True, twice: bool | None = None) -> None:
+def _approach(
+    sample: Sample, region: Region, what: str, remark: bool = True, twice: bool | None = None
+) -> None:
     """Zoom to a thing; if ``twice``, in two steps of which the first is too wide. None decides at random."""
     target, side = region.media, max(region.box[2] - region.box[0], region.box[3] - region.box[1])
     where = "" if " in the " in what else sample.position(region)
@@ -71,7 +73,12 @@ def _digit_of(sample: Sample, region: Region) -> Demonstration:
     colour, value = naming.colour_of(region), str(region.attributes["digit"])
     sample.ask(colour=colour)
     if sample.level != "simple":
-        _approach(sample, region, f"the {colour} frame", twice=None if sample.level is None else sample.level == "hard")
+        _approach(
+            sample,
+            region,
+            f"the {colour} frame",
+            twice=None if sample.level is None else sample.level == "hard",
+        )
     return sample.done(value, value=value)
 
 
@@ -126,7 +133,9 @@ def _isolated(sample: Sample) -> list[Region]:
         region
         for region in _small(isolated)
         if region.label not in excluded
-        and all(geometry.covered(region.box, other.box) < 0.1 for other in sample.regions if other is not region)
+        and all(
+            geometry.covered(region.box, other.box) < 0.1 for other in sample.regions if other is not region
+        )
     ]
 
 
@@ -159,7 +168,9 @@ def _wrong_colours(sample: Sample, value: str) -> list[str]:
 
 
 def colour(sample: Sample) -> Demonstration:
-    """The colour of a thing, measured inside its outline, or whether it has a colour that the question names."""
+    """The colour of a thing, measured inside its outline, or whether it has a colour that the question
+    names.
+    """
     region, value = _coloured(sample, sample.named)
     what = sample.names[region.id]
     right = sample.chance(0.5)
@@ -172,7 +183,9 @@ def colour(sample: Sample) -> Demonstration:
     name = _measured_colour(sample, region, value)
     if yes_no:
         return sample.done_yes_no(right, value=value)
-    return _colour_done(sample, region, value, name, _wrong_colours(sample, value) if sample.chance(0.3) else ())
+    return _colour_done(
+        sample, region, value, name, _wrong_colours(sample, value) if sample.chance(0.3) else ()
+    )
 
 
 def _measured_colour(sample: Sample, region: Region, value: str) -> str:
@@ -183,7 +196,9 @@ def _measured_colour(sample: Sample, region: Region, value: str) -> str:
     return name
 
 
-def _colour_done(sample: Sample, region: Region, value: str, name: str, wrong: Sequence[str] = ()) -> Demonstration:
+def _colour_done(
+    sample: Sample, region: Region, value: str, name: str, wrong: Sequence[str] = ()
+) -> Demonstration:
     case, also = ("default", []) if name == value else ("renamed", [name])
     what = sample.description(region)
     return sample.done(value, case, also=also, wrong=wrong, what=what, value=value, measured=name)
@@ -231,7 +246,9 @@ def share(sample: Sample) -> Demonstration:
     # Segmented outlines are seldom as exact as this form requires, so it is tried less often.
     sample.require(truth is not None and truth.mean() > 0.005 and sample.chance(0.3))
     assert truth is not None
-    value = 100 * sample.measure(sample.segment(region), region, ["size"], "relative size")["size.relative_size"]
+    value = (
+        100 * sample.measure(sample.segment(region), region, ["size"], "relative size")["size.relative_size"]
+    )
     exact = 100 * float(truth.mean())
     sample.check(abs(value - exact) <= 0.045 * exact, "measure_differs")
     answer = f"{value:.2f}"
@@ -276,7 +293,9 @@ def _next_to(sample: Sample, region: Region) -> dict[str, Region]:
 def colour_beside(sample: Sample) -> Demonstration:
     """The colour of a thing, then that of the one next to it."""
     sample.require(not _digits(sample))
-    first, colour_of_first = _coloured(sample, [region for region in sample.named if _next_to(sample, region)])
+    first, colour_of_first = _coloured(
+        sample, [region for region in sample.named if _next_to(sample, region)]
+    )
     side, second = sample.pick(list(_next_to(sample, first).items()))
     value = sample.colour(second)
     sample.require(value and value not in naming.noun(second.label).split())
@@ -284,7 +303,9 @@ def colour_beside(sample: Sample) -> Demonstration:
 
     def ask_first(earlier: Sample) -> Demonstration:
         earlier.ask(what=earlier.names[first.id])
-        return _colour_done(earlier, first, colour_of_first, _measured_colour(earlier, first, colour_of_first))
+        return _colour_done(
+            earlier, first, colour_of_first, _measured_colour(earlier, first, colour_of_first)
+        )
 
     sample.follow("attributes", "colour", ask_first)
     sample.ask(side=naming.SIDES[side])
@@ -296,11 +317,16 @@ def colour_beside(sample: Sample) -> Demonstration:
 def thing_beside(sample: Sample) -> Demonstration:
     """The label of the only thing in a part of the picture, then that of the one next to it."""
     isolated, small = _isolated(sample), {region.id for region in _small(sample.regions)}
-    pairs = [(r, side, other) for r in isolated for side, other in _next_to(sample, r).items() if other.id in small]
+    pairs = [
+        (r, side, other) for r in isolated for side, other in _next_to(sample, r).items() if other.id in small
+    ]
     first, side, second = sample.pick([pair for pair in pairs if pair[2].label not in naming.GENERIC_LABELS])
     sample.follow("detail_perception", "what_is_there", lambda earlier: _label_at(earlier, first))
     sample.ask(side=naming.SIDES[side])
-    where = f"the thing {naming.PREPOSITIONS[side]} the {naming.noun(first.label)} in the {naming.position(first.box)}"
+    where = (
+        f"the thing {naming.PREPOSITIONS[side]} the {naming.noun(first.label)} in the "
+        f"{naming.position(first.box)}"
+    )
     _approach(sample, second, where)
     return sample.done(second.label, thing=naming.article(naming.noun(second.label)))
 
@@ -329,4 +355,10 @@ DETAILS: dict[str, Form] = {
     "what_is_there": what_is_there,
     "detail_colour": detail_colour,
 }
-ATTRIBUTES: dict[str, Form] = {"colour": colour, "quadrant": quadrant, "wider": wider, "share": share, "corners": corners}
+ATTRIBUTES: dict[str, Form] = {
+    "colour": colour,
+    "quadrant": quadrant,
+    "wider": wider,
+    "share": share,
+    "corners": corners,
+}

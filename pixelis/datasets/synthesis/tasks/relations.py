@@ -16,14 +16,18 @@ from pixelis.records import Demonstration, Region
 from pixelis.rewards.scorers import box_iou
 
 MIN_RATIO = 1.15
-"""Ratio of annotated sizes from which on their difference can be asked for; measured ratios must reach MIN_MEASURED_RATIO."""
+"""Ratio of annotated sizes from which on their difference can be asked for; measured ratios must reach
+MIN_MEASURED_RATIO.
+"""
 MIN_MEASURED_RATIO = 1.05
 MIN_CIRCULARITY_DIFFERENCE = 0.06
 """Difference of circularity, 0..1, from which on it can be asked for."""
 MAX_COUNT = 8
 """Number of things up to which they are counted."""
 MIN_LINE, MIN_ANGLE = 0.15, 30.0
-"""Shortest line that is measured, relative to the longer side of the picture, and smallest angle in degrees."""
+"""Shortest line that is measured, relative to the longer side of the picture, and smallest angle in
+degrees.
+"""
 MIN_DISTANCE = 0.06
 """Distance along one side of the picture, 0..1, from which on a thing lies beside another."""
 
@@ -56,8 +60,12 @@ def _true_value(sample: Sample, region: Region, measure: str) -> float | None:
     return float(values["circularity"] or 0.0)
 
 
-def _pick_pair(sample: Sample, measure: str, clear: Callable[[float, float], bool]) -> tuple[list[Region], list[float]]:
-    """Two named things whose annotated values of a measure differ clearly, in random order, and these values."""
+def _pick_pair(
+    sample: Sample, measure: str, clear: Callable[[float, float], bool]
+) -> tuple[list[Region], list[float]]:
+    """Two named things whose annotated values of a measure differ clearly, in random order, and these
+    values.
+    """
     sample.require(len(sample.named) >= 2)
     for pair in itertools.islice(itertools.combinations(sample.shuffled(sample.named), 2), 6):
         values = [value for region in pair if (value := _true_value(sample, region, measure)) is not None]
@@ -74,13 +82,19 @@ def _clear_circularity(a: float, b: float) -> bool:
     return abs(a - b) >= MIN_CIRCULARITY_DIFFERENCE
 
 
-def _measure_pair(sample: Sample, pair: Sequence[Region], measure: str, quality: str, unit: str) -> list[float]:
+def _measure_pair(
+    sample: Sample, pair: Sequence[Region], measure: str, quality: str, unit: str
+) -> list[float]:
     """Segment and measure one thing after the other; the measured values."""
     values = []
     for region in pair:
-        value = sample.measure(sample.segment(region, locate=True), region, [measure.partition(".")[0]], quality)[measure]
+        value = sample.measure(
+            sample.segment(region, locate=True), region, [measure.partition(".")[0]], quality
+        )[measure]
         text = f"{value:.2f}" if isinstance(value, float) else f"{value}"
-        sample.narrator.remark("measured", what=sample.names[region.id], quality=quality, value=f"{text} {unit}".strip())
+        sample.narrator.remark(
+            "measured", what=sample.names[region.id], quality=quality, value=f"{text} {unit}".strip()
+        )
         values.append(float(value))
     return values
 
@@ -106,7 +120,9 @@ def _comparison(measure: str, quality: str, unit: str, largest: bool = True) -> 
         a, b = _ask_about_pair(sample, pair)
         values = _measure_pair(sample, pair, measure, quality, unit)
         sample.check((values[0] > values[1]) == (truth[0] > truth[1]), "measure_differs")
-        sample.check(circularity or max(values) / max(min(values), 1e-9) >= MIN_MEASURED_RATIO, "measure_differs")
+        sample.check(
+            circularity or max(values) / max(min(values), 1e-9) >= MIN_MEASURED_RATIO, "measure_differs"
+        )
         return _choice_of_two(sample, *((a, b) if (truth[0] > truth[1]) == largest else (b, a)))
 
     return compare
@@ -124,7 +140,9 @@ def is_larger(sample: Sample) -> Demonstration:
 def ratio(sample: Sample) -> Demonstration:
     """The ratio of the areas of two things, the larger one first."""
     sample.require(sample.chance(0.4))  # segmented outlines are seldom as exact as this form requires
-    pair, truth = _pick_pair(sample, "size.area_pixels", lambda a, b: 1.3 * min(a, b) <= max(a, b) <= 9 * min(a, b))
+    pair, truth = _pick_pair(
+        sample, "size.area_pixels", lambda a, b: 1.3 * min(a, b) <= max(a, b) <= 9 * min(a, b)
+    )
     if truth[0] < truth[1]:
         pair, truth = pair[::-1], truth[::-1]
     _ask_about_pair(sample, pair)
@@ -133,26 +151,35 @@ def ratio(sample: Sample) -> Demonstration:
     sample.check(abs(dividend / divisor - exact) <= 0.045 * exact, "measure_differs")
     answer = f"{dividend / divisor:.2f}"
     truth_text = f"{exact:.4g}"
-    return sample.done(answer, scorer="numeric_band", truth=truth_text, dividend=dividend, divisor=divisor, value=answer)
+    return sample.done(
+        answer, scorer="numeric_band", truth=truth_text, dividend=dividend, divisor=divisor, value=answer
+    )
 
 
 # Counting
 
 
 def _groups(sample: Sample) -> dict[str, list[Region]]:
-    """The kinds of things that can be counted: of one label, and of one label and colour if there are several colours."""
+    """The kinds of things that can be counted: of one label, and of one label and colour if there are several
+    colours.
+    """
     excluded = sample.partial | naming.GENERIC_LABELS
     groups: dict[str, list[Region]] = {}
     for region in sample.regions:
         groups.setdefault(naming.noun(region.label), []).append(region)
-    groups = {name: members for name, members in groups.items() if excluded.isdisjoint({name, *(r.label for r in members)})}
+    groups = {
+        name: members
+        for name, members in groups.items()
+        if excluded.isdisjoint({name, *(r.label for r in members)})
+    }
     coloured: dict[str, list[Region]] = {}
     for label, members in groups.items():
         colours = Counter(naming.colour_of(region) for region in members)
         for colour in colours:
             if colour and len(colours) > 1 and None not in colours:
                 coloured[f"{colour} {label}"] = [r for r in members if naming.colour_of(r) == colour]
-    ambiguous = groups.keys() & coloured.keys()  # things labelled "red cup" and cups that are red: neither is all of them
+    # Things labelled "red cup" and cups that are red: neither is all of them
+    ambiguous = groups.keys() & coloured.keys()
     return {name: members for name, members in {**groups, **coloured}.items() if name not in ambiguous}
 
 
@@ -181,7 +208,9 @@ def count(sample: Sample) -> Demonstration:
 def _count_group(sample: Sample, name: str, members: Sequence[Region]) -> Demonstration:
     sample.ask(things=naming.plural(name))
     _count(sample, name, members)
-    return sample.done(str(len(members)), "one" if len(members) == 1 else "several", scorer="count", number=len(members))
+    return sample.done(
+        str(len(members)), "one" if len(members) == 1 else "several", scorer="count", number=len(members)
+    )
 
 
 def another_count(sample: Sample) -> Demonstration:
@@ -218,7 +247,9 @@ def count_choice(sample: Sample) -> Demonstration:
 
 
 def _direction(sample: Sample, pair: Sequence[Region], a: Sequence[float], b: Sequence[float]) -> str | None:
-    """The direction in which box ``a`` clearly lies from box ``b``: beside it along one axis, and closer along the other."""
+    """The direction in which box ``a`` clearly lies from box ``b``: beside it along one axis, and closer
+    along the other.
+    """
     height, width = sample.picture(pair[0]).shape[:2]
     (x, y), (u, v) = geometry.middle(a), geometry.middle(b)
     name = geometry.heading((x - u) * width, (y - v) * height)
@@ -302,7 +333,9 @@ def predicate(sample: Sample) -> Demonstration:
     by_id = {region.id: region for region in sample.named}
     pairs = Counter((r.subject, r.object) for r in sample.annotations.relations)
     unique = [
-        r for r in sample.annotations.relations if pairs[r.subject, r.object] == 1 and {r.subject, r.object} <= by_id.keys()
+        r
+        for r in sample.annotations.relations
+        if pairs[r.subject, r.object] == 1 and {r.subject, r.object} <= by_id.keys()
     ]
     relation = sample.pick(unique)
     pair = by_id[relation.subject], by_id[relation.object]
@@ -358,7 +391,9 @@ def angle(sample: Sample) -> Demonstration:
     sample.ask(a=names[0], b=names[1], c=names[2])
     first, second, corner = _centres(sample, things)
     think = sample.think("angle", names[2])
-    observation = sample.session.call(think, "measure", target=things[0].media, point=first, end_point=second, vertex=corner)
+    observation = sample.session.call(
+        think, "measure", target=things[0].media, point=first, end_point=second, vertex=corner
+    )
     value = f"{observation.data['angle']:.1f}"
     sample.check(abs(float(value) - truth) <= 0.045 * truth, "measure_differs")
     sample.narrator.remark("angle", what=names[2], value=value)
@@ -371,7 +406,9 @@ def marked(sample: Sample) -> Demonstration:
     things = naming.plural(name)
     sample.ask(things=things)
     boxes = [list(geometry.outward(region.box, sample.grid)) for region in members]
-    observation = sample.session.call(sample.think("mark", things), "mark", target=members[0].media, boxes=boxes)
+    observation = sample.session.call(
+        sample.think("mark", things), "mark", target=members[0].media, boxes=boxes
+    )
     number = len(observation.data["boxes"])
     sample.narrator.remark("marked", number=number)
     return sample.done(str(number), "one" if number == 1 else "several", scorer="count", number=number)
@@ -382,27 +419,41 @@ def found(sample: Sample) -> Demonstration:
     name, members = _pick_group(sample)
     sample.ask(things=naming.plural(name))
     think = sample.think("find", naming.plural(name))
-    boxes = [item["box"] for item in sample.session.call(think, "find", target=members[0].media, text=name).data["objects"]]
+    boxes = [
+        item["box"]
+        for item in sample.session.call(think, "find", target=members[0].media, text=name).data["objects"]
+    ]
     best = [max(range(len(members)), key=lambda i: box_iou(box, members[i].box)) for box in boxes]
     overlaps = [box_iou(box, members[i].box) for box, i in zip(boxes, best, strict=True)]
-    sample.check(sorted(best) == list(range(len(members))) and min(overlaps) >= MIN_BOX_IOU, "outline_differs")
+    sample.check(
+        sorted(best) == list(range(len(members))) and min(overlaps) >= MIN_BOX_IOU, "outline_differs"
+    )
     sample.narrator.remark("found", number=len(boxes))
-    return sample.done(str(len(boxes)), "one" if len(boxes) == 1 else "several", scorer="count", number=len(boxes))
+    return sample.done(
+        str(len(boxes)), "one" if len(boxes) == 1 else "several", scorer="count", number=len(boxes)
+    )
 
 
 def _compare_pictures(sample: Sample) -> tuple[list[Region], list[Sequence[float]]]:
-    """Compare the two pictures; the things whose annotations differ, in the first picture, and the measured places."""
+    """Compare the two pictures; the things whose annotations differ, in the first picture, and the measured
+    places.
+    """
     ids = [item.id for item in sample.question.media if item.kind == "image"]
     sample.require(len(ids) == 2)
     first, second = ([r for r in sample.annotations.regions if r.media == name] for name in ids)
     sample.require(first and [r.box for r in first] == [r.box for r in second])
-    changed = [a for a, b in zip(first, second, strict=True) if (a.label, a.attributes) != (b.label, b.attributes)]
+    changed = [
+        a for a, b in zip(first, second, strict=True) if (a.label, a.attributes) != (b.label, b.attributes)
+    ]
     sample.require(len(changed) <= 1 and (changed or sample.form == "same"))
     sample.ask()
     think = sample.think("compare", "the two pictures")
     boxes = sample.session.call(think, "compare", target=ids[0], other=ids[1]).data["boxes"]
     sample.check(bool(boxes) == bool(changed), "measure_differs")
-    sample.check(not changed or geometry.covered(boxes[0], geometry.grown(changed[0].box, 0.05)) > 0.9, "measure_differs")
+    sample.check(
+        not changed or geometry.covered(boxes[0], geometry.grown(changed[0].box, 0.05)) > 0.9,
+        "measure_differs",
+    )
     return changed, boxes
 
 

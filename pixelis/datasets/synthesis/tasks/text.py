@@ -27,10 +27,14 @@ def normalised(text: str) -> str:
 
 
 def _all_lines(sample: Sample) -> list[tuple[Line, Box]]:
-    """All text of the first picture, legible or not, with boxes: its lines, or its words where no lines are annotated."""
+    """All text of the first picture, legible or not, with boxes: its lines, or its words where no lines are
+    annotated.
+    """
     media = sample.first_media("image")
     texts = [line for line in sample.annotations.lines if line.media == media and line.frame is None]
-    lines = [line for line in texts if line.level == "line"] or [line for line in texts if line.level == "word"]
+    lines = [line for line in texts if line.level == "line"] or [
+        line for line in texts if line.level == "word"
+    ]
     return [(line, line.box) for line in lines if line.box is not None]
 
 
@@ -44,15 +48,22 @@ def _lines(sample: Sample) -> list[tuple[Line, Box]]:
 
 
 def _isolated(sample: Sample) -> list[tuple[Line, Box, str]]:
-    """Lines that can be asked for and are the only text in their ninth of the picture, with the name of that ninth."""
+    """Lines that can be asked for and are the only text in their ninth of the picture, with the name of that
+    ninth.
+    """
     lines = _all_lines(sample)
     cells = [naming.position(box) for _, box in lines]
-    isolated = [(line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1]
+    isolated = [
+        (line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1
+    ]
     return [item for item in isolated if _suitable(item[0])]
 
 
 def _read(sample: Sample, line: Line, box: Box) -> None:
-    """Zoom in, in most samples, and read. DataFailure ``text_differs`` when the reading is not the annotation."""
+    """Zoom in, in most samples, and read.
+
+    DataFailure ``text_differs`` when the reading is not the annotation.
+    """
     what = f"the text in the {naming.position(box)}"
     view = geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
     target, region = line.media, view
@@ -84,10 +95,14 @@ def extreme(sample: Sample) -> Demonstration:
     """The topmost, lowest, leftmost or rightmost text."""
     lines = _all_lines(sample)
     sample.require(len(lines) >= 2)
-    axis, sign, which = sample.pick([(1, 1, "topmost"), (1, -1, "lowest"), (0, 1, "leftmost"), (0, -1, "rightmost")])
+    axis, sign, which = sample.pick(
+        [(1, 1, "topmost"), (1, -1, "lowest"), (0, 1, "leftmost"), (0, -1, "rightmost")]
+    )
     (line, box), *others = sorted(lines, key=lambda pair: sign * pair[1][axis + (0 if sign > 0 else 2)])
     middle = geometry.middle(box)[axis]
-    sample.require(_suitable(line) and all(sign * (geometry.middle(other)[axis] - middle) > 0.05 for _, other in others))
+    sample.require(
+        _suitable(line) and all(sign * (geometry.middle(other)[axis] - middle) > 0.05 for _, other in others)
+    )
     sample.ask(which=which)
     _read(sample, line, box)
     return sample.done(line.text, scorer=_scorer(line.text))
@@ -113,7 +128,9 @@ def ordinal(sample: Sample) -> Demonstration:
     line, box, where = sample.pick([item for item in _isolated(sample) if len(item[0].text.split()) >= 2])
     words = line.text.split()
     index = int(sample.rng.integers(len(words)))
-    nth = "last" if index == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[min(index, 4)]
+    nth = (
+        "last" if index == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[min(index, 4)]
+    )
     sample.require(index < 5 or nth == "last")
     sample.ask(nth=nth, where=where)
     _read(sample, line, box)
@@ -122,7 +139,9 @@ def ordinal(sample: Sample) -> Demonstration:
 
 def number(sample: Sample) -> Demonstration:
     """A number in a part of the picture."""
-    line, box, where = sample.pick([item for item in _isolated(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)])
+    line, box, where = sample.pick(
+        [item for item in _isolated(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)]
+    )
     sample.ask(where=where)
     _read(sample, line, box)
     return sample.done(line.text, value=line.text)
@@ -166,7 +185,9 @@ def given(sample: Sample) -> Demonstration:
     line, box, truth = matches[0]
     sample.ask()
     _read(sample, line, box)
-    return sample.done(truth, scorer=sample.question.scorer, also=[t for t in truths if t != truth], value=truth)
+    return sample.done(
+        truth, scorer=sample.question.scorer, also=[t for t in truths if t != truth], value=truth
+    )
 
 
 # Text that must be changed before it can be read
@@ -179,8 +200,13 @@ def _impaired(sample: Sample, shift: str) -> tuple[Line, Box, str]:
     return line, box, f"the text in the {where}"
 
 
-def _show(sample: Sample, line: Line, box: Box, what: str, aim: str, op: str, **arguments: Any) -> Mapping[str, Any]:
-    """Show the text by an operation, perhaps after a zoom; the operation's data. ``text_differs`` unless its view can be read."""
+def _show(
+    sample: Sample, line: Line, box: Box, what: str, aim: str, op: str, **arguments: Any
+) -> Mapping[str, Any]:
+    """Show the text by an operation, perhaps after a zoom; the operation's data.
+
+    ``text_differs`` unless its view can be read.
+    """
     view = geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
     if sample.chance(IMPAIRED_ZOOM_SHARE):
         target, _ = sample.zoom(view, sample.think("zoom", what), line.media, box)
@@ -190,7 +216,11 @@ def _show(sample: Sample, line: Line, box: Box, what: str, aim: str, op: str, **
     observation = sample.session.call(sample.think(aim, what), op, target=target, **arguments, **place)
     pixels = sample.session.view(str(observation.images[0].id))
     lines, _ = read_text.read(pixels, (0, 0, pixels.shape[1], pixels.shape[0]))
-    upright = [item.text for item in lines if item.quad[1][0] - item.quad[0][0] > abs(item.quad[1][1] - item.quad[0][1])]
+    upright = [
+        item.text
+        for item in lines
+        if item.quad[1][0] - item.quad[0][0] > abs(item.quad[1][1] - item.quad[0][1])
+    ]
     sample.check(normalised(" ".join(upright)) == normalised(line.text), "text_differs")
     sample.narrator.remark("legible", what=what)
     return observation.data
@@ -225,7 +255,9 @@ def text_beside(sample: Sample) -> Demonstration:
         others = [item for item in _all_lines(sample) if item[0] is not line]
         height, width = sample.picture(line).shape[:2]
         beside = geometry.neighbours(box, [other for _, other in others], width, height)
-        pairs += [(line, box, where, side, *others[i]) for side, i in beside.items() if _suitable(others[i][0])]
+        pairs += [
+            (line, box, where, side, *others[i]) for side, i in beside.items() if _suitable(others[i][0])
+        ]
     first, first_box, where, side, line, box = sample.pick(pairs)
 
     def ask_first(earlier: Sample) -> Demonstration:

@@ -1,4 +1,6 @@
-"""Tasks about clips: when something happens, found in selected frames or by a search, and how something moves."""
+"""Tasks about clips: when something happens, found in selected frames or by a search, and how something
+moves.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from pixelis.records import Box, Demonstration, Event, Region
 from pixelis.rewards.scorers import box_iou
 
 MIN_TRACK_IOU = 0.5
-"""Mean IoU of a track with the annotated boxes, below which it is lost; its last box may be off a little more."""
+"""Mean IoU of a track with the annotated boxes, below which it is lost; its last box may be off a little
+more.
+"""
 MIN_LAST_IOU = 0.4
 SEGMENT_SHARE = 0.25
 """Share of tracks that begin with a segmented object in the first frame instead of a box."""
@@ -63,7 +67,9 @@ def _show_frames(sample: Sample, times: Sequence[float]) -> list[float]:
     clip = _clip(sample)
     frames = sorted({clip.at(time) for time in times})
     moments = naming.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
-    think = sample.think("frames", f"the frames at {moments}" if len(frames) > 1 else f"the frame at {moments}")
+    think = sample.think(
+        "frames", f"the frames at {moments}" if len(frames) > 1 else f"the frame at {moments}"
+    )
     arguments: dict[str, Any] = {"frames": frames}
     if not sample.chance(0.5):
         arguments = {"times": [math.ceil(1000 * float(clip.times[frame]) - 1e-3) / 1000 for frame in frames]}
@@ -78,14 +84,18 @@ def _remark_event(sample: Sample, event: Event, times: Sequence[float]) -> None:
     present = [f"{time:.2f} s" for time in times if _inside(event, time)]
     absent = [f"{time:.2f} s" for time in times if not _inside(event, time)]
     if present and absent:
-        sample.narrator.remark("holds", event=event.text, present=naming.listed(present), absent=naming.listed(absent))
+        sample.narrator.remark(
+            "holds", event=event.text, present=naming.listed(present), absent=naming.listed(absent)
+        )
     else:
         kind = "holds_everywhere" if present else "holds_nowhere"
         sample.narrator.remark(kind, event=event.text, times=naming.listed(present or absent))
 
 
 def begins(sample: Sample) -> Demonstration:
-    """When an event begins: frames of the whole clip, then frames between the last one without and the first one with it."""
+    """When an event begins: frames of the whole clip, then frames between the last one without and the first
+    one with it.
+    """
     event = sample.pick([event for event in _events(sample) if event.start >= 0.5])
     sample.ask(event=event.text)
     clip = _clip(sample)
@@ -144,7 +154,12 @@ def holds(sample: Sample) -> Demonstration:
     event, clip = sample.pick(_events(sample)), _clip(sample)
     times = [float(time) for time in clip.times if _clear(event, round(float(time), 1))]
     present = sample.chance(0.5)
-    time = round(sample.pick([t for t in times if _inside(event, t) == present and _inside(event, round(t, 1)) == present]), 1)
+    time = round(
+        sample.pick(
+            [t for t in times if _inside(event, t) == present and _inside(event, round(t, 1)) == present]
+        ),
+        1,
+    )
     sample.ask(event=event.text, time=time)
     shown = _show_frames(sample, [time])
     sample.check(_inside(event, shown[0]) == present, "not_shown")
@@ -156,14 +171,18 @@ def happens(sample: Sample) -> Demonstration:
     """Which of the annotated events is going on at a moment."""
     events, clip = _events(sample), _clip(sample)
     sample.require(len(events) >= 2)
-    times = [round(float(t), 1) for t in clip.times if all(_clear(event, round(float(t), 1)) for event in events)]
+    times = [
+        round(float(t), 1) for t in clip.times if all(_clear(event, round(float(t), 1)) for event in events)
+    ]
     time = sample.pick([t for t in times if sum(_inside(event, t) for event in events) == 1])
     event = next(event for event in events if _inside(event, time))
     sample.ask(time=time)
     shown = _show_frames(sample, [time])
     sample.check([e for e in events if _inside(e, shown[0])] == [event], "not_shown")
     _remark_event(sample, event, shown)
-    return sample.done(event.text, wrong=sample.shuffled([e.text for e in events if e is not event])[:3], event=event.text)
+    return sample.done(
+        event.text, wrong=sample.shuffled([e.text for e in events if e is not event])[:3], event=event.text
+    )
 
 
 # Moments that a search finds
@@ -175,7 +194,9 @@ def _search(sample: Sample, event: str) -> tuple[Event, list[float]]:
     sample.require(sample.question.meta.get("event") == event)
     annotated = sample.pick([e for e in sample.annotations.events if e.media == media])
     sample.ask()
-    observation = sample.session.call(sample.think(event, "the clip"), "search_clip", target=media, event=event)
+    observation = sample.session.call(
+        sample.think(event, "the clip"), "search_clip", target=media, event=event
+    )
     times = [float(moment["time"]) for moment in observation.data["moments"]]
     sample.check(times, "not_shown")
     return annotated, times
@@ -235,24 +256,37 @@ class Track:
 
 
 def _tracks(sample: Sample) -> list[Track]:
-    """Tracks of ten frames or more that can be named: by their label, or by their position in their first frame."""
+    """Tracks of ten frames or more that can be named: by their label, or by their position in their first
+    frame.
+    """
     media = sample.first_media("video")
     regions: dict[str, list[Region]] = {}
     for region in sample.annotations.regions:
-        if region.media == media and region.frame is not None and region.track is not None and region.label.strip():
+        if (
+            region.media == media
+            and region.frame is not None
+            and region.track is not None
+            and region.label.strip()
+        ):
             regions.setdefault(region.track, []).append(region)
     labels = Counter(members[0].label for members in regions.values())
     tracks = []
     for members in regions.values():
         members = sorted(members, key=lambda region: int(region.frame or 0))
         start = members[0]
-        followed = [region for region in members if int(region.frame or 0) < int(start.frame or 0) + MAX_FRAMES]
+        followed = [
+            region for region in members if int(region.frame or 0) < int(start.frame or 0) + MAX_FRAMES
+        ]
         if len(followed) < 10:
             continue
         what = f"the {naming.noun(start.label)}"
         if labels[start.label] > 1 or start.label in sample.partial:
             cell = naming.position(start.box)
-            peers = [r for r in sample.annotations.regions if (r.frame, r.label, r.media) == (start.frame, start.label, media)]
+            peers = [
+                r
+                for r in sample.annotations.regions
+                if (r.frame, r.label, r.media) == (start.frame, start.label, media)
+            ]
             if sum(naming.position(r.box) == cell for r in peers) > 1:
                 continue
             what = f"{what} that is in the {cell} in frame {start.frame}"
@@ -265,11 +299,14 @@ def _ask(sample: Sample, *tracks: Track, **slots: object) -> None:
     sample.ask(**slots)
     for track in tracks:
         if track.shortened:
-            sample.text += f" Follow {track.what} from frame {track.frames[0]} to frame {track.frames[-1]} only."
+            sample.text += (
+                f" Follow {track.what} from frame {track.frames[0]} to frame {track.frames[-1]} only."
+            )
 
 
 def _follow(sample: Sample, track: Track) -> tuple[dict[str, Any], list[Box]]:
-    """Show the first frame and track to the last; the operation's record and its boxes in the annotated frames.
+    """Show the first frame and track to the last; the operation's record and its boxes in the annotated
+    frames.
 
     ``track_differs`` when the tracker loses the thing or follows something else.
     """
@@ -281,23 +318,33 @@ def _follow(sample: Sample, track: Track) -> tuple[dict[str, Any], list[Box]]:
     arguments: dict[str, Any] = {"box": box, "start": start}
     if sample.chance(SEGMENT_SHARE):
         image = str(view.images[0].id)
-        observation = sample.session.call(sample.think("segment", track.what), "segment_object_at", target=image, box=box)
+        observation = sample.session.call(
+            sample.think("segment", track.what), "segment_object_at", target=image, box=box
+        )
         segmented = observation.data["objects"][0]
         sample.check(box_iou(segmented["box"], track.boxes[0]) >= MIN_BOX_IOU, "outline_differs")
         arguments = {"object": segmented["id"]}
     think = sample.think("track", track.what, start=start)
-    record = sample.session.call(think, "track_object", target=track.media, end=end, **arguments).data["tracks"][0]
-    sample.check(record["status"] == "completed" and set(track.frames) <= set(record["frames"]), "track_differs")
+    record = sample.session.call(think, "track_object", target=track.media, end=end, **arguments).data[
+        "tracks"
+    ][0]
+    sample.check(
+        record["status"] == "completed" and set(track.frames) <= set(record["frames"]), "track_differs"
+    )
     boxes = [record["boxes"][record["frames"].index(frame)] for frame in track.frames]
     overlaps = geometry.track_overlap(boxes, track.boxes)
     sample.check(float(np.mean(overlaps)) >= MIN_TRACK_IOU and overlaps[-1] >= MIN_LAST_IOU, "track_differs")
     first, last = naming.position(boxes[0]), naming.position(boxes[-1])
-    sample.narrator.remark("tracked" if first != last else "tracked_in_place", what=track.what, first=first, last=last)
+    sample.narrator.remark(
+        "tracked" if first != last else "tracked_in_place", what=track.what, first=first, last=last
+    )
     return record, boxes
 
 
 def _displacement(sample: Sample, boxes: Sequence[Box]) -> tuple[float, float, float]:
-    """Displacement from the first to the last box: x and y in pixels, and its length in diagonals of the frame."""
+    """Displacement from the first to the last box: x and y in pixels, and its length in diagonals of the
+    frame.
+    """
     clip = _clip(sample)
     (x, y), (u, v) = geometry.middle(boxes[0]), geometry.middle(boxes[-1])
     dx, dy = (u - x) * clip.width, (v - y) * clip.height
@@ -320,7 +367,9 @@ def _direction_of(sample: Sample, track: Track, choices: bool = True) -> Demonst
     sample.check(geometry.heading(dx, dy, 45) == heading, "measure_differs")
     others = [name for name in ("left", "right", "up", "down") if name != heading]
     pixels = round(math.hypot(dx, dy))
-    return sample.done(heading, wrong=others if choices and sample.chance(0.35) else (), pixels=pixels, value=heading)
+    return sample.done(
+        heading, wrong=others if choices and sample.chance(0.35) else (), pixels=pixels, value=heading
+    )
 
 
 def ends(sample: Sample) -> Demonstration:
@@ -328,7 +377,16 @@ def ends(sample: Sample) -> Demonstration:
     track = sample.pick(_tracks(sample))
     _ask(sample, track, what=track.what)
     value = _end_of(sample, track)
-    cells = ("upper left", "upper right", "lower left", "lower right", "centre", "middle left", "middle right", "upper middle")
+    cells = (
+        "upper left",
+        "upper right",
+        "lower left",
+        "lower right",
+        "centre",
+        "middle left",
+        "middle right",
+        "upper middle",
+    )
     wrong = sample.shuffled([cell for cell in cells if cell != value])[:3]
     return sample.done(value, wrong=wrong if sample.chance(0.5) else (), value=value)
 
@@ -344,7 +402,9 @@ def _end_of(sample: Sample, track: Track) -> str:
 def end_of_it(sample: Sample) -> Demonstration:
     """The direction in which a thing moves, then where it ends."""
     track = sample.pick([track for track in _tracks(sample) if not track.shortened])
-    sample.follow("spatio_temporal_tracking", "direction", lambda earlier: _direction_of(earlier, track, choices=False))
+    sample.follow(
+        "spatio_temporal_tracking", "direction", lambda earlier: _direction_of(earlier, track, choices=False)
+    )
     sample.ask()
     value = _end_of(sample, track)
     return sample.done(value, what=track.what, value=value)
@@ -409,7 +469,9 @@ def farther(sample: Sample) -> Demonstration:
     for track in pair:
         record, _ = _follow(sample, track)
         distance = float(record["statistics"]["displacement"]["value"])
-        sample.narrator.remark("measured", what=track.what, quality="displacement", value=f"{distance:.0f} pixels")
+        sample.narrator.remark(
+            "measured", what=track.what, quality="displacement", value=f"{distance:.0f} pixels"
+        )
         distances.append(distance)
     sample.check((distances[0] > distances[1]) == (truth[0] > truth[1]), "measure_differs")
     best, rest = (track.what for track in (pair if truth[0] > truth[1] else pair[::-1]))
@@ -419,7 +481,13 @@ def farther(sample: Sample) -> Demonstration:
 
 FOLLOW_UPS: dict[str, Form] = {"end_of_it": end_of_it}
 SEARCH: dict[str, Form] = {"cut": cut, "motion": motion}
-FRAMES: dict[str, Form] = {"begins": begins, "first": first, "choose": choose, "holds": holds, "happens": happens}
+FRAMES: dict[str, Form] = {
+    "begins": begins,
+    "first": first,
+    "choose": choose,
+    "holds": holds,
+    "happens": happens,
+}
 TRACKING: dict[str, Form] = {
     "direction": direction,
     "ends": ends,
