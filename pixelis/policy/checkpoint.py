@@ -1,17 +1,20 @@
 """Atomic, checksummed checkpoint folders: tensors as safetensors, everything else as JSON, nothing pickled.
 
-A folder is written under a temporary name, flushed to disk and renamed, so a process killed at any point
-leaves the last complete checkpoint in place.
+A folder is written under a temporary name, flushed to disk and renamed. A process killed at any point leaves
+the last complete checkpoint in place. Each worker of a learner writes its own files, in the background; the
+first one renames the folder.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -34,8 +37,8 @@ _NAME = re.compile(r"step_(\d{8})$")
 class Writer:
     """Writes the checkpoints of a group of workers in a thread, one at a time, while the training goes on.
 
-    Every worker writes its own files into one folder, which must be on storage that all share; the first
-    renames it.
+    Every worker writes its own files into one folder, which therefore must be on storage that all of them
+    share.
     """
 
     def __init__(self, worker: int = 0, workers: int = 1):
@@ -53,12 +56,16 @@ class Writer:
         keep: int = 0,
         best: int | None = None,
     ) -> Path:
-        """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return its path. Collective.
+        """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return it. All workers call it together.
 
-        tensors: file stem -> name -> this worker's array or part, which must not change before `wait`
-        returns; texts: file stem -> JSON value, written by the first worker; headers: file stem -> header of
-        its safetensors files. Then removes all but the newest `keep` checkpoints (0: keep all) and that of
-        step `best`. Raises the failure of the previous checkpoint.
+        tensors: file stem -> name -> this worker's array or part of it, not to be changed before `wait`
+        returns; texts: file stem
+        -> JSON value, written by the first worker; headers: file stem -> header of its safetensors files.
+        Afterwards all but the
+        newest `keep` checkpoints (0: none) and that of step `best` are removed. Replaces a checkpoint of the
+        same step.
+
+        Waits for the checkpoint before and raises its failure.
         """
         self.wait()
         final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
@@ -76,13 +83,10 @@ class Writer:
         def write() -> None:
             try:
                 entries = self._fill(temporary, tensors, {} if self.worker else texts, headers or {})
-                if self.worker:
-                    write_json(temporary / f".worker-{self.worker}.json", entries)
-                    return
-                self._gather(temporary, entries)
-                _rename(temporary, final)
-                if keep:
-                    prune(run_dir, keep, best)
+                if self._gather(temporary, entries):
+                    _rename(temporary, final)
+                    if keep:
+                        prune(run_dir, keep, best)
             except OSError as error:
                 self._fail(temporary, _disk_failure(final, error))
             except PixelisError as error:
@@ -120,8 +124,13 @@ class Writer:
             paths[-1].write_text(json.dumps(value, indent=1), encoding="utf-8")
         return _flush(paths)
 
-    def _gather(self, folder: Path, entries: dict[str, Any]) -> None:
-        """Wait for the files of the other workers and write the manifest of all."""
+    def _gather(self, folder: Path, entries: dict[str, Any]) -> bool:
+        """Write the manifest of all workers' files; True on the first worker, which then renames the
+        folder.
+        """
+        if self.worker:
+            write_json(folder / f".worker-{self.worker}.json", entries)
+            return False
         deadline = time.monotonic() + TIMEOUT_S
         for worker in range(1, self.workers):
             path = folder / f".worker-{worker}.json"
@@ -139,6 +148,7 @@ class Writer:
             entries |= written
             path.unlink()
         _write_manifest(folder, entries)
+        return True
 
     def _fail(self, folder: Path, error: PixelisError) -> None:
         self._error = error
@@ -164,7 +174,7 @@ def write(
 ) -> Path:
     """Write a checkpoint of one worker and return its folder when it is complete; see `Writer.start`.
 
-    state, notes: JSON values, stored as `state.json` and under their names.
+    state: JSON values, stored as `state.json`; notes: file stem -> further ones.
     """
     writer = Writer()
     folder = writer.start(run_dir, step, tensors, {"state": state, **(notes or {})}, headers, keep, best)
@@ -191,6 +201,8 @@ def link_best(run_dir: str | Path, step: int) -> None:
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
     """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to
     `final`.
+
+    Raises InfraFailure if the disk is full or fails.
     """
     final = Path(final)
     temporary: Path | None = None
@@ -208,15 +220,16 @@ def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
 
 
 def _create_temporary(final: Path) -> Path:
-    """Create the folder that will be renamed to `final`; removes what an interrupted write left."""
-    temporary = final.with_name(f".{final.name}.aside")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    """Create the folder that will be renamed to `final`; removes those of ended processes."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_orphans(final.parent, f".{final.name}.*.aside")
+    temporary = final.with_name(f".{final.name}.{_owner()}.aside")
+    temporary.mkdir()
     return temporary
 
 
 def _flush(paths: list[Path]) -> dict[str, Any]:
-    """Flush files to disk; returns their entries in the manifest."""
+    """Flush files to disk; returns their entries in the manifest. The only time that a file is read back."""
     entries = {}
     for path in paths:
         entries[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
@@ -232,13 +245,15 @@ def _write_manifest(folder: Path, entries: dict[str, Any]) -> None:
 
 
 def _rename(temporary: Path, final: Path) -> None:
-    old = temporary.with_suffix(".old")
-    # Written again by a run that resumed from an older one: rename() does not replace a folder with files
     if final.exists():
+        # rename() does not replace a folder with files, so the old one is renamed first.
+        old = final.with_name(f".{final.name}.{_owner()}.old")
         shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
-    os.rename(temporary, final)
-    shutil.rmtree(old, ignore_errors=True)
+        os.rename(temporary, final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(temporary, final)
     sync(final.parent)
 
 
@@ -265,17 +280,20 @@ def is_complete(folder: str | Path, verify: bool = True, share: tuple[int, int] 
 
 def latest(run_dir: str | Path, verify: bool = True) -> Path | None:
     """The newest complete checkpoint of a run, or None. Skips incomplete and, with `verify`, corrupt ones."""
+    _finish_replacements(Path(run_dir) / "checkpoints")
     return next((path for _, path in reversed(_steps(run_dir)) if is_complete(path, verify)), None)
 
 
 def latest_of_workers(run_dir: str | Path) -> Path | None:
     """`latest` of a learner that starts: all workers agree on it, and each verifies a share of the files.
 
-    Removes what interrupted writes left.
+    Removes what interrupted writes left, since no other learner of the run is writing.
     """
     worker, workers = rank_and_world_size()
     if not worker:
-        _remove_leftovers(run_dir)
+        _finish_replacements(Path(run_dir) / "checkpoints", nobody_writes=True)
+        for path in (Path(run_dir) / "checkpoints").glob(".step_*"):
+            shutil.rmtree(path, ignore_errors=True)
     candidates = [path for _, path in _steps(run_dir)]
     while name := broadcast_text(candidates.pop().name if candidates else ""):
         path = Path(run_dir) / "checkpoints" / name
@@ -328,19 +346,45 @@ def prune(run_dir: str | Path, keep: int, best: int | None = None) -> None:
     for step, path in folders:
         if step < oldest and step != best:
             shutil.rmtree(path, ignore_errors=True)
-    _remove_leftovers(run_dir)
-
-
-def _remove_leftovers(run_dir: str | Path) -> None:
-    """Remove what interrupted writes left; no other process may be writing a checkpoint of the run."""
-    for path in (Path(run_dir) / "checkpoints").glob(".step_*"):
-        shutil.rmtree(path, ignore_errors=True)
+    _remove_orphans(Path(run_dir) / "checkpoints", ".step_*")
 
 
 def file_sha256(path: str | Path) -> str:
     """Checksum of a file, hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _finish_replacements(root: Path, nobody_writes: bool = False) -> None:
+    """Restore the old checkpoint if a process was killed between the two renames of a replacement."""
+    for old in root.glob(".step_*.old"):
+        final = root / old.name.split(".")[1]
+        if (nobody_writes or _is_orphan(old)) and not final.exists():
+            os.rename(old, final)
+
+
+def _remove_orphans(root: Path, pattern: str) -> None:
+    for path in root.glob(pattern):
+        if _is_orphan(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_orphan(path: Path) -> bool:
+    """True if the process in the temporary name has ended. What other machines write is not judged."""
+    machine, _, process = path.name.split(".")[-2].partition("-")
+    return machine == _machine() and not Path(f"/proc/{process}").exists()
+
+
+def _owner() -> str:
+    """This process among those of all machines that share the storage."""
+    return f"{_machine()}-{os.getpid()}"
+
+
+@functools.cache
+def _machine() -> str:
+    """This machine, or container, since its last start."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    return hashlib.sha256(f"{socket.gethostname()} {boot}".encode()).hexdigest()[:8]
 
 
 def _steps(run_dir: str | Path) -> list[tuple[int, Path]]:

@@ -99,7 +99,9 @@ def actors(ray_cluster: None, tmp_path: Path) -> Iterator[list[Any]]:
 
 def learner() -> Any:
     group = SimpleNamespace(share=(0, 1), sum=lambda values, largest=0: values)  # of one worker
-    return SimpleNamespace(batches=0, is_first=True, served=lambda: "weights", sequence=group)
+    return SimpleNamespace(
+        batches=0, is_first=True, served=lambda: "weights", model=SimpleNamespace(sequence=group)
+    )
 
 
 def config(folder: Path, **rft: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pixelis import files
 from pixelis.actors.train_job import best_step
 from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.policy import checkpoint
@@ -115,12 +117,15 @@ def test_what_prevents_writing_tensors_is_an_os_error(tmp_path: Path) -> None:
     assert failure.value.code == "disk_failed"
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path: Path):
-    (tmp_path / ".rows.aside").mkdir()
-    (tmp_path / ".rows.aside" / "half").write_bytes(b"x")
+def test_temporary_folders_of_killed_processes_are_removed_by_the_next_write(tmp_path: Path):
+    here, ended = checkpoint._machine(), 2**22 + 1
+    alive, elsewhere = f".rows.{here}-{os.getppid()}.aside", f".rows.0123abcd-{ended}.aside"
+    for name in (alive, elsewhere, f".rows.{here}-{ended}.aside"):
+        (tmp_path / name).mkdir()
     checkpoint.write_folder(tmp_path / "rows", lambda folder: (folder / "a").write_bytes(b"x") and None)
-    assert [p.name for p in tmp_path.iterdir()] == ["rows"]
-    assert {p.name for p in (tmp_path / "rows").iterdir()} == {"a", checkpoint.MANIFEST}
+    assert {p.name for p in tmp_path.iterdir()} == {alive, elsewhere, "rows"}, (
+        "another machine may still be writing"
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -216,13 +221,21 @@ def test_a_step_can_be_written_again(tmp_path: Path):
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
 
 
-def test_a_starting_learner_removes_what_another_left_and_skips_what_is_damaged(
+def test_an_interrupted_replacement_is_finished(tmp_path: Path):
+    folder = write(tmp_path, 3)
+    os.rename(folder, folder.with_name(f".{folder.name}.{checkpoint._machine()}-{2**22 + 1}.old"))
+    assert checkpoint.latest(tmp_path) == folder
+
+
+def test_a_starting_learner_finishes_and_removes_what_another_node_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(checkpoint, "rank_and_world_size", lambda: (0, 1))
     monkeypatch.setattr(checkpoint, "sum_over_workers", lambda values: values)
     older, folder = write(tmp_path, 2), write(tmp_path, 3)
-    (tmp_path / "checkpoints" / ".step_00000004.aside").mkdir()
+    os.rename(folder, folder.with_name(f".{folder.name}.0123abcd-7.old"))
+    (tmp_path / "checkpoints" / ".step_00000004.0123abcd-7.aside").mkdir()
+    assert checkpoint.latest(tmp_path) == older, "another learner might be writing"
     assert checkpoint.latest_of_workers(tmp_path) == folder
     (folder / "state.json").write_text("{}")
     assert checkpoint.latest_of_workers(tmp_path) == older
@@ -239,6 +252,7 @@ start = int(sys.argv[2])
 print("ready", flush=True)
 for step in range(start, start + 100000):
     checkpoint.write(sys.argv[1], step, {"adapter": {"a": np.full((300, 300), step, np.float32)}}, {"step": step}, keep=3)
+    checkpoint.write(sys.argv[1], step, {"adapter": {"a": np.full((300, 300), step, np.float32)}}, {"step": step}, keep=3)
     print(step, flush=True)
 """
 
@@ -246,7 +260,7 @@ for step in range(start, start + 100000):
 @pytest.mark.slow
 def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Path):
     rng, start = random.Random(1), 0
-    for _ in range(3):
+    for _ in range(6):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(start)]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -267,6 +281,17 @@ def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Pat
     assert start > 0
     write(tmp_path, start + 1, keep=1)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [f"step_{start + 1:08d}"]
+
+
+def test_json_is_replaced_atomically(tmp_path: Path):
+    path = tmp_path / "deep" / "versions.json"
+    files.write_json(path, [1, 2])
+    files.write_json(path, {"a": None})
+    assert json.loads(path.read_text()) == {"a": None}
+    with pytest.raises(TypeError):
+        files.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": None}
+    assert [p.name for p in path.parent.iterdir()] == ["versions.json"]
 
 
 def test_the_checkpoint_with_the_best_evaluation_is_kept_and_linked(tmp_path: Path) -> None:
