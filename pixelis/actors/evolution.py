@@ -141,8 +141,7 @@ class Evolution:
         await self._open()
         return "ok"
 
-    # -- from the gateways
-    # ------------------------------------------------------------------------------------------
+    # -- from the gateways -----------------------------------------------------------------------------------
 
     async def submit(
         self,
@@ -188,8 +187,7 @@ class Evolution:
         """Set the health metrics of the gateway ``source``, such as p99_latency."""
         self.monitor.report(metrics, source)
 
-    # -- from the learner
-    # -------------------------------------------------------------------------------------------
+    # -- from the learner ------------------------------------------------------------------------------------
 
     @ray.method(max_task_retries=-1)
     async def begin(self, step: int, state: dict[str, Any], version: int) -> int:
@@ -330,8 +328,7 @@ class Evolution:
         self.traces.clear()
         return promoted
 
-    # -- from the job
-    # -----------------------------------------------------------------------------------------------
+    # -- from the job ----------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """Accept no more tasks; the learner gets the queued ones, then None."""
@@ -348,8 +345,7 @@ class Evolution:
             task.cancel()
         await self.monitor.note("stop", "evolution", "stop", "success", {"version": self.promotion.served})
 
-    # -- from operators and reviewers
-    # -------------------------------------------------------------------------------
+    # -- from operators and reviewers ------------------------------------------------------------------------
 
     async def pause(self, by: str) -> None:
         """Accept no task and make no update until ``resume``, also after a restart."""
@@ -523,8 +519,7 @@ class Evolution:
         """The last ``n`` alerts, newest first."""
         return [{**asdict(alert), "message": alert.message} for alert in self.monitor.alerter.recent(n)]
 
-    # -- periodically
-    # --------------------------------------------------------------------------------------------------
+    # -- periodically ----------------------------------------------------------------------------------------
 
     def _health(self) -> dict[str, float]:
         """Metrics for the alert thresholds; the updates of the last minute only while updates are due."""

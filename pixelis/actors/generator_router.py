@@ -90,8 +90,7 @@ class GeneratorRouter:
         self.awake = asyncio.Event()
         self.awake.set()
 
-    # -- membership
-    # -------------------------------------------------------------------------------------------------
+    # -- membership ------------------------------------------------------------------------------------------
 
     def join(self, generator: ActorHandle | str) -> None:
         """Add a generator. It gets work once it holds the current version."""
@@ -116,8 +115,7 @@ class GeneratorRouter:
             if generator not in known:
                 self.join(generator)
 
-    # -- episodes
-    # ---------------------------------------------------------------------------------------------------
+    # -- episodes --------------------------------------------------------------------------------------------
 
     async def rollout(self, request: RolloutRequest, reservation: Reservation | None = None) -> RolloutResult:
         """The group of a request, from the generators of a reservation if there is one.
@@ -305,8 +303,7 @@ class GeneratorRouter:
                 raise InfraFailure(f"no generator named {member.actor} is running") from None
         return self.handles[member.actor]
 
-    # -- loading versions
-    # ----------------------------------------------------------------------------------------------
+    # -- loading versions ------------------------------------------------------------------------------------
 
     async def load(
         self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None
@@ -441,8 +438,7 @@ class GeneratorRouter:
             pause = True
             await self._load(member)
 
-    # -- following: observing versions
-    # ---------------------------------------------------------------------------------
+    # -- following: observing versions -----------------------------------------------------------------------
 
     def _pick_follower(self, tried: set[Member]) -> Member:
         """The generator with the fewest samples in flight; tried, recently failed and outdated ones come

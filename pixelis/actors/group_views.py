@@ -153,8 +153,7 @@ async def first_views(
     return result
 
 
-# -- pictures of update tasks and of the canary
-# ------------------------------------------------------------------
+# -- pictures of update tasks and of the canary --------------------------------------------------------------
 
 
 class Picture:

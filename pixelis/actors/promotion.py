@@ -96,8 +96,7 @@ class Promotion:
             if self.restore == version:
                 self.restore = None
 
-    # -- candidates
-    # -------------------------------------------------------------------------------------------------
+    # -- candidates ------------------------------------------------------------------------------------------
 
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
         """Judge a candidate and promote or refuse it; True when it serves now.
@@ -200,8 +199,7 @@ class Promotion:
         )
         await self.note("canary", "canary", action, result, details)
 
-    # -- orders
-    # -----------------------------------------------------------------------------------------------------
+    # -- orders ----------------------------------------------------------------------------------------------
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
         """Serve ``version`` on a person's order unless the canary refuses it; ``force``: without the canary.
@@ -318,8 +316,7 @@ class Promotion:
                 self._save()
             return fell
 
-    # -- state
-    # ------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------
 
     async def use_generators(self, names: Sequence[str]) -> None:
         """Load versions on the generators of these names from now on."""

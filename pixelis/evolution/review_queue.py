@@ -108,8 +108,7 @@ class ReviewQueue:
         with self.lock:
             self.store.close()
 
-    # -- writing
-    # ---------------------------------------------------------------------------------------------------------
+    # -- writing ---------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -165,8 +164,7 @@ class ReviewQueue:
             self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
         return True
 
-    # -- reading
-    # --------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[Review]:
         """At most ``limit`` reviews in this state (None: any), waiting ones oldest first, others newest
@@ -253,8 +251,7 @@ class ReviewQueue:
             "picture_bytes": float(size),
         }
 
-    # -- decisions
-    # --------------------------------------------------------------------------------------------------
+    # -- decisions -------------------------------------------------------------------------------------------
 
     def decide(
         self,
@@ -347,8 +344,7 @@ class ReviewQueue:
         if count:
             self._truncate_wal()
 
-    # -- removing
-    # -------------------------------------------------------------------------------------------------
+    # -- removing --------------------------------------------------------------------------------------------
 
     def forget(self, experience_ids: Sequence[str]) -> int:
         """Remove the reviews of these experiences, decided or not, with their pictures; returns their
@@ -376,8 +372,7 @@ class ReviewQueue:
         """Remove deleted data from the write-ahead log too."""
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    # -- SQLite
-    # -----------------------------------------------------------------------------------------------------
+    # -- SQLite ----------------------------------------------------------------------------------------------
 
     def _rows(self, sql: str, values: tuple = ()) -> list[sqlite3.Row]:
         with self._failures(), self.lock:

@@ -84,8 +84,7 @@ def examine() -> list[Check]:
     return [*machine(gpus), *packages(gpus), *folders(), *network(), recipe(gpus)]
 
 
-# -- machine
-# ----------------------------------------------------------------------------------------------------------
+# -- machine -------------------------------------------------------------------------------------------------
 
 
 def machine(gpus: list[tuple[str, float]]) -> list[Check]:
@@ -158,8 +157,7 @@ def _output(command: list[str]) -> list[str]:
         return []
 
 
-# -- packages
-# ---------------------------------------------------------------------------------------------------------
+# -- packages ------------------------------------------------------------------------------------------------
 
 
 def packages(gpus: list[tuple[str, float]]) -> list[Check]:
@@ -226,8 +224,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-# -- what jobs write, and what they connect to
-# ------------------------------------------------------------------------
+# -- what jobs write, and what they connect to ---------------------------------------------------------------
 
 
 def folders() -> list[Check]:
@@ -300,8 +297,7 @@ def recipe(gpus: list[tuple[str, float]]) -> Check:
     return found("recipe", path, f"{text}; `pixelis rft {path} --dry-run` checks it" if count else text)
 
 
-# -- output
-# -----------------------------------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------------------
 
 
 def show(checks: list[Check]) -> str:

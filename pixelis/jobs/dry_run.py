@@ -91,8 +91,7 @@ def check_inputs(inputs: Iterable[Input]) -> None:
     raise kind("\n".join(lines), fix=f"correct {' and '.join(item.key for item, _ in problems)}")
 
 
-# -- the policy
-# -------------------------------------------------------------------------------------------------------
+# -- the policy ----------------------------------------------------------------------------------------------
 
 
 def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
@@ -140,8 +139,7 @@ def _read_json(path: str) -> None:
         raise BadConfig(f"is not JSON: {error}", fix="correct the file") from None
 
 
-# -- questions
-# --------------------------------------------------------------------------------------------------------
+# -- questions -----------------------------------------------------------------------------------------------
 
 
 def question_input(

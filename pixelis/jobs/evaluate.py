@@ -178,8 +178,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             print(f"{n} pixels: accuracy {mean:.3f}")
 
 
-# -- the dry run
-# ------------------------------------------------------------------------------------------------------
+# -- the dry run ---------------------------------------------------------------------------------------------
 
 
 def needs(config: Config) -> list[reservations.Need]:

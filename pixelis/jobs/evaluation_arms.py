@@ -141,8 +141,7 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-# -- comparisons
-# ------------------------------------------------------------------------------------------------------
+# -- comparisons ---------------------------------------------------------------------------------------------
 
 
 def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:

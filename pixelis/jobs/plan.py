@@ -58,8 +58,7 @@ def check(config: Config, needs: Sequence[Need], grows: bool = False) -> list[Fi
     return findings
 
 
-# -- placement
-# -------------------------------------------------------------------------------------------------------------------
+# -- placement -----------------------------------------------------------------------------------------------
 
 
 def _placement(config: Config, parts: Sequence[Need], grows: bool) -> list[Finding]:
@@ -125,8 +124,7 @@ def _place(part: Need, nodes: list[Node]) -> int:
     return 0
 
 
-# -- rewards
-# ---------------------------------------------------------------------------------------------------------------------
+# -- rewards -------------------------------------------------------------------------------------------------
 
 
 def rewards(config: Config) -> list[Finding]:

@@ -114,8 +114,7 @@ class StoredTensors(Mapping[str, np.ndarray]):
         return len(self._pieces)
 
 
-# -- in memory
-# ----------------------------------------------------------------------------------------------------------------
+# -- in memory -----------------------------------------------------------------------------------------------
 
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor starts."""

@@ -167,8 +167,7 @@ class Grader:
     def _metrics(self) -> dict[str, float]:
         return {**self.normaliser.metrics(), **self.curriculum.metrics(), **self.services.metrics()}
 
-    # -- state for checkpoints
-    # --------------------------------------------------------------------------------------
+    # -- state for checkpoints -------------------------------------------------------------------------------
 
     def state(self) -> bytes:
         """The state as a safetensors file, without the groups scored since the last ``advance``."""

@@ -91,8 +91,7 @@ def find_scorer(name: str) -> Scorer:
     return SCORERS[name]
 
 
-# -- text
-# -----------------------------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------------------
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
@@ -138,8 +137,7 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
     return best
 
 
-# -- choices
-# --------------------------------------------------------------------------------------------------------
+# -- choices -------------------------------------------------------------------------------------------------
 
 _OPTION = re.compile(
     r"^([ \t]*(?:\*\*)?[(（]?)([A-Z])((?:\*\*)?[.):：．）、][ \t]*(?:\*\*)?[ \t]*)(\S.*?)[ \t]*$",
@@ -249,8 +247,7 @@ def mmmu_choice(case: Case, services: Services) -> float:
     return mc_letter(case if chosen is None else dataclasses.replace(case, answer=chosen), services)
 
 
-# -- numbers
-# --------------------------------------------------------------------------------------------------------
+# -- numbers -------------------------------------------------------------------------------------------------
 
 LOW, HIGH = 0.05, 0.20
 """Relative error up to which a number scores 1, and from which on it scores 0."""
@@ -320,8 +317,7 @@ def count(case: Case, services: Services) -> float:
     return float(value in numbers)
 
 
-# -- sequences of functions
-# -----------------------------------------------------------------------------------------
+# -- sequences of functions ----------------------------------------------------------------------------------
 
 _TRIPLE = re.compile(r"\b(\w+)\((\w+),\s*'?(\w+)'?\)")
 Triple = tuple[str, str, str]
@@ -374,8 +370,7 @@ def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float
     return total / larger
 
 
-# -- boxes
-# ----------------------------------------------------------------------------------------------------------
+# -- boxes ---------------------------------------------------------------------------------------------------
 
 
 def read_box(text: str) -> tuple[float, float, float, float] | None:
@@ -414,8 +409,7 @@ def iou(case: Case, services: Services) -> float:
     return max(box_iou(answer, box) for box in boxes)
 
 
-# -- slow scorers
-# ------------------------------------------------------------------------------------------------------
+# -- slow scorers --------------------------------------------------------------------------------------------
 
 
 def math_equal(case: Case, services: Services) -> float:

@@ -37,8 +37,7 @@ UNREADABLE = ("truth_unparsable", "timeout", "out_of_memory", "crashed", "raised
 """Failures of a scorer that cannot read a truth."""
 
 
-# -- operation calls
-# ------------------------------------------------------------------------------------------------
+# -- operation calls -----------------------------------------------------------------------------------------
 
 
 def tries_call(turn: Turn) -> bool:
@@ -66,8 +65,7 @@ def ends_in_error(trajectory: Trajectory) -> bool:
     return False
 
 
-# -- context of a term
-# --------------------------------------------------------------------------------------------
+# -- context of a term ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -237,8 +235,7 @@ def _value_or_raise(value: float | DataFailure) -> float:
     return value
 
 
-# -- terms
-# ----------------------------------------------------------------------------------------------------------
+# -- terms ---------------------------------------------------------------------------------------------------
 
 
 def accuracy(trajectory: Trajectory, context: Context) -> float:
@@ -400,8 +397,7 @@ TERMS: dict[str, Term] = {
 """Terms by their name in ``rewards.weights``."""
 
 
-# -- groups
-# ---------------------------------------------------------------------------------------------------------
+# -- groups --------------------------------------------------------------------------------------------------
 
 
 def score_group(

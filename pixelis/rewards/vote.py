@@ -50,8 +50,7 @@ def contradicts(feedback: Feedback, label: str) -> bool:
     return other_answer if feedback.correct is None else not feedback.correct
 
 
-# -- voters
-# --------------------------------------------------------------------------------------------------------
+# -- voters --------------------------------------------------------------------------------------------------
 
 
 def self_confidence(trajectory: Trajectory) -> float:
@@ -108,8 +107,7 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
 
-# -- strategies
-# -----------------------------------------------------------------------------------------------------
+# -- strategies ----------------------------------------------------------------------------------------------
 
 
 class Ballot(NamedTuple):
@@ -228,8 +226,7 @@ def probability(confidence: float, calibration: tuple[float, float] | None) -> f
     return 0.5 * (1 + math.tanh((slope * confidence + intercept) / 2))
 
 
-# -- verdicts
-# -------------------------------------------------------------------------------------------------------
+# -- verdicts ------------------------------------------------------------------------------------------------
 
 
 def vote(
@@ -357,8 +354,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
     return verdict
 
 
-# -- similarity of operations
-# ---------------------------------------------------------------------------------------
+# -- similarity of operations --------------------------------------------------------------------------------
 
 
 def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:

@@ -177,8 +177,7 @@ class AfterReply:
             self.counts[f"{name}_failed"] += 1
             log.exception("%s failed", name)
 
-    # -- memory
-    # -----------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------
 
     async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
         """The winner's views as PNG; none if they are not to be stored, or lost."""
@@ -223,8 +222,7 @@ class AfterReply:
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             await (await self.evolution()).feedback.remote(experience_id, feedback, by)
 
-    # -- evolution
-    # --------------------------------------------------------------------------------------------------
+    # -- evolution -------------------------------------------------------------------------------------------
 
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
         """False if the gate or Evolution refuses the task."""

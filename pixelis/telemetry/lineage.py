@@ -203,8 +203,7 @@ def find_record(path: str | Path) -> tuple[Path, Record] | None:
     return None
 
 
-# -- hashes
-# ---------------------------------------------------------------------------------------------------------------------
+# -- hashes --------------------------------------------------------------------------------------------------
 
 
 def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
@@ -286,8 +285,7 @@ def code() -> Code:
     return Code(version=number, commit=commit, dirty=bool(git("status", "--porcelain", "--", ".")))
 
 
-# -- inputs
-# ---------------------------------------------------------------------------------------------------------------------
+# -- inputs --------------------------------------------------------------------------------------------------
 
 
 def _resolve_input(role: str, source: Source, result: Path) -> Input:

@@ -159,8 +159,7 @@ def _hex_ids(value: Any) -> Any:
     return [_hex_ids(item) for item in value] if isinstance(value, list) else value
 
 
-# -- reading
-# ----------------------------------------------------------------------------------------------------------
+# -- reading -------------------------------------------------------------------------------------------------
 
 
 def read(folder: Path) -> dict[str, list[dict[str, Any]]]:

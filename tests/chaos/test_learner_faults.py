@@ -107,8 +107,7 @@ def check_equal_runs(folder: Path, reference: Path) -> float:
     return max(abs(rows[step]["policy/loss"] - expected[step]["policy/loss"]) for step in rows)
 
 
-# -- stopped
-# -------------------------------------------------------------------------------------------------------------------
+# -- stopped -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -253,8 +252,7 @@ def test_f16_a_sigterm_leaves_a_checkpoint_and_nothing_else(
     )
 
 
-# -- killed
-# --------------------------------------------------------------------------------------------------------------------
+# -- killed --------------------------------------------------------------------------------------------------
 
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file

@@ -47,8 +47,7 @@ fuzz = settings(
     ]
 )
 
-# -- mutations
-# --------------------------------------------------------------------------------------------------------
+# -- mutations -----------------------------------------------------------------------------------------------
 
 EDGES = [b"\0", b"\xff", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1"]
 PLACES = st.integers(0, 9999)
@@ -92,8 +91,7 @@ def outcome(call: Callable[[], Any], error: type[Exception]) -> Any:
         return failure
 
 
-# -- pictures and clips
-# -----------------------------------------------------------------------------------------------
+# -- pictures and clips --------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -186,8 +184,7 @@ def test_a_damaged_clip_is_frames_within_the_limit_or_a_bad_image(seed: int, edi
             assert frame.shape == (clip.height, clip.width, 3)
 
 
-# -- dialects
-# ---------------------------------------------------------------------------------------------------------
+# -- dialects ------------------------------------------------------------------------------------------------
 
 VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 560))]
 TURNS = [
@@ -254,8 +251,7 @@ def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(
     assert dialect.well_formed(turn) in (True, False)
 
 
-# -- data sets and rows
-# -----------------------------------------------------------------------------------------------
+# -- data sets and rows --------------------------------------------------------------------------------------
 
 JUNK: list[Any] = [
     None,

@@ -432,8 +432,7 @@ def test_the_card_world_keeps_its_truths_to_itself() -> None:
     assert all(q.answers is None and q.annotations is None for q in blind)
 
 
-# -- from the file to the gradient
-# ----------------------------------------------------------------------------------
+# -- from the file to the gradient ---------------------------------------------------------------------------
 
 TTRL = RewardsConfig(preset="ttrl")
 ANSWERS = [["A", "cat", "(B)", "A", "7"], ["7", "7.0", "B", "8", None], ["1/2", "0.5", "3", "3", "A. cat"]]

@@ -159,8 +159,7 @@ async def count(generators: list[ActorHandle], name: str) -> int:
     return sum([(await g.counters.remote()).get(name, 0) for g in generators])
 
 
-# -- answers and events
-# -------------------------------------------------------------------------------------------------
+# -- answers and events --------------------------------------------------------------------------------------
 
 
 def test_samples_vote(generators: list[ActorHandle]) -> None:
@@ -233,8 +232,7 @@ def test_bad_pictures_are_refused_before_any_event(generators: list[ActorHandle]
         run(agent_without_memory().answer(ask("nested")))
 
 
-# -- failures and deadlines
-# ---------------------------------------------------------------------------------------------
+# -- failures and deadlines ----------------------------------------------------------------------------------
 
 
 def test_another_generator_takes_over(generators: list[ActorHandle]) -> None:
@@ -301,8 +299,7 @@ def test_closing_a_stream_cancels_the_work(generators: list[ActorHandle]) -> Non
     run(leave())
 
 
-# -- memory and evolution
-# -----------------------------------------------------------------------------------------------
+# -- memory and evolution ------------------------------------------------------------------------------------
 
 
 def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environment: Environment) -> None:

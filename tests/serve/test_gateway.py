@@ -31,8 +31,7 @@ def client(deployed: Deployed) -> Iterator[openai.OpenAI]:
         yield client
 
 
-# -- the official client
-# ------------------------------------------------------------------------------------------------
+# -- the official client -------------------------------------------------------------------------------------
 
 
 def test_the_openai_client_works_unchanged(client: openai.OpenAI) -> None:
@@ -155,8 +154,7 @@ def test_no_answer_gives_a_refusal(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.refusal
 
 
-# -- the agent
-# ----------------------------------------------------------------------------------------------------------
+# -- the agent -----------------------------------------------------------------------------------------------
 
 
 def test_the_agent_returns_verdict_and_trajectory(deployed: Deployed) -> None:
@@ -185,8 +183,7 @@ def test_the_agent_follows_the_parameters(deployed: Deployed) -> None:
     assert error_of(deployed.ask("say 7", max_turns=99))["param"] == "max_turns"
 
 
-# -- caps
-# --------------------------------------------------------------------------------------------------------------
+# -- caps ----------------------------------------------------------------------------------------------------
 
 
 def test_large_bodies_are_refused_before_they_are_read(deployed: Deployed) -> None:
@@ -219,8 +216,7 @@ def test_wrong_routes_methods_and_types(deployed: Deployed) -> None:
         error_of(response)
 
 
-# -- the key
-# ------------------------------------------------------------------------------------------------------------
+# -- the key -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -250,8 +246,7 @@ def test_the_key_is_in_no_log(deployed: Deployed) -> None:
             assert KEY.encode() not in path.read_bytes(), path
 
 
-# -- load, deadlines, failures
-# ------------------------------------------------------------------------------------------
+# -- load, deadlines, failures -------------------------------------------------------------------------------
 
 
 def test_overload_is_refused_at_once(deployed: Deployed) -> None:
@@ -351,8 +346,7 @@ def test_rates_are_counted_by_client_address(deployed: Deployed) -> None:
     assert remaining == [99_999, 99_998, 99_999]
 
 
-# -- learning
-# -----------------------------------------------------------------------------------------------------------
+# -- learning ------------------------------------------------------------------------------------------------
 
 
 def test_only_confident_on_policy_answers_become_updates(deployed: Deployed) -> None:

@@ -33,8 +33,7 @@ from pixelis.serve.state import GatewayState
 pytestmark = pytest.mark.slow
 
 
-# -- feedback and experiences
-# -------------------------------------------------------------------------------------------
+# -- feedback and experiences --------------------------------------------------------------------------------
 
 
 def test_an_answer_is_stored_gets_feedback_and_is_deleted(deployed: Deployed) -> None:
@@ -139,8 +138,7 @@ def test_bad_orders_are_refused(deployed: Deployed, method: str, path: str, body
     error_of(response)
 
 
-# -- evolution
-# ----------------------------------------------------------------------------------------------------------
+# -- evolution -----------------------------------------------------------------------------------------------
 
 
 def test_evolution_is_paused_promoted_and_rolled_back(deployed: Deployed) -> None:
@@ -183,8 +181,7 @@ def test_metrics_count_requests(deployed: Deployed) -> None:
     assert KEY not in text
 
 
-# -- the same routes under other configurations, in this process
-# -----------------------------------------------------
+# -- the same routes under other configurations, in this process ---------------------------------------------
 
 
 async def call_app(

@@ -36,8 +36,7 @@ def refuse(route: Route, **reply: Any) -> None:
     route.fulfill(**reply)
 
 
-# -- files
-# --------------------------------------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------------------
 
 
 def test_only_the_pages_files_are_served_with_strict_headers(deployed: Deployed) -> None:
@@ -155,8 +154,7 @@ def test_another_model_is_not_introduced_as_a_reader_of_digits() -> None:
     assert "digits" not in " ".join(other["about"])
 
 
-# -- asking
-# -------------------------------------------------------------------------------------------------------------
+# -- asking --------------------------------------------------------------------------------------------------
 
 
 def test_turns_arrive_one_after_another_and_are_drawn(deployed: Deployed, opened: Opened) -> None:

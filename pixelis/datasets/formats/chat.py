@@ -269,8 +269,7 @@ def _observation_ids(number: int, count: int) -> list[str]:
     return [f"obs{number}"] if count == 1 else [f"obs{number}.{i}" for i in range(count)]
 
 
-# -- writing
-# ----------------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------
 
 
 def calls_of(record: Demonstration) -> list[Step]:

@@ -137,8 +137,7 @@ MINI_O3_COLUMNS = Columns(
 MINI_O3 = MINI_O3_COLUMNS.format(lambda record: {"images": [], **MINI_O3_COLUMNS.write(record)})
 
 
-# -- R1-V: rows of its training, and of its evaluation
-# ------------------------------------------------------------
+# -- R1-V: rows of its training, and of its evaluation -------------------------------------------------------
 
 
 def _write_r1v(record: Question) -> Row:
@@ -155,8 +154,7 @@ R1V_EVALUATION = R1V_EVALUATION_COLUMNS.format(
 )
 
 
-# -- TTRL: rows may lack the answer; ids are unique within their source
-# -------------------------------------------
+# -- TTRL: rows may lack the answer; ids are unique within their source --------------------------------------
 
 TTRL_COLUMNS = Columns(question="prompt", answers="answer", id="id", task="source", unlabelled=True)
 

@@ -95,8 +95,7 @@ class Dialect(ABC):
         self._call = re.compile(rf"<{self.call}>(.*?)</{self.call}>" if self.call else r"(?!)", re.DOTALL)
         self._answer = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
-    # -- between text and the canonical action
-    # -----------------------------------------------------------------------------
+    # -- between text and the canonical action ---------------------------------------------------------------
 
     @abstractmethod
     def offers(self, operation: type[Operation]) -> bool:
@@ -297,8 +296,7 @@ class Dialect(ABC):
         clamp = self.clamps if scale.clamp is None else scale.clamp
         return dataclasses.replace(scale, kind=self.scale or scale.kind, clamp=clamp)
 
-    # -- wording
-    # ---------------------------------------------------------------------------------------------------------------
+    # -- wording ---------------------------------------------------------------------------------------------
 
     def system(
         self,

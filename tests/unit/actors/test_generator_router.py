@@ -25,8 +25,7 @@ from pixelis.records import Group, Question, Trajectory
 QUICK = RouterTimeouts(rollout_s=5.0, load_s=5.0, retry_pause_s=0.001)
 
 
-# -- following
-# -----------------------------------------------------------------------------------------------------------------
+# -- following -----------------------------------------------------------------------------------------------
 
 
 def follower(size: int = 3) -> GeneratorRouter:
@@ -112,8 +111,7 @@ def test_a_follower_polls_outdated_generators_until_they_have_changed() -> None:
     asyncio.run(body())
 
 
-# -- loading versions
-# ------------------------------------------------------------------------------------------------------------
+# -- loading versions ----------------------------------------------------------------------------------------
 
 
 class Actor:

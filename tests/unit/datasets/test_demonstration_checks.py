@@ -77,8 +77,7 @@ def test_a_limit_counts_usable_demonstrations(tmp_path: Path) -> None:
     assert read(tmp_path, bad, good, good, good, bad, overrides=few) == ["d1", "d2"]
 
 
-# -- what only the media show
-# -----------------------------------------------------------------------------------------------
+# -- what only the media show --------------------------------------------------------------------------------
 
 
 def job(folder: Path, name: str, source: str, **data: float) -> Config:

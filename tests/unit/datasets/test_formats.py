@@ -187,8 +187,7 @@ def test_what_the_published_pixelis_cannot_have_meant_is_a_bad_row(
     assert (row.column, row.code) == (column, code)
 
 
-# -- what is wrong with rows
-# ------------------------------------------------------------------------------------------------
+# -- what is wrong with rows ---------------------------------------------------------------------------------
 
 
 def base(**changes: Any) -> dict[str, Any]:
@@ -368,8 +367,7 @@ def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
     assert (row.code, row.id) == ("no_turns", "q")
 
 
-# -- back to where they came from
-# -------------------------------------------------------------------------------------------
+# -- back to where they came from ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("format", CHATS)

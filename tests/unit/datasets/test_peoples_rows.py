@@ -259,8 +259,7 @@ def test_a_question_without_its_truth_does_not_depend_on_it(folder: Path, name: 
     assert labels["rows-1"].answers == ["B"]
 
 
-# -- chats
-# ------------------------------------------------------------------------------------------------------------------
+# -- chats ---------------------------------------------------------------------------------------------------
 
 
 def shown(folder: Path, row: dict[str, Any]) -> list[Demonstration]:

@@ -207,8 +207,7 @@ def test_a_question_of_higher_weight_comes_more_often_and_resumes_exactly(tmp_pa
         next(read_questions(bad, seed=0))
 
 
-# -- demonstrations
-# ---------------------------------------------------------------------------------------------------------
+# -- demonstrations ------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=25)

@@ -79,8 +79,7 @@ def known(question: Question):
     return question.annotations
 
 
-# -- segmentation
-# ---------------------------------------------------------------------------------------------------
+# -- segmentation --------------------------------------------------------------------------------------------
 
 
 def thing(number: int = 1, **changes: Any) -> dict[str, Any]:
@@ -278,8 +277,7 @@ def test_sa1b_reads_no_further_than_asked(tmp_path: Path) -> None:
     assert [(row.code, Path(row.file).name) for row in bad] == [("not_json", "sa_2.json")]
 
 
-# -- writing
-# --------------------------------------------------------------------------------------------------------
+# -- writing -------------------------------------------------------------------------------------------------
 
 
 def corners(x: int, y: int, width: int, height: int) -> list[int]:
@@ -444,8 +442,7 @@ def test_art(tmp_path: Path) -> None:
     assert (sign.label, sign.attributes["text"], dark.label) == ("text", "CAFÉ", "unreadable text")
 
 
-# -- captions
-# -------------------------------------------------------------------------------------------------------
+# -- captions ------------------------------------------------------------------------------------------------
 
 ENTITIES = """<annotation><filename>10.jpg</filename><size><width>100</width><height>50</height><depth>3</depth></size>
 <object><name>5</name><name>6</name><bndbox><xmin>11</xmin><ymin>11</ymin><xmax>30</xmax><ymax>30</ymax></bndbox></object>
@@ -552,8 +549,7 @@ def test_msrvtt(tmp_path: Path) -> None:
     assert known(question).captions == ["a man sings", "a song"]
 
 
-# -- tracking
-# -------------------------------------------------------------------------------------------------------
+# -- tracking ------------------------------------------------------------------------------------------------
 
 
 def mot(root: Path, length: int, lines: list[str], name: str = "MOT17-02-FRCNN") -> None:
@@ -734,8 +730,7 @@ def test_visor(tmp_path: Path) -> None:
     ]
 
 
-# -- what happens
-# ---------------------------------------------------------------------------------------------------
+# -- what happens --------------------------------------------------------------------------------------------
 
 
 def test_didemo(tmp_path: Path) -> None:
@@ -877,8 +872,7 @@ def test_tvqa(tmp_path: Path) -> None:
     assert [(row.row, row.code) for row in bad] == told
 
 
-# -- agents, benchmarks
-# ---------------------------------------------------------------------------------------------
+# -- agents, benchmarks --------------------------------------------------------------------------------------
 
 
 def test_mind2web(tmp_path: Path) -> None:
@@ -1001,8 +995,7 @@ def test_tallyqa_and_superclevr(tmp_path: Path) -> None:
     assert [(q.answers, q.scorer) for q in questions] == [(["2"], "count"), (["red"], "exact")]
 
 
-# -- sources
-# --------------------------------------------------------------------------------------------------------
+# -- sources -------------------------------------------------------------------------------------------------
 
 
 def mvbench(root: Path, task: str, folder: str, *rows: dict[str, Any], **options: str) -> str:
@@ -1137,8 +1130,7 @@ def test_an_option_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
         read(f"mind2web:{tmp_path / 'inner'}?split=../../x")
 
 
-# -- places
-# ---------------------------------------------------------------------------------------------------------
+# -- places --------------------------------------------------------------------------------------------------
 
 anything = st.one_of(st.floats(), st.integers(-(10**6), 10**6), st.none(), st.text(max_size=3), st.booleans())
 

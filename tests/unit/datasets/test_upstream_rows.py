@@ -31,8 +31,7 @@ from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
 from pixelis.records import Demonstration, ImageView, Question, Trajectory
 
-# -- DeepEyes: the task follows the data source, the tools follow env_name
-# -----------------------------------------------------
+# -- DeepEyes: the task follows the data source, the tools follow env_name -----------------------------------
 
 
 def deepeyes(source: str, truth: str = "7", **more: Any) -> dict[str, Any]:
@@ -97,8 +96,7 @@ def test_another_env_name_is_that_of_an_environment_which_the_run_must_know(fold
     assert error.value.code == "unknown_environment"
 
 
-# -- EasyR1: DAPO's form of answers, Jinja prompts
-# -------------------------------------------------------------------------------
+# -- EasyR1: DAPO's form of answers, Jinja prompts -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -176,8 +174,7 @@ def test_reason_rft_prompts_by_the_type_of_the_question(
     assert suffix in one(write(folder, row) + "?prompt=reason_rft").question
 
 
-# -- demonstrations: what a row says is kept, masked or dropped by name, never changed
-# -------------------------------------------
+# -- demonstrations: what a row says is kept, masked or dropped by name, never changed -----------------------
 
 
 def ground(box: str, source: str = "original_image", thought: str = "Closer.") -> str:
@@ -466,8 +463,7 @@ def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(
     assert len(views) == 2
 
 
-# -- rows
-# ------------------------------------------------------------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------------------
 
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # what it is: the format, the row, the fields of the question

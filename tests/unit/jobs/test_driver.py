@@ -49,8 +49,7 @@ def make(run_dir: Path, **policy: object) -> Config:
     return parse(values)
 
 
-# -- the run folder
-# ---------------------------------------------------------------------------------------------------------
+# -- the run folder ------------------------------------------------------------------------------------------
 
 
 def test_a_run_folder_holds_its_lock_while_it_is_used_and_its_configuration_for_ever(config: Config) -> None:
@@ -195,8 +194,7 @@ def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
     assert watching.latest_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
 
 
-# -- how a job ends
-# -----------------------------------------------------------------------------------------------------------
+# -- how a job ends ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -261,8 +259,7 @@ def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
     assert "fix: start the cluster again" in output
 
 
-# -- while work runs
-# ----------------------------------------------------------------------------------------------------------
+# -- while work runs -----------------------------------------------------------------------------------------
 
 
 def test_watch_shows_progress_and_gives_the_result(

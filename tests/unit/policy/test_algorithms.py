@@ -46,8 +46,7 @@ def rollouts(seed: int, spread: float) -> list[Sequence]:
     return result
 
 
-# -- the formulas
-# ------------------------------------------------------------------------------------------------------
+# -- the formulas --------------------------------------------------------------------------------------------
 
 
 def ppo(ratio: torch.Tensor, a: float, low: float, high: float) -> torch.Tensor:
@@ -291,8 +290,7 @@ def test_metrics_are_the_same_whether_or_not_a_worker_has_a_batch():
         assert set(ours(batch, settings)[2]) == set(metric_names(settings, with_reference))
 
 
-# -- advantages
-# --------------------------------------------------------------------------------------------------------
+# -- advantages ----------------------------------------------------------------------------------------------
 
 GROUPS = [[1.0, 0.0, 0.5, 0.0, 1.0, 0.25], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0], [0.3, 0.1, 0.2, 0.9, 0.5, 0.4]]
 TOKENS = [[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8], [9, 7, 9, 3, 2, 3]]
@@ -382,8 +380,7 @@ def test_advantages_are_those_of_the_formula(name: str):
         assert row == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-# -- how they are named
-# ------------------------------------------------------------------------------------------------
+# -- how they are named --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -103,8 +103,7 @@ def group(rewards: list[float | None]) -> Group:
     return Group(id="g", question=Question(id="q", question="?"), trajectories=rollouts)
 
 
-# -- the documented example
-# --------------------------------------------------------------------------------------------
+# -- the documented example ----------------------------------------------------------------------------------
 
 
 def test_the_document_shows_the_file():
@@ -183,8 +182,7 @@ def test_a_worker_without_samples_reports_the_metrics_of_the_others(
         assert alone["policy/tapered"] == 1
 
 
-# -- other ways to write one
-# -------------------------------------------------------------------------------------------
+# -- other ways to write one ---------------------------------------------------------------------------------
 
 
 def test_functions_may_be_named_by_text(module):
@@ -233,8 +231,7 @@ def test_std_divides_by_a_user_defined_deviation(module):
     assert batch_advantages([[3.0, 1.0]], settings) == [pytest.approx([1.0, 0.0])]
 
 
-# -- wrong ones
-# --------------------------------------------------------------------------------------------------------
+# -- wrong ones ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,7 @@ def changed(delta: np.ndarray, components: int = 512) -> ranks.WeightChange:
     return ranks.weight_change(torch.from_numpy(base), torch.from_numpy(base + delta), components=components)
 
 
-# -- the decomposition
-# ----------------------------------------------------------------------------------------------------------
+# -- the decomposition ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -102,8 +101,7 @@ def test_foreign_and_broken_weights_are_refused():
         ranks.weight_change(torch.ones(2, 2), torch.full((2, 2), math.nan))
 
 
-# -- from spectra to ranks
-# ------------------------------------------------------------------------------------------------------
+# -- from spectra to ranks -----------------------------------------------------------------------------------
 
 
 @given(rank=st.integers(1, 600), smallest=st.integers(1, 12), largest=st.integers(12, 300))
@@ -158,8 +156,7 @@ def test_a_model_equal_to_its_base_is_refused():
         ranks.choose_ranks({"a.q_proj": changed(np.zeros((4, 4), np.float32))}, PLAIN, {})
 
 
-# -- adapters of these ranks
-# ----------------------------------------------------------------------------------------------------
+# -- adapters of these ranks ---------------------------------------------------------------------------------
 
 
 def layers_of(family: str = "qwen3_vl") -> dict[str, tuple[int, int]]:
@@ -297,8 +294,7 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-# -- the job
-# --------------------------------------------------------------------------------------------------------------------
+# -- the job -------------------------------------------------------------------------------------------------
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

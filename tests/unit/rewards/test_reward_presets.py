@@ -203,8 +203,7 @@ def test_pixelis_arms_add_penalties_to_raw_terms_until_statistics_are_known():
         assert rewards(preset, *episodes) == [None] * 4  # no embedder provides states
 
 
-# -- how a preset is resolved
-# ---------------------------------------------------------------------------------------
+# -- how a preset is resolved --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(REWARD_PRESETS))

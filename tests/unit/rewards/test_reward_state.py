@@ -26,8 +26,7 @@ SIZE = 8
 """Numbers of a state."""
 
 
-# -- running statistics
-# ---------------------------------------------------------------------------------------------
+# -- running statistics --------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.floats(-100, 100), min_size=10, max_size=60), st.floats(-100, 100))
@@ -68,8 +67,7 @@ def test_the_same_groups_give_the_same_statistics_in_any_order_and_once():
     assert states[0]["accuracy"][0] == 160
 
 
-# -- curriculum
-# -----------------------------------------------------------------------------------------------------
+# -- curriculum ----------------------------------------------------------------------------------------------
 
 QUICK = {"kind": "trigger", "window": 10, "check_every": 10, "min_samples": 100}
 
@@ -149,8 +147,7 @@ def test_a_curriculum_goes_on_from_its_state(cut):
     assert second.state_dict() == uninterrupted.state_dict()
 
 
-# -- dynamics
-# -------------------------------------------------------------------------------------------------------
+# -- dynamics ------------------------------------------------------------------------------------------------
 
 
 def walk(seed: int, ops=("zoom_in", "read_text")) -> tuple[Trajectory, list[list[float]]]:
@@ -241,8 +238,7 @@ def test_states_of_another_shape_are_a_data_failure(states):
     assert caught.value.code == "bad_states"
 
 
-# -- the grader
-# -----------------------------------------------------------------------------------------------------
+# -- the grader ----------------------------------------------------------------------------------------------
 
 PIXELIS = {"curriculum": {**QUICK, "check_every": 2, "window": 2, "min_samples": 8, "second_steps": 12}}
 

@@ -363,8 +363,7 @@ def test_an_answer_that_is_too_long_is_wrong_and_badly_formed():
     assert (trajectory.rewards["format"], trajectory.reward) == (-1.0, -1.0)
 
 
-# -- sequences of operations
-# ----------------------------------------------------------------------------------------
+# -- sequences of operations ---------------------------------------------------------------------------------
 
 
 def chain(

@@ -73,8 +73,7 @@ def neighbour(answer: str | None, similarity: float = 1.0, **changes: Any) -> Ne
     return Neighbour(experience=experience, similarity=similarity)
 
 
-# -- the pinned values
-# ----------------------------------------------------------------------------------------------
+# -- the pinned values ---------------------------------------------------------------------------------------
 
 
 def test_four_of_six_is_two_thirds() -> None:
@@ -132,8 +131,7 @@ def test_the_agreement_factor_rises_and_keeps_its_published_range() -> None:
     assert all(0.7 < value <= 1 for value in values[501:])
 
 
-# -- confidence of a sample
-# -----------------------------------------------------------------------------------------
+# -- confidence of a sample ----------------------------------------------------------------------------------
 
 
 def test_self_confidence_is_of_the_answer_turn() -> None:
@@ -157,8 +155,7 @@ def test_the_cold_start_answers_directly_and_never_teaches() -> None:
     assert (later.answer, later.confidence, later.self_answer) == ("7", pytest.approx(0.6), None)
 
 
-# -- neighbours
-# -----------------------------------------------------------------------------------------------------
+# -- neighbours ----------------------------------------------------------------------------------------------
 
 SOUND = Feedback(correct=True)
 WRONG = Feedback(correct=False)
@@ -237,8 +234,7 @@ def test_neighbours_support_doubt_and_break_a_tie() -> None:
     assert (tied.answer, tied.reason) == ("7", "")
 
 
-# -- verdicts
-# -------------------------------------------------------------------------------------------------------
+# -- verdicts ------------------------------------------------------------------------------------------------
 
 
 def test_provenance_is_complete() -> None:

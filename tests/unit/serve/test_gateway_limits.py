@@ -36,8 +36,7 @@ from pixelis.serve.request_handler import respond
 from pixelis.serve.responses import add_exception_handlers, api_error, until
 from pixelis.serve.state import GatewayState
 
-# -- admission
-# ----------------------------------------------------------------------------------------------------------
+# -- admission -----------------------------------------------------------------------------------------------
 
 
 def test_a_short_overload_delays_and_a_lasting_one_is_refused() -> None:
@@ -242,8 +241,7 @@ def test_a_configured_queue_holds_no_more() -> None:
     assert waiting_limit(config) == burst_limit(config) == 3
 
 
-# -- rates
-# --------------------------------------------------------------------------------------------------------------
+# -- rates ---------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -318,8 +316,7 @@ def test_the_number_of_tracked_clients_is_bounded() -> None:
     assert len(rates.accepted) == 10
 
 
-# -- the cache
-# ----------------------------------------------------------------------------------------------------------
+# -- the cache -----------------------------------------------------------------------------------------------
 
 
 def test_a_cached_reply_is_returned_until_it_expires() -> None:
@@ -359,8 +356,7 @@ def test_a_cache_without_entries_and_cache_keys() -> None:
     assert key_of({"a": 1, "b": [2]}) == key_of({"b": [2], "a": 1}) != key_of({"a": 1, "b": [3]})
 
 
-# -- who is let in
-# ------------------------------------------------------------------------------------------------------
+# -- who is let in -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -495,8 +491,7 @@ def test_every_reply_has_security_headers_and_is_counted() -> None:
     assert 'route="other",status="404"' in asyncio.run(shielded(None, "/a/path/of/theirs", "localhost"))[1]
 
 
-# -- failures and streams
-# -----------------------------------------------------------------------------------------------
+# -- failures and streams ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -538,8 +533,7 @@ def test_a_deadline_ends_a_stream_and_its_source() -> None:
     assert ended == ["source"]
 
 
-# -- memory for decoded pictures
-# ----------------------------------------------------------------------------------------
+# -- memory for decoded pictures -----------------------------------------------------------------------------
 
 
 @given(
