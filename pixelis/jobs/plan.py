@@ -62,11 +62,11 @@ def check(config: Config, needs: Sequence[Need], grows: bool = False) -> list[Fi
 
 
 def _placement(config: Config, parts: Sequence[Need], grows: bool) -> list[Finding]:
-    given = config.cluster.nodes
-    cpus = given.cpus or config.cluster.cpus or float(max(4, os.cpu_count() or 4))
-    gpus = float(torch.cuda.device_count()) if given.gpus is None else given.gpus
-    nodes = [Node(cpus, gpus) for _ in range(given.count)]
-    machines = f"{given.count} x ({cpus:g} CPUs, {gpus:g} GPUs)"
+    cluster_nodes = config.cluster.nodes
+    cpus = cluster_nodes.cpus or config.cluster.cpus or float(max(4, os.cpu_count() or 4))
+    gpus = float(torch.cuda.device_count()) if cluster_nodes.gpus is None else cluster_nodes.gpus
+    nodes = [Node(cpus, gpus) for _ in range(cluster_nodes.count)]
+    machines = f"{cluster_nodes.count} x ({cpus:g} CPUs, {gpus:g} GPUs)"
     total = " + ".join(f"{p.count} x {p.role} {p.total('GPU'):g}" for p in parts if p.total("GPU"))
     out = []
     if total:
@@ -80,7 +80,7 @@ def _placement(config: Config, parts: Sequence[Need], grows: bool) -> list[Findi
                 f"{missing} of {part.count} x {part.role} find no room on {machines}: each needs {needed}"
             )
             # Where the machines are not named, the job may be meant for others.
-            named = given.gpus is not None or not part.total("GPU")
+            named = cluster_nodes.gpus is not None or not part.total("GPU")
             message += "" if named else "; name the machines of the job with cluster.nodes"
             is_error = named and not config.cluster.autoscaling
             out.append(Finding("error" if is_error else "note", "placement", message))

@@ -76,8 +76,10 @@ class Find(Operation):
         box = clamp(arguments.box or WHOLE)
         boxes, scores = detector.detect(target.crop(box), arguments.text)
         sizes = [(x0, y0, x1 - x0, y1 - y0) for x0, y0, x1, y1 in boxes.tolist()]
-        kept = np.asarray(cv2.dnn.NMSBoxes(sizes, scores.tolist(), detector.threshold, OVERLAP), int).ravel()
-        chosen = sorted((int(i) for i in kept), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
+        indices = np.asarray(
+            cv2.dnn.NMSBoxes(sizes, scores.tolist(), detector.threshold, OVERLAP), int
+        ).ravel()
+        chosen = sorted((int(i) for i in indices), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
         region = target.snap(box)
         records = [
             _record(

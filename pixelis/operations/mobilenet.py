@@ -235,13 +235,13 @@ def _surroundings(mask: np.ndarray, region: Edges) -> Edges | None:
     if not (w and h):
         return None
     across, down = (right - left) / mask.shape[1], (bottom - top) / mask.shape[0]
-    found = (
+    mask_box = (
         round(left + x * across),
         round(top + y * down),
         round(left + (x + w) * across),
         round(top + (y + h) * down),
     )
-    near = around(found, (bottom, right), MARGIN)
+    near = around(mask_box, (bottom, right), MARGIN)
     near = max(near[0], left), max(near[1], top), near[2], near[3]
     large = max((near[2] - near[0]) / (right - left), (near[3] - near[1]) / (bottom - top)) >= WORTHWHILE
     return None if large else near

@@ -81,8 +81,8 @@ class SegmentObjectAt(Operation):
             point = x * picture.shape[1], y * picture.shape[0]
         else:
             box = target.pixels(arguments.box or geometry.WHOLE)
-        found = segment(picture, region, point, box, scene.settings, scene.seed)
-        record, mask = describe(found, target), found.mask
+        segmented = segment(picture, region, point, box, scene.settings, scene.seed)
+        record, mask = describe(segmented, target), segmented.mask
         share = percent(mask.area / (mask.height * mask.width))
         text = (
             f"object {record['id']}\n"

@@ -156,13 +156,13 @@ def segment_track(
     for picture, box in zip(clip.frames(frames), boxes, strict=True):
         try:
             edges = geometry.to_pixels(geometry.as_box(box), clip.width, clip.height)
-            found = segment(picture, (0, 0, clip.width, clip.height), None, edges, settings, seed)
+            segment_of_frame = segment(picture, (0, 0, clip.width, clip.height), None, edges, settings, seed)
         except OperationError as error:
             if error.code not in ("nothing_found", "too_small"):
                 raise
             codes.append(None)
         else:
-            codes.append(found.mask.encode())
+            codes.append(segment_of_frame.mask.encode())
     return codes
 
 

@@ -94,8 +94,8 @@ def load_format(name: str, columns: Mapping[str, str] | None = None) -> Format:
     ``columns``: those that a source names of a table.
     """
     module, _, attribute = FORMATS[name].place.partition(":")
-    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-    return found(columns or {}) if name == "table" else found
+    format_ = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    return format_(columns or {}) if name == "table" else format_
 
 
 def detect(columns: Iterable[str], row: str = "the row") -> str:

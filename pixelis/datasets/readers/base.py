@@ -257,7 +257,7 @@ class AnnotationFile:
         meta = {"dropped": len(self._errors) or None, **meta}
         if annotations.regions and not reader.exhaustive:
             meta["not_exhaustive"] = sorted({region.label for region in annotations.regions})
-        given = {name: value for name, value in meta.items() if value not in (None, [], {}, "")}
+        nonempty = {name: value for name, value in meta.items() if value not in (None, [], {}, "")}
         return Question(
             id=f"{reader.name}-{split}-{key}" if split else f"{reader.name}-{key}",
             question=question,
@@ -266,7 +266,7 @@ class AnnotationFile:
             scorer=scorer,
             task=reader.task,
             split=split or "train",
-            meta={"source": reader.name, "original_id": str(key), **given},
+            meta={"source": reader.name, "original_id": str(key), **nonempty},
             annotations=annotations,
         )
 
