@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 VisionLanguageModel = Any
 """`Qwen2_5_VLForConditionalGeneration` and its like, which share no base class with typed submodules."""
 
+FEATURE_CACHE_BYTES = 256 * 2**20
 PACKED = "pixelis_packed"
 CACHED = "pixelis_cached"
 """Names in transformers' attention registry: for packed rows (learner) and rows with a KV cache (engine)."""
@@ -91,7 +92,7 @@ def encode_views(
 class FeatureCache:
     """Least-recently-used cache of a frozen vision tower's features, by digest of the view. limit: in bytes."""
 
-    def __init__(self, limit: int = 256 * 2**20):
+    def __init__(self, limit: int = FEATURE_CACHE_BYTES):
         self.limit = limit
         self.entries: OrderedDict[bytes, Features] = OrderedDict()
         self.nbytes = 0
