@@ -2,7 +2,7 @@
 equations, formulas.
 
 Each text is read as a whole; what is read in no way is compared as text. Formulas, the leaves of the
-comparison, are compared by a function of two LaTeX texts, which runs math-verify in a worker process.
+comparison, are compared by math-verify in a worker process.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is.
-
-    ``formulas`` compares two LaTeX formulas; its exceptions pass through.
-    """
+    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is."""
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
         return bool(a)

@@ -1,9 +1,4 @@
-r"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with
-their units.
-
-Nothing is evaluated here. ``pixelis.rewards.mathematics`` compares what this module reads, and formulas
-beyond it.
-"""
+"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with units."""
 
 from __future__ import annotations
 
@@ -61,9 +56,7 @@ def clean(text: str) -> str:
 
 
 def _last_boxes(text: str) -> str:
-    r"""The contents of the last ``\boxed{}`` and of those next to it, joined by commas; one cut short ends
-    with the text.
-    """
+    r"""The contents of the last ``\boxed{}`` and of those next to it; one cut short ends with the text."""
     from pixelis.dialogue.dialects.base import BOXED, boxed  # a worker starts without it
 
     boxes = boxed(text)
@@ -113,7 +106,7 @@ def _without_markup(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Text for comparison: ``clean``, case folded."""
+    """``clean`` text, case folded."""
     return clean(text).casefold()
 
 
@@ -213,8 +206,7 @@ _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cub
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, a list of them, a ratio or a time of day, and its unit; ``unit`` is empty when none is
-    written.
+    """A number, a list of them, a ratio or a time of day, and its unit.
 
     ``kind`` is ``number``, ``ratio`` (its parts, at least two) or ``time`` (hours, minutes, seconds; ``unit``
     am, pm or empty).

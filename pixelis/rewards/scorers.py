@@ -1,7 +1,7 @@
 """Scorers: compare an answer with accepted truths; a registry by the scorer name of a question.
 
-Scores are 0..1. Truths that a scorer cannot read raise DataFailure, which leaves the trajectory unscored; an
-answer that it cannot read is wrong and counted as ``parse_fail``.
+Scores are 0..1. Truths that a scorer cannot read raise DataFailure; an answer that it cannot read is wrong
+and counted as ``parse_fail``.
 """
 
 from __future__ import annotations
@@ -26,31 +26,19 @@ from pixelis.rewards.notation import Quantity, canonical, clean, quantity
 
 
 class Services(Protocol):
-    """Services for slow scorers; implemented by ``pixelis.rewards.services.Services``."""
+    """What slow scorers need of ``pixelis.rewards.services.Services``."""
 
-    def math(self, answer: str, truths: Sequence[str]) -> float:
-        """1.0 when the formulas are equal."""
-        ...
+    def math(self, answer: str, truths: Sequence[str]) -> float: ...
 
-    def readable(self, answer: str) -> bool:
-        """Whether the formula can be compared at all."""
-        ...
+    def readable(self, answer: str) -> bool: ...
 
-    def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 when a language model accepts the answer."""
-        ...
+    def judge(self, question: str, truths: Sequence[str], answer: str) -> float: ...
 
-    def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """0.0, 0.1, ... 1.0: how much of an accepted answer a language model finds in the answer."""
-        ...
+    def grade(self, question: str, truths: Sequence[str], answer: str) -> float: ...
 
-    def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
-        """The best score that a user's function gives the answer against a truth."""
-        ...
+    def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float: ...
 
-    def note(self, status: str) -> None:
-        """Count a status."""
-        ...
+    def note(self, status: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,9 +55,7 @@ Scorer = Callable[[Case, Services], float]
 
 
 def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Case:
-    """The case of an answer to a question; options come from ``meta['options']`` or from lines ``A.
-    text``.
-    """
+    """The case of an answer; options come from ``meta['options']`` or from lines ``A. text`` of the question."""
     options = question.meta.get("options")
     if isinstance(options, dict):
         options = list(options.values())
@@ -79,9 +65,7 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
 
 
 def find_scorer(name: str) -> Scorer:
-    """The scorer of this name, or a user's function of (answer, truth); BadInput ``unknown_scorer`` suggests
-    the nearest.
-    """
+    """The scorer of this name, or a user's function of (answer, truth). Raises BadInput ``unknown_scorer``."""
     if is_function(name):
         return lambda case, services: services.equal(name, case.answer, case.truths)
     if name not in SCORERS:
@@ -95,16 +79,14 @@ def find_scorer(name: str) -> Scorer:
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer equals any truth after ``canonical``, else 0.0."""
+    """1.0 when the answer equals any truth after ``canonical``."""
     if answer is None:
         return 0.0
     return float(canonical(answer) in map(canonical, truths))
 
 
 def partial(answer: str | None, truths: Sequence[str]) -> float:
-    """1 for equal text, else half the similarity (1 - insertions and deletions / characters of both), best of
-    the truths.
-    """
+    """1 for equal text, else half the similarity (1 - insertions and deletions / characters of both)."""
     if answer is None:
         return 0.0
     best = max(Indel.normalized_similarity(canonical(answer), canonical(truth)) for truth in truths)
@@ -112,8 +94,7 @@ def partial(answer: str | None, truths: Sequence[str]) -> float:
 
 
 def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> float:
-    """Average normalised Levenshtein similarity: 1 - distance / longer length, best of the truths, 0 below
-    the threshold.
+    """Average normalised Levenshtein similarity: 1 - distance / longer length, 0 below the threshold.
 
     Source: ST-VQA, arXiv 1905.13648; threshold 0.5 as in DocVQA and InfographicVQA.
     """
@@ -124,9 +105,7 @@ def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> f
 
 
 def cer(answer: str | None, truths: Sequence[str]) -> float:
-    """1 - character error rate (edits / length of the truth), at least 0, best of the truths; case
-    matters.
-    """
+    """1 - character error rate (edits / length of the truth), at least 0; case matters."""
     if answer is None:
         return 0.0
     text, best = clean(answer), 0.0
@@ -162,9 +141,7 @@ _BETWEEN = re.compile(r"\s*(?:,?\s*(or|and)|([/&,;]))?\s*(?:option |choice )?", 
 
 
 def option_lines(text: str) -> list[re.Match[str]]:
-    """The lines ``A. text`` of the options A, B, ... in order: before the sign, sign, after it, text; none if
-    fewer than 2.
-    """
+    """The lines ``A. text`` of the options A, B, ... in order: before the sign, sign, after it, text."""
     lines: list[re.Match[str]] = []
     for match in _OPTION.finditer(text):
         if match[2] == chr(ord("A") + len(lines)):
@@ -177,9 +154,9 @@ def option_lines(text: str) -> list[re.Match[str]]:
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
     """The choices that a text names, in upper case and alphabetical order (``B``, ``AC``); None for none.
 
-    Reads the last answer tag or box, else the whole text. In this order: a letter such as ``(B)`` or
-    ``B. text``; several such as ``A, C`` or ``AC``; the text of an option; the letter named last, unless
-    denied (``not A``). ``A or B`` and a letter beside another option's text name none.
+    Reads the last answer tag or box, else the whole text. In this order: a letter such as ``(B)`` or ``B.
+    text``; several such as ``A, C`` or ``AC``; the text of an option; the letter named last, unless denied
+    (``not A``). ``A or B`` and a letter beside another option's text name none.
     """
     inner = clean((_ANSWER.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
@@ -226,10 +203,7 @@ def _named_last(text: str, last: str) -> str | None:
 
 
 def mc_letter(case: Case, services: Services) -> float:
-    """1.0 when the answer names the option of a truth, or all of its several.
-
-    DataFailure ``truth_unparsable`` when no truth names an option.
-    """
+    """1.0 when the answer names the option of a truth, or all of its several."""
     letters = {choice for truth in case.truths if (choice := letter(truth, case.options))}
     if not letters:
         raise DataFailure(f"no truth of {list(case.truths)!r:.100} names an option", code="truth_unparsable")
@@ -274,8 +248,7 @@ def _finite(measure: Quantity) -> float | None:
 
 
 def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
-    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between; best of the truths. ``exact`` for
-    other text.
+    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between. ``exact`` for other text.
 
     A truth of 0 has absolute bands of 0.05 and 0.20. Another unit is wrong. Source: Reason-RFT, arXiv
     2503.20752.
@@ -413,10 +386,7 @@ def iou(case: Case, services: Services) -> float:
 
 
 def math_equal(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth by ``mathematics.equal``.
-
-    DataFailure when no truth can be compared.
-    """
+    """1.0 when the answer equals a truth by ``mathematics.equal``. DataFailure when no truth can be compared."""
     if case.answer is None or not case.answer.strip():
         return 0.0
     failures = []
@@ -434,9 +404,7 @@ def math_equal(case: Case, services: Services) -> float:
 
 
 def pixel_reasoner(case: Case, services: Services) -> float:
-    """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer
-    (Pixel-Reasoner).
-    """
+    """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer."""
     if case.answer is None or not case.answer.strip():
         return 0.0
     text = _words(case.answer)
@@ -508,7 +476,6 @@ SCORERS: dict[str, Scorer] = {
     "mmmu_open": lambda case, services: mmmu_open(case.answer, case.truths),
     "mm_vet": mm_vet,
 }
-"""Scorers by name."""
 LOWEST = {"func_seq_penalty": -0.5}
 """Smallest score of scorers that may be negative."""
 GRADED = frozenset(

@@ -1,7 +1,6 @@
 """Reward terms of a group of rollouts, and their weighted sum.
 
-Each trajectory records its raw and weighted terms by name. If a reward cannot be computed, the trajectory is
-``unscored`` with the cause and has no reward.
+If a reward cannot be computed, the trajectory is ``unscored`` with the cause and has no reward.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ def tries_call(turn: Turn) -> bool:
 
 
 def calls(trajectory: Trajectory, counts: str) -> int:
-    """Number of operations that were ``executed``, or ``requested``, which includes failed, unreadable and
-    truncated calls.
-    """
+    """Number of operations that were ``executed``, or ``requested``, which includes failed and unreadable calls."""
     if counts == "executed":
         return trajectory.operations_ok
     return sum(max(len(turn.actions), 1) for turn in trajectory.turns if tries_call(turn))
@@ -73,7 +70,7 @@ class Context:
     """The group of a trajectory and everything else that its terms depend on.
 
     ``pseudo``: the truths are a label from a vote. ``states``: an embedder's vectors by trajectory id.
-    ``mixture`` replaces configured weights by term; ``normalise`` maps (term, raw value) to the value that is
+    ``mixture`` replaces configured weights; ``normalise`` maps (term, raw value) to the value that is
     weighted.
     """
 
@@ -90,7 +87,6 @@ class Context:
 
     @property
     def question(self) -> Question:
-        """The group's question."""
         return self.group.question
 
     @cached_property
@@ -100,7 +96,7 @@ class Context:
 
     @cached_property
     def rate(self) -> float:
-        """RaPR of the group: share of trajectories with at least one operation; 0.0 without trajectories."""
+        """RaPR of the group: share of trajectories with at least one operation."""
         counts = self.settings.curiosity.counts
         return sum(calls(t, counts) > 0 for t in self.valid) / len(self.valid) if self.valid else 0.0
 
@@ -121,18 +117,15 @@ class Context:
 
     @cached_property
     def weights(self) -> dict[str, float]:
-        """Weights by term for this question."""
         task = self.settings.tasks.get(self.question.task)
         return {**(task or self.settings).weights.model_dump(), **self.mixture}
 
     @cached_property
     def format_kind(self) -> str:
-        """Format for this question."""
         return (self.settings.tasks.get(self.question.task) or self.settings).format
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """Number of generated characters by trajectory."""
         return {t.id: len(completion(t)) for t in self.valid}
 
     @cached_property
@@ -188,21 +181,17 @@ class Context:
         )
 
     def too_long(self, trajectory: Trajectory) -> bool:
-        """True for an answer of ``rewards.max_answer_chars`` or more."""
         limit = self.settings.max_answer_chars
         return bool(limit) and len(self.answers[trajectory.id] or "") >= limit
 
     def discounted(self, trajectory: Trajectory) -> bool:
-        """True for an answer that scores 0 whatever it says: too long, or not in the box that `boxed_once`
-        requires.
-        """
+        """True for an answer that scores 0 whatever it says: too long, or not in the box of `boxed_once`."""
         return self.too_long(trajectory) or (self.format_kind == "boxed_once" and not has_box(trajectory))
 
     def _grade(self, truths: Sequence[str], pseudo: bool = False) -> dict[str, float | DataFailure]:
         """Score each distinct answer once, those of slow scorers in parallel.
 
-        ``pseudo``: the truths are answers of the policy; if the scorer cannot read them, equal text scores 1
-        and other text 0.
+        ``pseudo``: if the scorer cannot read the policy's own answers, equal text scores 1.
         """
         name = self._scorer()
         scorer = find_scorer(name)
@@ -239,7 +228,6 @@ def _value_or_raise(value: float | DataFailure) -> float:
 
 
 def accuracy(trajectory: Trajectory, context: Context) -> float:
-    """Score of the answer by the question's scorer; 0 without an answer."""
     return context.score(trajectory)
 
 
@@ -261,11 +249,10 @@ def curiosity(trajectory: Trajectory, context: Context) -> float:
 
 
 def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
-    """Bonus of an episode with calls while the group's RaPR is below H; else 0 (Pixel-Reasoner, arXiv
-    2505.15966).
+    """Bonus of an episode with calls while the group's RaPR is below H (Pixel-Reasoner, arXiv 2505.15966).
 
-    paper: alpha * max(H - RaPR, 0). repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5
-    for videos.
+    paper: alpha * max(H - RaPR, 0). repo: max(H - RaPR, 0) / k / RaPR * 0.25, k = 2 for pictures, 1.5 for
+    videos.
     """
     settings, rate = context.settings.curiosity, context.rate
     if not calls(trajectory, settings.counts):
@@ -289,9 +276,7 @@ def efficiency(trajectory: Trajectory, context: Context) -> float:
 
 
 def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
-    """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv
-    2505.14362).
-    """
+    """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv 2505.14362)."""
     return float(context.score(trajectory) > context.settings.tool_above and trajectory.operations_ok > 0)
 
 
@@ -313,10 +298,9 @@ def overlong(trajectory: Trajectory, context: Context) -> float:
 
 
 def length(trajectory: Trajectory, context: Context) -> float:
-    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer; 0 before
-    ``length_start``.
+    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer.
 
-    Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it.
+    Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it, after ``length_start`` steps.
     """
     shortest, longest = min(context.lengths.values()), max(context.lengths.values())
     right = context.score(trajectory) > 0.5
@@ -343,9 +327,7 @@ def coherence(trajectory: Trajectory, context: Context) -> float:
 
 
 def curiosity_dynamics(trajectory: Trajectory, context: Context) -> float:
-    """Prediction error of the dynamics model (Pixelis); DataFailure ``no_states`` without an embedder's
-    vectors.
-    """
+    """Prediction error of the dynamics model (Pixelis)."""
     if context.dynamics is None or trajectory.id not in context.states:
         raise DataFailure("the group has no states", code="no_states")
     return context.dynamics.curiosity(trajectory, context.states[trajectory.id])
@@ -357,7 +339,7 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
 
 
 def environment(trajectory: Trajectory, context: Context) -> float:
-    """Sum of the rewards of the question's environment, 0 for a question without one."""
+    """Sum of the rewards of the question's environment."""
     return (
         math.fsum(o.data.get("reward", 0.0) for o in trajectory.observations)
         if context.question.environment
@@ -406,8 +388,7 @@ def score_group(
     truths: Sequence[str] | None = None,
     services: Services | None = None,
 ) -> Group:
-    """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each
-    trajectory.
+    """A copy of a group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each trajectory.
 
     ``truths`` (a pseudo-label) replaces the question's answers. Raises BadInput ``unknown_scorer`` and
     ``no_judge``.
@@ -479,9 +460,7 @@ def _measure(
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means ``reward/TERM`` (raw) and ``reward_weighted/TERM`` over the trajectories with the term, shares
-    ``unscored/CAUSE``, counts ``misuse/NAME``.
-    """
+    """Means ``reward/TERM`` and ``reward_weighted/TERM``, shares ``unscored/CAUSE``, counts ``misuse/NAME``."""
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
         return {}
