@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import torch
 
@@ -148,7 +149,8 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
 # -- checks --------------------------------------------------------------------------------------------------
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """A line of the table. error: the run cannot work as configured; note: perhaps not as intended."""
 
     level: Literal["ok", "note", "error"]

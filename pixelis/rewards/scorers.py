@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rapidfuzz.distance import Indel, Levenshtein
 
@@ -23,22 +22,7 @@ from pixelis.records import Question
 from pixelis.rewards import mathematics
 from pixelis.rewards.mmmu import chosen_option, mmmu_open
 from pixelis.rewards.notation import Quantity, canonical, clean, quantity
-
-
-class Services(Protocol):
-    """What slow scorers need of ``pixelis.rewards.services.Services``."""
-
-    def math(self, answer: str, truths: Sequence[str]) -> float: ...
-
-    def readable(self, answer: str) -> bool: ...
-
-    def judge(self, question: str, truths: Sequence[str], answer: str) -> float: ...
-
-    def grade(self, question: str, truths: Sequence[str], answer: str) -> float: ...
-
-    def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float: ...
-
-    def note(self, status: str) -> None: ...
+from pixelis.rewards.services import Services
 
 
 @dataclass(frozen=True)
@@ -59,9 +43,9 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
     options = question.meta.get("options")
     if isinstance(options, dict):
         options = list(options.values())
-    if not isinstance(options, (list, tuple)):
+    if not isinstance(options, list | tuple):
         options = [line[4].strip() for line in option_lines(question.question)]
-    return Case(answer, tuple(truths), question.conversation, tuple(str(option) for option in options))
+    return Case(answer, tuple(truths), question.conversation, tuple(map(str, options)))
 
 
 def find_scorer(name: str) -> Scorer:
@@ -80,9 +64,7 @@ def find_scorer(name: str) -> Scorer:
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
     """1.0 when the answer equals any truth after ``canonical``."""
-    if answer is None:
-        return 0.0
-    return float(canonical(answer) in map(canonical, truths))
+    return float(answer is not None and canonical(answer) in map(canonical, truths))
 
 
 def partial(answer: str | None, truths: Sequence[str]) -> float:
@@ -262,10 +244,8 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
         if answer_quantity is None or truth_quantity is None:
             continue
         value, expected = _finite(answer_quantity), _finite(truth_quantity)
-        other_unit = (
-            answer_quantity.unit and truth_quantity.unit and answer_quantity.unit != truth_quantity.unit
-        )
-        if value is None or expected is None or other_unit:
+        units = {answer_quantity.unit, truth_quantity.unit} - {""}
+        if value is None or expected is None or len(units) > 1:
             continue
         error = abs(value - expected) / (abs(expected) or 1.0)
         if error <= LOW:
@@ -326,16 +306,10 @@ def func_seq(
 def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float]) -> float:
     left, right = list(dict.fromkeys(triples)), list(dict.fromkeys(expected))
     larger = max(len(left), len(right))
-    keys: list[Callable[[Triple], tuple[str, ...]]] = [
-        lambda t: t,
-        lambda t: t[:2],
-        lambda t: (t[0], t[2]),
-        lambda t: t[:1],
-    ]
     total = 0.0
-    for key, value in zip(keys, credit, strict=True):
+    for places, value in zip(((0, 1, 2), (0, 1), (0, 2), (0,)), credit, strict=True):
         for triple in list(left):
-            match = next((other for other in right if key(other) == key(triple)), None)
+            match = next((other for other in right if all(other[i] == triple[i] for i in places)), None)
             if match is not None:
                 left.remove(triple)
                 right.remove(match)
@@ -354,9 +328,9 @@ def read_box(text: str) -> tuple[float, float, float, float] | None:
         return None
     if not isinstance(value, list) or len(value) != 4:
         return None
-    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < 1e9 for v in value):
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e9 for v in value):
         return None
-    x0, y0, x1, y1 = (float(v) for v in value)
+    x0, y0, x1, y1 = map(float, value)
     return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
 
 
@@ -387,7 +361,7 @@ def iou(case: Case, services: Services) -> float:
 
 def math_equal(case: Case, services: Services) -> float:
     """1.0 when the answer equals a truth by ``mathematics.equal``. DataFailure when no truth can be compared."""
-    if case.answer is None or not case.answer.strip():
+    if not case.answer or not case.answer.strip():
         return 0.0
     failures = []
     for truth in case.truths:
@@ -405,17 +379,14 @@ def math_equal(case: Case, services: Services) -> float:
 
 def pixel_reasoner(case: Case, services: Services) -> float:
     """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer."""
-    if case.answer is None or not case.answer.strip():
+    if not case.answer or not case.answer.strip():
         return 0.0
     text = _words(case.answer)
     for truth in case.truths:
         pieces = [_words(piece) for piece in truth.split(",") if piece.strip()]
         single = quantity(truth)
-        if (
-            len(pieces) > 1
-            and (single is None or len(single.values) > 1)
-            and all(piece in text for piece in pieces)
-        ):
+        is_list = len(pieces) > 1 and (single is None or len(single.values) > 1)
+        if is_list and all(piece in text for piece in pieces):
             return 1.0
     return math_equal(case, services)
 
@@ -427,7 +398,7 @@ def _words(text: str) -> str:
 
 def judged(case: Case, services: Services) -> float:
     """1.0 for equal text or the same option; for other text the verdict of a language model."""
-    if case.answer is None or not case.answer.strip():
+    if not case.answer or not case.answer.strip():
         return 0.0
     if exact(case.answer, case.truths):
         return 1.0
@@ -440,7 +411,7 @@ def judged(case: Case, services: Services) -> float:
 
 def mm_vet(case: Case, services: Services) -> float:
     """The grade of a language model, 0.0, 0.1, ... 1.0 (MM-Vet, arXiv 2308.02490)."""
-    if case.answer is None or not case.answer.strip():
+    if not case.answer or not case.answer.strip():
         return 0.0
     return services.grade(case.question, case.truths, case.answer)
 
@@ -478,22 +449,10 @@ SCORERS: dict[str, Scorer] = {
 }
 LOWEST = {"func_seq_penalty": -0.5}
 """Smallest score of scorers that may be negative."""
-GRADED = frozenset(
-    {
-        "partial",
-        "numeric_band",
-        "func_seq",
-        "func_seq_eval",
-        "func_seq_full",
-        "func_seq_penalty",
-        "anls",
-        "iou",
-        "cer",
-        "mm_vet",
-    }
-)
+GRADED = {name for name in SCORERS if name.startswith("func_seq")}
+GRADED |= {"partial", "numeric_band", "anls", "iou", "cer", "mm_vet"}
 """Scorers with values between right and wrong."""
-JUDGED = frozenset({"judge", "math_judge", "mm_vet"})
+JUDGED = {"judge", "math_judge", "mm_vet"}
 """Scorers that need a language model, `rewards.judge`."""
-SLOW = frozenset({"math", "pixel_reasoner", "judge", "math_judge", "mm_vet"})
+SLOW = JUDGED | {"math", "pixel_reasoner"}
 """Scorers that wait for another process; a group's answers are scored in parallel."""

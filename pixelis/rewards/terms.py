@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pixelis.config import RewardsConfig
 from pixelis.errors import DataFailure, PixelisError
@@ -101,19 +101,15 @@ class Context:
         return sum(calls(t, counts) > 0 for t in self.valid) / len(self.valid) if self.valid else 0.0
 
     @cached_property
-    def terms(self) -> list[str]:
-        """Names of the terms to compute."""
-        return self.settings.computed
-
-    @cached_property
     def own(self) -> dict[str, dict[str, dict[str, float] | DataFailure]]:
         """Values of the user's own functions by name and trajectory: ``overall`` and further metrics."""
         if not self.valid:
             return {}
-        values = {
-            name: self.services.own(name, self.valid, self.question, self.step) for name in self.settings.own
+        ids = [t.id for t in self.valid]
+        return {
+            name: dict(zip(ids, self.services.own(name, self.valid, self.question, self.step), strict=True))
+            for name in self.settings.own
         }
-        return {name: {t.id: v for t, v in zip(self.valid, row, strict=True)} for name, row in values.items()}
 
     @cached_property
     def weights(self) -> dict[str, float]:
@@ -132,10 +128,11 @@ class Context:
     def scores(self) -> dict[str, float | DataFailure]:
         """Score of each answer against the truths, or the failure, by trajectory."""
         if not self.truths:
-            return dict.fromkeys(
-                (t.id for t in self.valid), DataFailure("the question has no truth", code="no_truth")
-            )
+            return self._fail("the question has no truth", "no_truth")
         return self._grade(self.truths, self.pseudo)
+
+    def _fail(self, message: str, code: str) -> dict[str, float | DataFailure]:
+        return dict.fromkeys((t.id for t in self.valid), DataFailure(message, code=code))
 
     @cached_property
     def agreement(self) -> dict[str, float | DataFailure]:
@@ -144,22 +141,14 @@ class Context:
         Members of the majority score 1, others 0, or what a scorer with partial credit gives them.
         """
         vote, answers = self.settings.vote, [self.answers[t.id] for t in self.valid]
-        names = classes(answers, Equality(self.question, self._scorer(), self.services))
+        names = classes(answers, Equality(self.question, self.scorer, self.services))
         votes = Counter(name for name in names if name is not None)
-        ranked = votes.most_common(2)  # of equal counts the first voted
-        cause = None
-        if not ranked:
-            cause = "no_majority"
-        elif vote.tie == "abstain" and len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
-            cause = "tie"
-        elif ranked[0][1] < vote.min_share * len(self.valid):
-            cause = "no_majority"
-        if cause:
-            return dict.fromkeys(
-                (t.id for t in self.valid), DataFailure("the rollouts do not agree", code=cause)
-            )
-        winner = ranked[0][0]
-        graded = self._scorer() in GRADED
+        (winner, most), (_, second) = [*votes.most_common(2), ("", 0), ("", 0)][:2]  # ties: the first voted
+        if vote.tie == "abstain" and 0 < most == second:
+            return self._fail("the rollouts do not agree", "tie")
+        if not most or most < vote.min_share * len(self.valid):
+            return self._fail("the rollouts do not agree", "no_majority")
+        graded = self.scorer in GRADED
         others = self._grade([spellings(answers, names)[winner]], pseudo=True) if graded else {}
         return {
             t.id: 1.0 if name == winner and not self.discounted(t) else others.get(t.id, 0.0)
@@ -170,15 +159,16 @@ class Context:
         """Score of the answer; raises its DataFailure."""
         return _value_or_raise(self.scores[trajectory.id])
 
-    def _scorer(self) -> str:
+    @property
+    def scorer(self) -> str:
+        """Name of the question's scorer."""
         return self.settings.scorer_of(self.question.task, self.question.scorer)
 
     @cached_property
     def answers(self) -> dict[str, str | None]:
         """The answer by trajectory, as ``rewards.extractor`` reads it."""
-        return answers_of(
-            [self.group.model_copy(update={"trajectories": self.valid})], self.settings, self.services
-        )
+        valid = self.group.model_copy(update={"trajectories": self.valid})
+        return answers_of([valid], self.settings, self.services)
 
     def too_long(self, trajectory: Trajectory) -> bool:
         limit = self.settings.max_answer_chars
@@ -193,8 +183,7 @@ class Context:
 
         ``pseudo``: if the scorer cannot read the policy's own answers, equal text scores 1.
         """
-        name = self._scorer()
-        scorer = find_scorer(name)
+        name, scorer = self.scorer, find_scorer(self.scorer)
 
         def grade(answer: str | None) -> float | DataFailure:
             try:
@@ -340,15 +329,11 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
 
 def environment(trajectory: Trajectory, context: Context) -> float:
     """Sum of the rewards of the question's environment."""
-    return (
-        math.fsum(o.data.get("reward", 0.0) for o in trajectory.observations)
-        if context.question.environment
-        else 0.0
-    )
+    rewards = (o.data.get("reward", 0.0) for o in trajectory.observations)
+    return math.fsum(rewards) if context.question.environment else 0.0
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """A function of a trajectory and the valid range of its values."""
 
     value: Callable[[Trajectory, Context], float]
@@ -356,7 +341,7 @@ class Term:
     high: float
 
 
-INFINITE = float("inf")
+INFINITE = math.inf
 TERMS: dict[str, Term] = {
     "accuracy": Term(accuracy, -0.5, 1.0),
     "wrong": Term(wrong, -1.5, 0.0),
@@ -393,15 +378,15 @@ def score_group(
     ``truths`` (a pseudo-label) replaces the question's answers. Raises BadInput ``unknown_scorer`` and
     ``no_judge``.
     """
-    accepted = list(truths if truths is not None else group.question.answers or [])
-    return score_in(
-        Context(group, settings, services or shared_services(settings), accepted, pseudo=truths is not None)
-    )
+    services = services or shared_services(settings)
+    if truths is not None:
+        return score_in(Context(group, settings, services, truths, pseudo=True))
+    return score_in(Context(group, settings, services, group.question.answers or []))
 
 
 def score_in(context: Context) -> Group:
     """A scored copy of the context's group; see ``score_group``."""
-    find_scorer(context.settings.scorer_of(context.question.task, context.question.scorer))
+    find_scorer(context.scorer)
     scored = []
     for trajectory in context.group.trajectories:
         raw: dict[str, float] = {}
@@ -418,14 +403,14 @@ def score_in(context: Context) -> Group:
         if cause:
             context.services.note(cause)
             weighted = {}
-        update = {
+        values = {
             "rewards": raw,
             "weighted": weighted,
             "reward": reward,
             "unscored": cause,
             "advantage": None,
         }
-        scored.append(trajectory.model_copy(update=update))
+        scored.append(trajectory.model_copy(update=values))
     return context.group.model_copy(update={"trajectories": scored})
 
 
@@ -434,7 +419,7 @@ def _measure(
 ) -> str | None:
     """Fill in raw and weighted terms; returns the cause if a term with a weight cannot be computed."""
     cause = None
-    for name in context.terms:
+    for name in context.settings.computed:
         term, weight = TERMS[name], context.weights[name]
         try:
             value = _value_or_raise(finite(term.value(trajectory, context)))
@@ -476,8 +461,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for cause, count in Counter(t.unscored for t in trajectories if t.unscored).items():
         metrics[f"unscored/{cause}"] = count / len(trajectories)
     if "reward/tool_misuse" in metrics:
-        violations = sum(
-            (sequences.violations(t, g.question) for g in groups for t in g.trajectories), Counter[str]()
-        )
-        metrics.update({f"misuse/{name}": float(count) for name, count in violations.items()})
+        found = (sequences.violations(t, g.question) for g in groups for t in g.trajectories)
+        violations = sum(found, Counter[str]())
+        metrics |= {f"misuse/{name}": float(count) for name, count in violations.items()}
     return metrics
