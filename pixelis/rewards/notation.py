@@ -221,11 +221,7 @@ class Quantity:
 
         Times are compared part by part, ratios in proportion. 3:15 is a time, beside a ratio a ratio.
         """
-        if (
-            self.kind != other.kind
-            and "number" not in (self.kind, other.kind)
-            and not (self.unit or other.unit)
-        ):
+        if {self.kind, other.kind} == {"ratio", "time"} and not (self.unit or other.unit):
             return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
         if self.kind == other.kind == "time" and bool(self.unit) != bool(other.unit):
             half, plain = (self, other) if self.unit else (other, self)
@@ -241,11 +237,13 @@ class Quantity:
             return all(x * sum(second) == y * sum(first) for x, y in zip(first, second, strict=True))
         if self.kind != other.kind:
             ratio, single = (self, other) if other.kind == "number" else (other, self)
-            pair = (
-                len(ratio.values) == 2 and len(single.values) == 1 and not ratio.unit and ratio.values[1] != 0
+            if len(ratio.values) != 2 or len(single.values) != 1 or ratio.unit or not ratio.values[1]:
+                return False
+            # 3:4 is 3/4, but 3:1 is not 3
+            is_fraction = Fraction(single.values[0]).denominator > 1
+            return is_fraction and near(
+                Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0]
             )
-            pair = pair and Fraction(single.values[0]).denominator > 1  # 3:4 is 3/4, but 3:1 is not 3
-            return pair and near(Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0])
         if _all_near(self.values, other.values):
             return True
         if "%" not in (self.unit, other.unit) or self.unit == other.unit:
@@ -315,11 +313,14 @@ def _quantity(text: str) -> Quantity | None:
     # A list with one unit, which not every number needs to have.
     if not all(texts := _COMMA.split(text)):
         return None
-    items = [_with_unit(part) if (value := _number(part)) is None else Quantity((value,)) for part in texts]
-    units = {item.unit for item in items if item is not None} - {""}
-    if None in items or len(units) > 1:
+    read = [
+        Quantity((value,)) if (value := _number(part)) is not None else _with_unit(part) for part in texts
+    ]
+    items = [item for item in read if item is not None]
+    units = {item.unit for item in items} - {""}
+    if len(items) < len(texts) or len(units) > 1:
         return None
-    return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
+    return Quantity(tuple(item.values[0] for item in items), "".join(units))
 
 
 def decimal_comma(text: str) -> Quantity | None:
