@@ -1,7 +1,7 @@
 """A linear layer with a LoRA adapter as one autograd operation.
 
-peft computes x W^T + (x A^T) B^T * scale in five operations that each write a large tensor. Here the product
-with B is accumulated into x W^T, and only x and x A^T are saved for the backward pass.
+peft's five operations each write a large tensor. Here B's product is accumulated into x W^T, and only x and x
+A^T are saved.
 """
 
 from __future__ import annotations
