@@ -44,7 +44,7 @@ class JudgeClient(LlmClient):
 
 
 class Judge:
-    """Requests verdicts; thread-safe. BadConfig when url, model or key are missing."""
+    """Requests verdicts; thread-safe."""
 
     system, temperature = SYSTEM, 0.0
     scores: Container[float] = (0, 1)
@@ -55,12 +55,12 @@ class Judge:
         self.settings, self.client = settings, JudgeClient(settings, cache, calls_per_minute)
 
     def score(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 for a right answer, 0.0 for a wrong one; DataFailure of the last try."""
+        """1.0 for a right answer, 0.0 for a wrong one."""
         inputs = {"question": question, "accepted": list(truths), "student": answer}
         return self.verdict(json.dumps(inputs, ensure_ascii=True, sort_keys=True))
 
     def verdict(self, body: str, draw: int = 0) -> float:
-        """The judge's score for ``body``; each ``draw`` is cached separately."""
+        """The judge's score; each ``draw`` is cached separately."""
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": body}]
         try:
             return self.client.ask(

@@ -52,9 +52,8 @@ class LlmSettings(Protocol):
 class LlmClient:
     """Requests replies; thread-safe. ``counts``: ``asked``, ``cached``, and failed tries by code.
 
-    ``section``: configuration section for messages; ``code``: prefix of failure codes; ``cache``: SQLite
-    file, None for memory only; ``calls_per_minute`` spaces the starts of requests evenly; ``fix`` names an
-    alternative. BadConfig when url, model or key are missing.
+    ``code``: prefix of failure codes; ``cache``: SQLite file, None for memory only; ``fix``: an alternative
+    for messages.
     """
 
     def __init__(
@@ -134,8 +133,7 @@ class LlmClient:
         """The value of ``read`` for the reply's text; a ValueError of it is retried.
 
         ``draw`` distinguishes equal requests in the cache of accepted replies. DataFailure ``CODE_timeout``,
-        ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no chat completion), or
-        ``CODE_rejected`` (``read`` accepted no reply).
+        ``_busy``, ``_error``, ``_refused``, ``_garbage`` (no chat completion) or ``_rejected`` (by ``read``).
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": max_tokens}
         return self.post("chat/completions", body, completion, read, draw, temperature)
@@ -149,7 +147,7 @@ class LlmClient:
         draw: int = 0,
         temperature: float = 0.0,
     ) -> T:
-        """``ask`` for any endpoint; ``extract`` gets the text from a reply's body, ValueError for garbage."""
+        """``ask`` for any endpoint; ``extract`` gets the text from a reply's body."""
         s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
         with self._lock:
@@ -196,7 +194,6 @@ class LlmClient:
         raise failure
 
     def close(self) -> None:
-        """Close connections and the cache. Requests in flight fail."""
         self.stopping.set()
         self.client.close()
         with self._lock:  # sqlite must not close while another thread uses it
@@ -231,7 +228,7 @@ class LlmClient:
             raise retry("garbage", f"sent a reply that is not one of {path}", 0.0) from None
 
     def _refusal(self, status: int, text: str) -> DataFailure | BadConfig:
-        """The error for a reply that is not retried; a wrong key, model or address ends the job."""
+        """The error for a reply that is not retried."""
         message = f"{self.section} replied {status}: {text}"
         if status in MISCONFIGURED:
             return BadConfig(message, fix=f"correct {self.section}.url, .model or .api_key_env")
@@ -242,7 +239,7 @@ class LlmClient:
             self.counts[name] += 1
 
     def _wait_for_rate(self, deadline: float) -> bool:
-        """Wait for the rate limit; False when that would take beyond ``deadline``."""
+        """Wait for the rate limit; False beyond ``deadline``."""
         if self.calls_per_minute is None:
             return True
         with self._lock:
@@ -255,8 +252,6 @@ class LlmClient:
 
 
 class _Retry(Exception):
-    """A failed try and the seconds to wait before the next."""
-
     def __init__(self, failure: DataFailure, wait: float):
         super().__init__(failure.message)
         self.failure, self.wait = failure, wait

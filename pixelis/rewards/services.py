@@ -36,8 +36,7 @@ OVERALL = "overall"
 class Services:
     """Opens each service on first use and closes all in ``close``; thread-safe.
 
-    ``counts``: causes and statuses by name; ``seconds``: (calls, total, longest) of each scorer and own
-    reward. The judge's verdicts are cached in ``run_dir``; None: in memory.
+    ``counts``: causes and statuses; ``seconds``: (calls, total, longest) by scorer and own reward.
     """
 
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None):
@@ -68,7 +67,6 @@ class Services:
                 raise BadConfig(f"rewards.{key} `{name}`: {failure.message}", fix=fix) from None
 
     def note(self, status: str) -> None:
-        """Count a status."""
         with self._lock:
             self.counts[status] += 1
 
@@ -85,7 +83,7 @@ class Services:
                 self.seconds[name] = (calls + 1, total + duration, max(longest, duration))
 
     def metrics(self) -> dict[str, float]:
-        """Counts, mean and longest seconds of scorers and own rewards, and numbers of replaced workers."""
+        """Counts, mean and longest seconds, and numbers of replaced workers."""
         with self._lock:
             metrics = {f"scorer/{name}": float(count) for name, count in sorted(self.counts.items())}
             for name, (calls, total, longest) in sorted(self.seconds.items()):
@@ -97,11 +95,7 @@ class Services:
         return metrics
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
-        """1.0 when the formulas are equal. DataFailure when the truths cannot be compared at all.
-
-        0.0 for an answer that cannot be parsed or compared, counted by cause (``parse_fail``,
-        ``math_timeout``, ...).
-        """
+        """1.0 when the formulas are equal. DataFailure when the truths cannot be compared at all."""
         request: dict[str, Any] = {"task": "math", "truths": list(truths)}
         try:
             return float(self._compare({**request, "answer": answer}))
@@ -147,7 +141,7 @@ class Services:
         return value
 
     def readable(self, answer: str) -> bool:
-        """Whether the formula can be parsed and compared within the timeout; counted by cause when not."""
+        """Whether the formula can be parsed and compared within the timeout."""
         try:
             self._compare({"task": "math", "truths": ["1"], "answer": answer})
         except DataFailure as failure:
@@ -156,12 +150,12 @@ class Services:
         return True
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 when the judge accepts the answer; BadInput ``no_judge`` when none is configured."""
+        """1.0 when the judge accepts the answer."""
         self._require_judge()
         return self.judge_client.score(question, truths, answer)
 
     def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """The judge's grade in tenths; BadInput ``no_judge`` when none is configured."""
+        """The judge's grade in tenths."""
         self._require_judge()
         client = self._once("grading_judge", lambda: GradingJudge(self.settings.judge, self._judge_cache))
         return float(client.score(question, truths, answer))
@@ -181,9 +175,7 @@ class Services:
     def own(
         self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int
     ) -> list[dict[str, float] | DataFailure]:
-        """Value of a user's function for each rollout, or the failure: a number is ``overall``, a dict has
-        more metrics.
-        """
+        """Value of a user's function for each rollout, or the failure; a dict has more metrics than ``overall``."""
         rows = [t.model_dump(mode="json") for t in trajectories]
         row = question.model_dump(mode="json")
 
@@ -213,13 +205,11 @@ class Services:
 
     @property
     def threads(self) -> ThreadPoolExecutor:
-        """Threads that wait for slow scorers."""
         count = 2 * WORKERS + self.settings.judge.concurrency
         return self._once("threads", lambda: ThreadPoolExecutor(count, "scorer"))
 
     @property
     def judge_client(self) -> Judge:
-        """The judge; BadConfig when url, model or key are missing."""
         return self._once("judge", lambda: Judge(self.settings.judge, self._judge_cache))
 
     @property
@@ -267,7 +257,7 @@ class Services:
 
 
 def _metrics(value: Any) -> dict[str, float] | DataFailure:
-    """The numbers of a user's reward, or the failure of the first invalid one."""
+    """The numbers of a user's reward, or the first failure."""
     result: dict[str, float] = {}
     for key, item in (value if isinstance(value, dict) else {OVERALL: value}).items():
         number = finite(item)
