@@ -64,7 +64,6 @@ class Adapter:
         return self.kind == "lora" and not any(others)
 
     def sha256(self) -> str:
-        """Content hash over names, shapes, values and scale."""
 
         def digest_of(name: str) -> bytes:
             array = np.ascontiguousarray(self.tensors[name])
@@ -126,12 +125,10 @@ def adapter_bytes(
 
 
 def save_adapter(adapter: Adapter, folder: str | Path) -> None:
-    """Write the adapter as a checksummed folder."""
     write_folder(folder, lambda path: save_tensors(adapter, path))
 
 
 def save_tensors(adapter: Adapter, folder: Path) -> None:
-    """Write `adapter.safetensors` (or `model.safetensors`) into an existing folder."""
     path = folder / f"{FILES[adapter.kind]}.safetensors"
     tensor_parts.save_tensors(adapter.tensors, path, adapter.metadata())
 

@@ -17,7 +17,6 @@ Values = Sequence[float | None]
 Sum = Callable[[list[float]], list[float]]
 """Sums each number over all workers; the identity if one worker holds the whole batch."""
 Scored = list[float]
-"""One number for each scored rollout of a group, in order."""
 
 
 def assign_advantages(
@@ -59,7 +58,6 @@ def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float 
 
 
 def usable(rewards: Values, settings: config.AdvantageConfig) -> bool:
-    """Whether the rewards of a group suffice for advantages."""
     scored = sum(r is not None for r in rewards)
     # With k rollouts there is a single subset of k.
     return scored >= settings.min_group and not (settings.baseline == "pass_at_k" and scored <= settings.k)
@@ -96,7 +94,6 @@ def batch_advantages(
 
 
 def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
-    """Advantages before batch-level baseline and scale."""
     count = len(rewards)
     mean = math.fsum(rewards) / count
     # (n * 0.1) / n is not 0.1: without this check, rounding noise divided by eps would look like a signal.

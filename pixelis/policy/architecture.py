@@ -34,7 +34,6 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """Bytes of a weight."""
         return self.dtype.itemsize
 
     @property

@@ -112,7 +112,6 @@ class Writer:
         return _flush(paths)
 
     def _gather(self, folder: Path, entries: dict[str, Any]) -> bool:
-        """Write the manifest of all workers' files; True on the first worker."""
         if self.worker:
             write_json(folder / f".worker-{self.worker}.json", entries)
             return False
@@ -286,7 +285,6 @@ def steps(run_dir: str | Path) -> set[int]:
 
 
 def step_of(folder: str | Path) -> int:
-    """Step in the name of a checkpoint folder. Raises BadInput for another name."""
     if match := _NAME.fullmatch(Path(folder).name):
         return int(match[1])
     raise BadInput(f"{folder} is not named like a checkpoint (step_00000010)")

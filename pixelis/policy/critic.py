@@ -68,7 +68,6 @@ class Critic:
         self.optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer moments by name, for a checkpoint."""
         tensors = {f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GPU_BYTES = 80 * GIB
-"""Assumed memory of a GPU on a machine without one."""
 TIGHT = 0.95
 """Estimates above this share of a GPU's memory get a note, because not everything is counted."""
 QUANTIZED_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -165,7 +164,6 @@ class Prompt(TypedDict):
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """Findings as aligned lines."""
     return "\n".join(f"  {f.level:5}  {f.subject:15}  {f.text}" for f in findings)
 
 
@@ -377,7 +375,6 @@ def _format_parts(parts: Mapping[str, int]) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in units of 1024."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

@@ -31,7 +31,6 @@ STACKED = {"experts.gate_up_proj": 2, "experts.down_proj": 1}
 
 
 def checkpoint_files(path: str | Path) -> list[Path]:
-    """The safetensors files of a model folder, or the file itself."""
     path = Path(path)
     return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
 

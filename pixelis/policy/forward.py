@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from pixelis.policy.packing import PackedBatch, Segments
 
 VisionLanguageModel = Any
-"""`Qwen2_5_VLForConditionalGeneration` and its like, which share no base class with typed submodules."""
 
 FEATURE_CACHE_BYTES = 256 * 2**20
 PACKED = "pixelis_packed"
 CACHED = "pixelis_cached"
-"""Names in transformers' attention registry: for packed rows (learner) and rows with a KV cache (engine)."""
+"""Names in transformers' attention registry, for packed rows (learner) and a KV cache (engine)."""
 
 
 @dataclass(slots=True)
@@ -44,7 +43,6 @@ class Features:
         return sum(t.numel() * t.element_size() for t in (self.embeds, *self.deepstack))
 
     def rows(self, index: Int[Tensor, " n"]) -> Features:
-        """Features of the image tokens `index`."""
         return Features(
             self.embeds.index_select(0, index), [d.index_select(0, index) for d in self.deepstack]
         )

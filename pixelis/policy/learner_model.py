@@ -95,11 +95,6 @@ class LearnerModel:
         self.reference: Shards | None = None
         """The policy from which the KL term measures."""
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker writes files."""
-        return dist.get_rank() == 0
-
     def check(self, adapter: Adapter) -> None:
         check_adapter(adapter, self.policy, self.base_sha256, self.shapes)
 
@@ -112,19 +107,16 @@ class LearnerModel:
         self.zero.set_weights(weights)
 
     def empty_batch(self) -> PackedBatch:
-        """A minimal sample without a loss."""
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
         sample = TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
         return self.sequence.part(collate([sample], self.spec), self.spec)
 
     def collate(self, samples: Sequence[TrainSample]) -> PackedBatch:
-        """This worker's part of the row of these samples."""
         return self.sequence.part(collate(samples, self.spec, self.shares_prompts), self.spec)
 
     def forward(
         self, batch: PackedBatch, smoothing: float = 0.0, reference: ReferenceStates | None = None
     ) -> tuple[Tensor, ...]:
-        """What `PolicyModule` returns for the policy tokens."""
         return self.zero.engine(batch, self._view_features(batch), smoothing, reference)
 
     def _view_features(self, batch: PackedBatch) -> Features | None:

@@ -16,12 +16,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 ADAPTER = "default"
-"""Name that peft gives the only adapter of a model."""
 
 
 class LoraLinear(lora.Linear):
-    """peft's LoRA layer with a faster forward and backward pass."""
-
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
         # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the
         # submodules.

@@ -41,7 +41,6 @@ CLASSES: dict[str, Any] = {
     "qwen2": Qwen2Text,
     "qwen3": Qwen3Text,
 }
-"""transformers class of each family of `dialogue.spec.FAMILIES`."""
 
 
 def default_device() -> torch.device:
@@ -76,7 +75,6 @@ def pick_attention(name: str, device: torch.device) -> str:
 
 
 def model_class(folder: Path) -> Any:
-    """transformers class of a model folder."""
     return CLASSES[model_config(folder)["model_type"]]
 
 

@@ -128,7 +128,6 @@ def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None
 def pack_samples(
     samples: Sequence[TrainSample], spec: ModelSpec, capacity: int, share: bool
 ) -> list[list[int]]:
-    """`pack` for samples; `share`: a bin holds a common prompt once."""
     return pack(
         [len(s.tokens) for s in samples], capacity, [prompt_of(s, spec) for s in samples] if share else None
     )
@@ -192,7 +191,6 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
 
 
 def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
-    """The tokens and images before the first policy token."""
     length = int(sample.mask.argmax())
     tokens = sample.tokens[:length]
     pads = int((tokens == spec.image_token).sum())

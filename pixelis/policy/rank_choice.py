@@ -119,7 +119,6 @@ def _by_type(ranks: Mapping[str, int]) -> dict[str, list[int]]:
 def choose_ranks(
     changes: Mapping[str, WeightChange], settings: config.RanksConfig, metadata: Mapping[str, Any]
 ) -> RankFile:
-    """Choose the rank of each changed layer. Raises BadInput if no layer has changed."""
     changed = {name: change for name, change in changes.items() if change.values}
     if not changed:
         raise BadInput("the tuned model equals its base", fix="name another checkpoint in ranks.tuned")

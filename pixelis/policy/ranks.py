@@ -75,7 +75,6 @@ def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
 
 
 def largest_rank(lora: config.LoraConfig) -> int:
-    """Largest rank of an adapter of this configuration."""
     if not lora.ranks:
         return lora.rank
     ranks = read(lora.ranks).layer_ranks.items()

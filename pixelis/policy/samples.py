@@ -27,7 +27,6 @@ CAUSES = (
     "views_mismatch",
     "non_finite",
 )
-"""Reasons why a sample is unusable, see `unusable`."""
 
 
 @dataclass(slots=True)
@@ -65,7 +64,6 @@ class TrainSample:
 
     @property
     def weight(self) -> float:
-        """Sum of the weights of the policy tokens."""
         return float(
             self.policy_tokens if self.weights is None else self.weights[self.mask].sum(dtype=np.float64)
         )
@@ -89,7 +87,6 @@ class LearnerBatch:
 
 
 def view_digest(view: np.ndarray) -> bytes:
-    """Content hash of a view's shape and pixels."""
     shape = f"{view.shape}{view.dtype}".encode()
     return hashlib.blake2b(
         np.ascontiguousarray(view).data, digest_size=16, key=hashlib.sha256(shape).digest()

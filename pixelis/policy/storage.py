@@ -28,7 +28,6 @@ def kept_versions(c: config.Config, job: str) -> int:
 
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
-    """Bytes of a published version."""
     return (
         arch.trained_parameters(c.policy) * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
     )

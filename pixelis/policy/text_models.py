@@ -47,8 +47,6 @@ class _Inner(nn.Module):
 
 
 class _TextModel:
-    """The head and the accessors that both families share."""
-
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012 (transformers' name)
     language: type[nn.Module]
 

@@ -101,11 +101,9 @@ class Trainer:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes files."""
         return dist.get_rank() == 0
 
     def lr(self) -> float:
-        """Learning rate of the next step."""
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(self, batch: LearnerBatch) -> dict[str, float]:

@@ -10,7 +10,6 @@ from transformers import utils
 
 @contextmanager
 def _without_scikit_learn_and_scipy() -> Iterator[None]:
-    """Make transformers believe that neither is installed."""
     names = ("is_sklearn_available", "is_scipy_available")
     originals = {name: getattr(utils, name) for name in names}
     try:

@@ -57,7 +57,6 @@ def request(address: StreamAddress, version: int, group: str, size: int) -> bool
 
 
 def receive(place: StreamPlace) -> Adapter:
-    """The broadcast weights. Raises InfraFailure."""
     try:
         with _Channel(_connect(place.address), place.group, place.rank, place.size, place.address) as channel:
             lengths = channel.broadcast(np.zeros(2, np.int64))
@@ -128,7 +127,6 @@ class _Channel:
         self._options.rootRank, self._is_sender = 0, rank == 0
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
-        """Send the sender's array into those of the receivers, in place."""
         with warnings.catch_warnings():
             # The sender's is only read
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -30,10 +30,9 @@ OPERATIONS = (
 )
 """Elements 0..6 of an action vector; 7 is any other operation, 8 a turn without one."""
 COORDINATES, HASHED = 10, 20
-"""First elements of the coordinates (box, point, center) and of the hashed other arguments."""
+"""First elements of the coordinates and of the hashed other arguments."""
 
 ACTION, HIDDEN, DROPOUT = 128, 256, 0.1
-"""Size of action vectors, of hidden layers, and dropout while training."""
 LR, EPOCHS = 1e-3, 4
 BETA = 0.2
 """Share of the forward loss; the rest is that of the inverse loss."""

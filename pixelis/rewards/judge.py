@@ -104,11 +104,7 @@ def read_verdict(text: str, scores: Container[float] = (0, 1)) -> tuple[float, s
     if set(verdict) - {"score", "why"} or "score" not in verdict:
         raise ValueError(f"{text[:80]!r} has other keys than score and why")
     score, why = verdict["score"], verdict.get("why", "")
-    if (
-        isinstance(score, bool)
-        or not isinstance(score, (int, float))
-        or score not in scores
-        or not isinstance(why, str)
-    ):
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    if not is_number or score not in scores or not isinstance(why, str):
         raise ValueError(f"{text[:80]!r} has no score of {scores}")
     return float(score), why[:500]

@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 TEMPERATURE_STEP = 0.2
-"""Temperature added with each try by default: at temperature 0 an invalid reply would repeat."""
+"""Added with each try: at temperature 0 an invalid reply would repeat."""
 RETRIED = (408, 409, 425, 429)
 """4xx status codes that are retried."""
 MISCONFIGURED = (401, 403, 404)
-"""Status codes of a wrong key, model or address, which every request would get."""
+"""Status codes that every request would get."""
 MAX_WAIT_S = 60.0
 
 

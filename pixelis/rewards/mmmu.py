@@ -18,11 +18,9 @@ _NUMBERS = (
     re.compile(r"-?\d+(?:\.\d+)?e[+-]?\d+"),
     re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?!e[+-]?\d)(?![,\d])"),
 )
-"""Numbers with thousands commas, in scientific notation, and plain; each is looked for in the whole text."""
 
 
 FEW_WORDS = 5
-"""A reply of so many words is too short to be searched for the text of an option."""
 
 
 def chosen_option(answer: str, options: Sequence[str]) -> str | None:

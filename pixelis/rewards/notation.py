@@ -12,7 +12,7 @@ from fractions import Fraction
 MAX_CHARS = 200
 """Longer texts are no short answers: numbers are not read from them."""
 Number = Fraction | Decimal
-"""A number as it was written: a Decimal has a decimal point and may be rounded, a Fraction is exact."""
+"""A Decimal was written with a decimal point and may be rounded, a Fraction is exact."""
 
 # -- cleaning ------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ _LOWERED = re.compile(f"[{''.join(map(chr, _SUBSCRIPTS))}]+")
 _VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
 _PUNCTUATION = str.maketrans("−–—‐‑。、“”„‘’【】⁄∶×⋅∗", '-----.,"""\'\'[]/:×·*')
 _COMPATIBLE = ("<wide>", "<narrow>", "<font>", "<noBreak>")
-"""Decompositions of Unicode that keep the meaning: full-width forms, letters of another font, blanks."""
+"""Decompositions of Unicode that keep the meaning."""
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|__|\*|`+)(?=\S)((?:(?!\1).)*?\S)\1(?![\w*`])", re.DOTALL)
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}"

@@ -442,11 +442,9 @@ SCORERS: dict[str, Scorer] = {
     "mm_vet": mm_vet,
 }
 LOWEST = {"func_seq_penalty": -0.5}
-"""Smallest score of scorers that may be negative."""
 GRADED = {name for name in SCORERS if name.startswith("func_seq")}
 GRADED |= {"partial", "numeric_band", "anls", "iou", "cer", "mm_vet"}
 """Scorers with values between right and wrong."""
 JUDGED = {"judge", "math_judge", "mm_vet"}
-"""Scorers that need a language model, `rewards.judge`."""
 SLOW = JUDGED | {"math", "pixel_reasoner"}
 """Scorers that wait for another process; a group's answers are scored in parallel."""

@@ -28,9 +28,7 @@ PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUA
 WORKERS = 2
 """Processes of a scorer that compare formulas, and as many that run users' functions."""
 MATH_BYTES = 2_000_000_000
-"""Address space of a process that compares formulas."""
 OVERALL = "overall"
-"""Key of the reward in what a user's function returns."""
 
 
 class Services:
@@ -52,19 +50,11 @@ class Services:
             _ = self.judge_client
         if self.settings.own:
             _ = self.takes_group
-        tasks = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
-        for key, name in {
-            "scorer": self.settings.scorer,
-            "extractor": self.settings.extractor,
-            **tasks,
-        }.items():
-            if not name or not is_function(name):
-                continue
-            try:
-                self.own_workers.call({"task": "check_text", "name": name}, timeout_s=60.0)
-            except DataFailure as failure:
-                fix = "name a function that can be imported"
-                raise BadConfig(f"rewards.{key} `{name}`: {failure.message}", fix=fix) from None
+        names = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
+        names |= {"scorer": self.settings.scorer, "extractor": self.settings.extractor}
+        for key, name in names.items():
+            if name and is_function(name):
+                self._check_function("check_text", name, f"rewards.{key}")
 
     def note(self, status: str) -> None:
         with self._lock:
@@ -124,14 +114,14 @@ class Services:
         """The best score of a user's function of (answer, truth); 0 without an answer."""
         if answer is None:
             return 0.0
-        values = [
-            finite(self.own_workers.call({"task": "text", "name": name, "arguments": [answer, t]}))
-            for t in truths
-        ]
-        for value in values:
+        scores = []
+        for truth in truths:
+            arguments = [answer, truth]
+            value = finite(self.own_workers.call({"task": "text", "name": name, "arguments": arguments}))
             if isinstance(value, DataFailure):
                 raise value
-        return max(float(value) for value in values)  # type: ignore[arg-type]
+            scores.append(value)
+        return max(scores)
 
     def extract(self, name: str, text: str) -> str | None:
         """The answer that a user's function reads from a text. DataFailure for another type."""
@@ -177,26 +167,20 @@ class Services:
     ) -> list[dict[str, float] | DataFailure]:
         """Value of a user's function for each rollout, or the failure; a dict has more metrics than ``overall``."""
         rows = [t.model_dump(mode="json") for t in trajectories]
-        row = question.model_dump(mode="json")
+        fields = {"task": "own", "name": name, "question": question.model_dump(mode="json"), "step": step}
 
         def call(part: list[dict[str, Any]]) -> list[dict[str, float] | DataFailure]:
             try:
                 with self.timed(name):
-                    value = self.own_workers.call(
-                        {"task": "own", "name": name, "trajectories": part, "question": row, "step": step}
-                    )
+                    value = self.own_workers.call({**fields, "trajectories": part})
             except DataFailure as failure:
                 return [failure] * len(part)
             values = value if self.takes_group[name] else [value]
             if not isinstance(values, list):
                 return [DataFailure(f"{name} returned no list", code="wrong_type")] * len(part)
             if len(values) != len(part):
-                return [
-                    DataFailure(
-                        f"{name} returned {len(values)} values for {len(part)} trajectories",
-                        code="wrong_length",
-                    )
-                ] * len(part)
+                message = f"{name} returned {len(values)} values for {len(part)} trajectories"
+                return [DataFailure(message, code="wrong_length")] * len(part)
             return [_metrics(v) for v in values]
 
         if self.takes_group[name]:
@@ -216,17 +200,17 @@ class Services:
     def takes_group(self) -> dict[str, bool]:
         """Whether each own reward takes a whole group; BadConfig for one that cannot be called."""
 
-        def takes_group(name: str) -> bool:
-            try:
-                return bool(self.own_workers.call({"task": "check_own", "name": name}, timeout_s=60.0))
-            except DataFailure as failure:
-                fix = (
-                    "name package.module:function or path.py:function of (trajectory, question, step), "
-                    "or one of EasyR1"
-                )
-                raise BadConfig(f"rewards.own `{name}`: {failure.message}", fix=fix) from None
+        return self._once(
+            "takes_group",
+            lambda: {n: self._check_function("check_own", n, "rewards.own") for n in self.settings.own},
+        )
 
-        return self._once("takes_group", lambda: {name: takes_group(name) for name in self.settings.own})
+    def _check_function(self, task: str, name: str, key: str) -> bool:
+        try:
+            return bool(self.own_workers.call({"task": task, "name": name}, timeout_s=60.0))
+        except DataFailure as failure:
+            fix = "name a function that can be imported and takes these arguments"
+            raise BadConfig(f"{key} `{name}`: {failure.message}", fix=fix) from None
 
     @property
     def math_workers(self) -> WorkerPool:

@@ -25,7 +25,6 @@ ABSTAINED = "abstained"
 OVERRULED = "overruled"
 COLD_START = "cold_start"
 TRAJECTORY = "trajectory"
-"""Strategy that votes on answers and sequences of operations."""
 CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
 """Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
 MIN_VOTES = 3
@@ -175,7 +174,6 @@ def by_trajectory(votes: Sequence[Ballot]) -> Elected:
 
 SINGLE: dict[str, Strategy] = {"majority": by_majority, "weighted": by_weight, "confidence": by_confidence}
 STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble, TRAJECTORY: by_trajectory}
-"""Strategies by the name in ``evolution.vote.strategy``."""
 
 
 def agreement_factor(share: float) -> float:
@@ -353,11 +351,8 @@ def _pair(a: Action, b: Action) -> float:
 
 
 def _is_box(value: Any) -> bool:
-    if (
-        not isinstance(value, (list, tuple))
-        or len(value) != 4
-        or not all(isinstance(v, (int, float)) for v in value)
-    ):
+    is_row = isinstance(value, list | tuple) and len(value) == 4
+    if not is_row or not all(isinstance(v, int | float) for v in value):
         return False
     return bool(value[0] < value[2] and value[1] < value[3])
 
@@ -365,11 +360,8 @@ def _is_box(value: Any) -> bool:
 def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
     options = question.meta.get("options") or ()
     values = options.values() if isinstance(options, dict) else options
-    return (
-        canonical(question.conversation),
-        [m.kind for m in question.media],
-        tuple(canonical(str(option)) for option in values),
-    )
+    kinds: list[str] = [media.kind for media in question.media]
+    return canonical(question.conversation), kinds, tuple(canonical(str(option)) for option in values)
 
 
 def _weights(votes: Sequence[Ballot]) -> dict[str, float]:

@@ -16,7 +16,6 @@ from typing import Any
 from pixelis.errors import DataFailure, InfraFailure
 
 START_TIMEOUT_S = 120.0
-"""Seconds that a worker may take to start on a busy machine."""
 MAX_REPLY_BYTES = 64_000_000
 
 
@@ -114,10 +113,6 @@ class WorkerPool:
         self.replaced = 0
         for _ in range(size):
             self._idle.put(self._spawn())
-
-    @property
-    def idle(self) -> int:
-        return self._idle.qsize()
 
     def call(self, message: Mapping[str, Any], timeout_s: float | None = None) -> Any:
         """The value of a task of ``pixelis.rewards.worker``.
