@@ -196,9 +196,9 @@ def test_a_wrong_command_line_names_the_right_one(shell, words, helped):
         (
             ["photo.png", "zoom_in", '{"box": [0, 0, 1, 1], "padding": 3}'],
             "bad_arguments",
-            "padding must be at most 0.5",
+            "padding: should be less than or equal to 0.5",
         ),
-        (["photo.png", "get_properties", '{"groups": ["colour"]}'], "bad_arguments", '"color"'),
+        (["photo.png", "get_properties", '{"groups": ["colour"]}'], "bad_arguments", "'color'"),
         (["photo.png", "zoom_in", WHOLE, "--target", "obs7"], "bad_target", "img0"),
         (["photo.png", "compare", '{"other": "img7"}'], "bad_target", "img7"),
         (
