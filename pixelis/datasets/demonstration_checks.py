@@ -1,6 +1,4 @@
-"""Checks demonstrations before they are played: operations, arguments, coordinates, the final answer, the
-scorer.
-"""
+"""Checks demonstrations before they are played; nothing is opened or executed."""
 
 from __future__ import annotations
 
@@ -25,13 +23,9 @@ def check_demonstration(
     operations: Mapping[str, type[Operation]],
     environments: Mapping[str, type[Environment]] | None = None,
 ) -> BadRow | None:
-    """The first thing that is wrong with ``row``, or None.
+    """The first thing that is wrong with ``row``, or None; turns that are not learnt may be mistaken.
 
-    Turns with ``learn=False`` may be mistaken and are not checked.
-
-    ``operations``: those that the dialect offers, by name; ``environments``: those of the run. An environment
-    may end the episode, so such a row need not end with an answer. Costs no media: nothing is opened or
-    executed.
+    An environment may end the episode, so such a row need not end with an answer.
     """
     try:
         environment = environment_of(row, environments or {})

@@ -1,8 +1,4 @@
-"""The demonstrations of a run in a file, read by number, and the sampler of their batches.
-
-The rows of a source are streamed into one JSON-lines file with an index of offsets, levels and weights: a
-process holds only some bytes per row, and a resumed run uses the same rows.
-"""
+"""The demonstrations of a run in a file, read by number, and the sampler of their batches."""
 
 from __future__ import annotations
 
@@ -31,10 +27,11 @@ UNUSED_FIELDS: Any = {"annotations": True, "turns": {"__all__": {"observation"}}
 
 
 class DemonstrationStore:
-    """Demonstrations in a folder, by number.
+    """Demonstrations in a folder, by number; a process holds only some bytes per row.
 
-    offsets: int64 [n + 1], the start of each row in the file; levels: int8 [n], index in LEVELS or -1;
-    weights: float64 [n]; refused: the number of excluded rows by kind; about: as passed to `fill`.
+    offsets: int64 [n + 1] in the file; levels: int8 [n], index in LEVELS or -1; weights: float64 [n];
+    refused: excluded
+    rows by kind; about: as passed to `fill`.
     """
 
     def __init__(self, folder: str | Path):
@@ -54,10 +51,7 @@ class DemonstrationStore:
         kinds: Iterable[str],
         about: Mapping[str, Any] | None = None,
     ) -> DemonstrationStore:
-        """Write the rows of these kinds, and the plain values ``about``; replaces the folder.
-
-        DataFailure without rows.
-        """
+        """Write the rows of these kinds, and the plain values ``about``; DataFailure without rows."""
         kinds, refused = set(kinds), Counter[str]()
         offsets, levels, weights = array("q", [0]), array("b"), array("d")
 
@@ -109,10 +103,11 @@ class DemonstrationStore:
 class BatchSampler:
     """Selects the rows of each batch; they depend only on the seed, the step and the current mixture.
 
-    Batches exhaust one shuffle of the rows after the other; with a mixture, each level has its own shuffles.
-    A row of weight w occurs w / mean weight times in a shuffle, rounded up or down at random. ``sft.share``
-    selects a part of the rows; a smaller share is a subset of a larger one. Without ``shuffle`` the first
-    pass is in order.
+    Batches exhaust one shuffle of the rows after the other; with a mixture, each level has its own. A row of
+    weight w
+    occurs w / mean weight times in a shuffle, rounded up or down at random. A smaller ``sft.share`` is a
+    subset of a
+    larger one. Without ``shuffle`` the first pass is in order.
     """
 
     def __init__(self, store: DemonstrationStore, settings: SftConfig, seed: int, shuffle: bool = True):
@@ -127,11 +122,10 @@ class BatchSampler:
         return len(self.pools[0])
 
     def steps(self, epochs: float) -> int:
-        """The number of steps that draw as many rows as ``epochs`` passes."""
         return max(1, math.ceil(epochs * len(self) / self.batch))
 
     def check(self, stages: Iterable[StageConfig]) -> None:
-        """BadInput when a stage requires demonstrations of a level without any."""
+        """BadInput when a stage draws demonstrations of a level without any."""
         for stage in stages:
             for level, share, pool in zip(LEVELS, stage.mixture, self.pools[1:], strict=True):
                 if share > 0 and not len(pool):
@@ -145,9 +139,7 @@ class BatchSampler:
                     )
 
     def rows(self, step: int, mixture: Mixture | None = None) -> np.ndarray:
-        """The numbers of the rows in batch ``step``, int64 [batch]. Each level has its share of the batch,
-        rounded up or down.
-        """
+        """The rows of batch ``step``, int64 [batch]; each level has its share, rounded up or down."""
         if mixture is None:
             return np.asarray([self._row(0, step * self.batch + slot) for slot in range(self.batch)])
         # Systematic sampling of each batch so far: its slots are equidistant points, shifted at random, among
@@ -164,12 +156,7 @@ class BatchSampler:
         )
 
     def share(self, step: int, mixture: Mixture | None, share: int, shares: int) -> np.ndarray:
-        """One of `shares` equally large parts of `rows`, which have about equally many bytes of text, in the
-        batch's order.
-
-        Rows are dealt from the longest to the shortest, to and fro: the sums differ by no more than the
-        longest row.
-        """
+        """One of ``shares`` equally large parts of `rows`, with about equally many bytes of text."""
         rows = self.rows(step, mixture)
         turn, place = np.divmod(np.arange(len(rows)), shares)
         owners = np.empty(len(rows), np.int64)

@@ -1,6 +1,4 @@
-"""Ray Data streams of training samples: tokens and views of the demonstrations of each step, prepared beside
-the learner.
-"""
+"""Ray Data streams of training samples, prepared beside the learner."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from pixelis.policy.samples import TrainSample
 from pixelis.records import Demonstration
 
 CPUS = 0.25
-"""CPUs that a preparing process reserves; it shares its core with its learner."""
+"""Of a preparing process; it shares its core with its learner."""
 
 
 def demonstrations(
@@ -40,11 +38,9 @@ def demonstrations(
     player: Player | None = None,
     on_bad_row: Callable[[BadRow], None] | None = None,
 ) -> Iterator[Demonstration]:
-    """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`,
-    which is endless.
+    """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`.
 
-    Rows that fail `check_demonstration` are unusable; up to ``data.max_bad_rows`` unusable rows are skipped.
-    A ``player`` also plays the first ``data.probe_rows``.
+    Rows that fail `check_demonstration` are bad rows. A ``player`` also plays the first ``data.probe_rows``.
     """
     data = config.data
     if source.startswith("cards:"):
@@ -85,10 +81,6 @@ def store_settings(config: Config) -> dict[str, Any]:
 
 
 def batch_sampler(config: Config, store: DemonstrationStore) -> BatchSampler:
-    """The sampler of batches.
-
-    Demonstrations of `cards:` are independent of each other and need no shuffle.
-    """
     return BatchSampler(
         store, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:")
     )
@@ -97,8 +89,7 @@ def batch_sampler(config: Config, store: DemonstrationStore) -> BatchSampler:
 def demonstration_stream(
     config: Config, store: Path, start: int, steps: int, rank: int = 0, schedule: ActorHandle | None = None
 ) -> ray.data.Dataset:
-    """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample (see
-    ``Prepare``).
+    """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample.
 
     Every step is a separate block, because a step may have to wait for the evaluation of the one before.
     """
@@ -126,8 +117,10 @@ class Prepare:
     """Draws and plays the demonstrations of steps.
 
     Columns: id, level, tokens int32, mask bool, weights float32 (empty: 1 each), views (raw bytes), shapes
-    (heights and widths), and error: empty, or the BadRow as JSON of a row whose other columns are empty.
-    ``schedule`` returns the mixture of a step as soon as it is known.
+    (heights and
+    widths), and error: the BadRow as JSON of a row whose other columns are empty. ``schedule`` returns the
+    mixture of a
+    step.
     """
 
     def __init__(
@@ -158,7 +151,6 @@ class Prepare:
         return columns
 
     def _prepare(self, row: Demonstration) -> tuple[bytes, bytes, bytes, bytes, bytes, str]:
-        """The columns after the level."""
         try:
             sample = train_sample(self.player, row)
         except (DataFailure, BadInput) as error:
@@ -201,9 +193,7 @@ def train_sample(player: Player, row: Demonstration) -> TrainSample:
 
 
 def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
-    """The training samples in a batch of ``Prepare``'s columns, without those with an error; views share its
-    memory.
-    """
+    """The training samples in a batch of ``Prepare``, without those with an error; views share its memory."""
     samples = []
     for i in np.flatnonzero(batch["error"] == "").tolist():
         tokens = np.frombuffer(batch["tokens"][i], np.int32).astype(np.int64)

@@ -51,11 +51,9 @@ class Player:
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
-        In the row's dialect a turn keeps the text of its row; only a call that means something else here,
-        because the picture is shown in another size, is written anew. A refused call is an error observation
-        in a turn with ``learn`` False, as in an episode. Raises DataFailure for a refused call in any other
-        turn, for a trajectory that is too long, and for an environment that fails or does not end with the
-        last turn; BadInput for media. Errors name the row.
+        In the row's dialect a turn keeps its text; only a call that means something else here is written
+        anew. A refused
+        call is an error observation in a turn that is not learnt. DataFailure, BadInput name the row.
         """
         try:
             return self._play(question)
@@ -63,10 +61,7 @@ class Player:
             raise error.about(question.place) from None
 
     def problem(self, question: Question, source: str) -> BadRow | None:
-        """Why a question cannot be shown, or a demonstration cannot be played; None if it can.
-
-        Opens its media.
-        """
+        """Why a question cannot be shown, or a demonstration cannot be played; opens its media."""
         try:
             if isinstance(question, Demonstration):
                 self._play(question)
@@ -117,11 +112,7 @@ class Player:
             raise DataFailure(message, code="over_context", fix="shorten it, or raise dialogue.max_context")
 
     def turn_lengths(self, question: Demonstration) -> list[int]:
-        """Tokens of each turn that is learnt, the stop token included, without opening the media.
-
-        Coordinates in pixels count as in a picture of 1000 x 1000. A call that the dialect cannot write
-        counts as 0.
-        """
+        """Tokens of each turn that is learnt, without opening the media: as in a picture of 1000 x 1000."""
         in_environment = environment_of(question, self.renderer.environments) is not None
         default = "" if in_environment else default_target({item.id: item for item in question.media})
         lengths = list[int]()
@@ -144,9 +135,7 @@ class Player:
     def _begin(
         self, question: Question
     ) -> tuple[Trajectory, list[np.ndarray], Environment | None, dict[str, np.ndarray | Clip]]:
-        """The trajectory before the first turn, its views, the environment that the question names, and its
-        media.
-        """
+        """The trajectory before the first turn, its views, the question's environment, and its media."""
         media, images, views = dict[str, np.ndarray | Clip](), list[ImageView](), list[np.ndarray]()
         for item in question.media:
             try:
@@ -174,8 +163,8 @@ class Player:
     ) -> Observation:
         """The observation of a call with its id.
 
-        DataFailure for an error in a turn that is learnt, or if a later turn uses its image, which would be
-        another one.
+        DataFailure for an error in a learnt turn, or if a later turn uses its image, which would be another
+        one.
         """
         if observation.status == "ok":
             data = {**observation.data, "op": action.op, "target": action.target}
@@ -189,10 +178,7 @@ class Player:
     def _act(
         self, environment: Environment, actions: Sequence[Action]
     ) -> list[tuple[Observation, list[np.ndarray]]]:
-        """The observations of actions in an environment, refused ones as errors.
-
-        DataFailure if it ends before the last.
-        """
+        """The observations of actions in an environment, refused ones as errors."""
         results = list[tuple[Observation, list[np.ndarray]]]()
         for action in actions:
             if results and is_done(results[-1][0]):
@@ -205,7 +191,6 @@ class Player:
         return results
 
     def _verbatim(self, step: Step) -> Verbatim | None:
-        """The turn as its row has it, if that is in the run's dialect."""
         return (
             step.verbatim
             if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name
@@ -213,7 +198,6 @@ class Player:
         )
 
     def _written(self, step: Step, content: list[Action] | str, images: list[ImageView]) -> Turn:
-        """The turn as its row has it, otherwise in the words of the run's dialect."""
         if (verbatim := self._verbatim(step)) is not None:
             return self.renderer.verbatim(verbatim.text)
         return self.renderer.assistant(content, step.think, images)
@@ -273,7 +257,6 @@ class Player:
     def scene(
         self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]
     ) -> Scene:
-        """The media, images and objects of an episode as operations access them."""
         d = self.config.dialogue
         return Scene(
             media=media,
@@ -288,7 +271,6 @@ class Player:
 
 
 def _has_ended(trajectory: Trajectory) -> bool:
-    """Whether the environment of the trajectory has ended the episode."""
     return any(is_done(observation) for observation in trajectory.observations[-1:])
 
 

@@ -1,9 +1,4 @@
-"""Checked access to the fields of a row: a field that cannot be used raises ``RowError`` with its column and
-a stable code.
-
-Only what is read is checked, one field at a time, because a row with one unusable annotation keeps its
-others.
-"""
+"""Checked access to the fields of a row, one at a time: a row with one unusable annotation keeps its others."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class RowError(Exception):
-    """The reason why a row cannot be used; ``column`` and ``code`` become those of its ``BadRow``."""
+    """Why a row cannot be used; ``column`` and ``code`` become those of its ``BadRow``."""
 
     def __init__(self, column: str, code: str, message: str):
         super().__init__(message)
@@ -40,12 +35,11 @@ def need(row: Any, column: str, kind: Kind) -> Any:
 
 
 def optional(row: Any, column: str, kind: Kind, default: Any = None) -> Any:
-    """A field of this kind, or ``default`` if it is missing or null; RowError ``wrong_type``."""
     return default if isinstance(row, Mapping) and row.get(column) is None else need(row, column, kind)
 
 
 def text(row: Any, column: str) -> str:
-    """A required text without surrounding white space; RowError ``empty`` if nothing remains."""
+    """A required text, stripped; RowError ``empty``."""
     value = need(row, column, str).strip()
     if not value:
         raise RowError(column, "empty", "the text is empty")
@@ -74,9 +68,7 @@ def whole(value: Any, column: str, least: int = 0) -> int:
 
 
 def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
-    """The first of ``columns`` that holds text or a whole number, as text; None if all are empty; RowError
-    ``wrong_type``.
-    """
+    """The first of ``columns`` that holds text or a whole number, as text; None if all are empty."""
     for column in columns:
         value = row.get(column)
         if isinstance(value, bool) or not isinstance(value, str | int | None):
@@ -89,10 +81,8 @@ def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
 
 
 def answers(row: Mapping[str, Any], column: str) -> list[str]:
-    """One or several accepted answers as text, the content of an ``<answer>`` tag or of a ``\\boxed{}`` if
-    there is one.
-
-    RowError ``missing_column``, ``wrong_type``, or ``no_label`` if no answer remains.
+    r"""One or several accepted answers as text, inside ``<answer>`` or ``\\boxed{}`` if there; RowError
+    ``no_label``.
     """
     if column not in row:
         raise RowError(column, "missing_column", "is missing")
@@ -114,7 +104,7 @@ def answers(row: Mapping[str, Any], column: str) -> list[str]:
 
 
 def objects(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
-    """A required list of objects; RowError ``missing_column`` or ``wrong_type``."""
+    """A required list of objects."""
     value = need(row, column, list)
     if not all(isinstance(item, dict) for item in value):
         raise RowError(column, "wrong_type", "expected a list of objects")

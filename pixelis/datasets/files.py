@@ -1,9 +1,4 @@
-"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or folders of these, from any
-pyarrow filesystem.
-
-A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet some
-megabytes at a time.
-"""
+"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or folders of these."""
 
 from __future__ import annotations
 
@@ -31,16 +26,12 @@ from pixelis.errors import BadInput, MissingFile
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Suffixes of compressed text files, and what pyarrow calls their compression."""
 COLUMNS = ("question", "answer", "image")
 OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", *COLUMNS)
-"""Options of a source after the question mark."""
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
-"""Maximal length of a JSON literal, sign or escape: an error farther from the end is not due to
-truncation.
-"""
+"""Longest JSON literal or escape: an error farther from the end is not due to truncation."""
 PART_BYTES = 32 << 20
 """Size of the part of a file that one task reads."""
 BATCH_BYTES = 4 << 20
@@ -52,7 +43,7 @@ _GAP = re.compile(r"\s*,?\s*")
 
 
 class Row(NamedTuple):
-    """One row with its position; ``number`` counts lines of a text file, or rows, from 1."""
+    """One row; ``number`` counts the lines or rows of its file from 1."""
 
     file: str
     number: int
@@ -61,9 +52,7 @@ class Row(NamedTuple):
 
 class Part(NamedTuple):
     """Consecutive rows of a file: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all
-    (``stop`` is None).
-
-    rows_before: lines of JSON lines, or rows of parquet, before the part.
+    (``stop`` None).
     """
 
     path: str
@@ -74,12 +63,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """``PATH?format=NAME&media=FOLDER&cache=FOLDER&...``: files of rows with options.
+    """``PATH?format=NAME&media=FOLDER&...``: files of rows with options, see docs/data.md.
 
-    ``media`` is the folder of relative references, itself relative to the folder of the files (the default).
-    ``cache`` stores media from inside rows or from other machines as files. ``scorer``, ``prompt`` and
-    ``shuffle_options``: see `question_changes`. ``question``, ``answer`` and ``image`` are columns of a
-    table. Other options of a ``scheme://`` path belong to its filesystem.
+    Other options of a ``scheme://`` path belong to its filesystem.
     """
 
     path: str
@@ -95,7 +81,7 @@ class Source:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of a table that are named: question, answer, image."""
+        """The columns of a table that are named."""
         return {key: column for key in COLUMNS if (column := getattr(self, key)) is not None}
 
     @classmethod
@@ -110,7 +96,6 @@ class Source:
         return cls(path + ("?" + urlencode(others) if others else ""), **own)
 
     def open(self) -> tuple[fs.FileSystem, str]:
-        """The filesystem and the path in it; BadInput for an unknown filesystem."""
         if not _SCHEME.match(self.path):
             return fs.LocalFileSystem(), self.path
         try:
@@ -122,10 +107,8 @@ class Source:
             ) from None
 
     def files(self) -> tuple[fs.FileSystem, str, list[str]]:
-        """The filesystem, the folder that references are relative to, and the files of rows in the order of
-        their names.
-
-        MissingFile if the path does not exist, BadInput if it contains no rows of a known kind.
+        """The filesystem, the folder of relative references, and the files of rows in order. MissingFile,
+        BadInput.
         """
         system, path = self.open()
         try:
@@ -173,7 +156,6 @@ class Source:
 
 
 def _is_lineage(path: str) -> bool:
-    """Whether a file is the lineage record beside rows (`telemetry.lineage`)."""
     return f".{PurePosixPath(path).name}".endswith(".lineage.json")
 
 
@@ -190,16 +172,12 @@ def _compression(path: str) -> str | None:
 
 
 def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The rows of one file; see `read_part`."""
     return read_part(system, Part(path))
 
 
 def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-    """The rows of a part; those that are no JSON object become ``BadRow``.
-
-    BadInput if the rest cannot be read.
-
-    columns: those to read of a parquet file, by default all.
+    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be
+    read.
     """
     with _readable(part.path):
         match kind(part.path):
@@ -218,9 +196,8 @@ def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = Non
 
 
 def split_file(system: fs.FileSystem, path: str, size: int = PART_BYTES) -> list[Part]:
-    """Parts of at least ``size`` bytes, in order. A compressed file and a JSON list are one part.
-
-    Raises BadInput.
+    """Parts of at least ``size`` bytes, in order; a compressed file or a JSON list is one part. Raises
+    BadInput.
     """
     with _readable(path):
         if path.lower().endswith(".parquet"):
@@ -244,10 +221,7 @@ def _split_parquet(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 
 
 def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
-    """Cut after the first end of a line beyond each ``size`` bytes.
-
-    Reads the whole file, to count its lines.
-    """
+    """Cut after the first end of a line beyond each ``size`` bytes."""
     parts, start, position, lines, rows_before = [], 0, 0, 0, 0
     with system.open_input_stream(path, compression=None, buffer_size=0) as stream:
         while chunk := stream.read(CHUNK):
@@ -300,10 +274,7 @@ def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
 
 
 def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """Elements of a list, or consecutive objects.
-
-    An error ends the file, because what follows it cannot be parsed.
-    """
+    """Elements of a list, or consecutive objects; an error ends the file: what follows cannot be parsed."""
     decoder, text, number, position = json.JSONDecoder(), "", 0, 0
     with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         characters = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig")
@@ -379,10 +350,7 @@ def _parquet(system: fs.FileSystem, part: Part, columns: list[str] | None) -> It
 
 
 def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The lines below the header, in cells of text; empty ones are None.
-
-    The header tells comma, tab or ; apart.
-    """
+    """The lines below the header, whose separator is a comma, a tab or a semicolon; empty cells are None."""
     csv.field_size_limit(FIELD_CHARACTERS)
     with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         lines = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig", newline="")
@@ -404,7 +372,6 @@ def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
 
 
 def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
-    """The rows of an Arrow file in either of its forms; `datasets` saves the one for streams."""
     with system.open_input_file(path) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
@@ -420,10 +387,9 @@ def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
 
 
 def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The samples of a webdataset: consecutive files whose names are equal up to the first dot are one row.
+    """Samples of a webdataset: consecutive files whose names are equal up to the first dot are one row.
 
-    A JSON file contains columns; pictures are the column ``image``, clips ``video``, and other text is a
-    column named after the suffix of its file.
+    A JSON file contains columns; other text is a column named after the suffix of its file.
     """
 
     def sample(member: tarfile.TarInfo) -> str:

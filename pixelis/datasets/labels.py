@@ -1,8 +1,5 @@
 """Cuts true answers off at the reader, so that no scorer, vote, filter, curriculum or reward can depend on
 one.
-
-The columns of a row that hold the truth are masked before its format reads it. The questions of an annotated
-set lose theirs after reading, and the scorer is chosen anew from the question alone.
 """
 
 from __future__ import annotations
@@ -31,13 +28,11 @@ REMOVED = ("answers", "annotations")
 META = ("options", "system", "weight")
 """Keys of ``meta`` that belong to the question; all others may repeat the truth."""
 _CHOICES = frozenset({"math", "exact", "pixel_reasoner"})
-"""Scorers that readers choose for answers that are no letters: without the answer, a question with options is
-a choice.
-"""
+"""Scorers of answers that are no letters: without the answer, a question with options is a choice."""
 
 
 class Labels(NamedTuple):
-    """What was cut off: accepted answers and how they are compared. For metrics only."""
+    """What was cut off, for metrics only."""
 
     answers: list[str]
     scorer: str
@@ -60,9 +55,7 @@ def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[
 
 
 def without_truths(question: Question) -> Question:
-    """The question alone: no answers, annotations or turns of a demonstration, and a scorer that follows its
-    options.
-    """
+    """The question alone, with a scorer that follows from its options."""
     stripped = Question(
         id=question.id,
         question=question.question,
@@ -89,7 +82,6 @@ def read_without_truths(question: Question) -> Question:
 
 
 def labels_of(question: Question) -> Labels | None:
-    """The labels of a question; None without answers."""
     return Labels(list(question.answers), question.scorer) if question.answers else None
 
 

@@ -1,6 +1,4 @@
-"""Resolves the media references of rows to files, and keeps media that arrive inside rows or from other
-machines in a cache.
-"""
+"""Resolves the media references of rows to files; embedded and remote media become files of a cache."""
 
 from __future__ import annotations
 
@@ -21,18 +19,14 @@ from pixelis.operations.encoded import read_encoded
 from pixelis.records import Media
 
 CACHE = "~/.cache/pixelis/media"
-"""Default folder of the files that media inside rows become."""
 COPY_BYTES = 1 << 20
-"""Bytes of a remote file that are held in memory at a time."""
 BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk0")
-"""How PNG, JPEG, GIF, WebP and BMP begin in base64, as which tables hold pictures."""
+"""How PNG, JPEG, GIF, WebP and BMP begin in base64."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
 class MediaRoot:
-    """The folder of ``system`` that relative references are resolved in and must not leave, and the cache of
-    files.
-    """
+    """The folder of ``system`` that relative references must not leave, and the cache."""
 
     def __init__(self, system: fs.FileSystem, folder: str, cache: str | None = None):
         self.system, self.folder = system, os.path.normpath(folder)
@@ -43,9 +37,7 @@ class MediaRoot:
 
     @classmethod
     def of_source(cls, system: fs.FileSystem, folder: str, media: str | None, cache: str | None) -> MediaRoot:
-        """The root of a source: ``media`` beside its files or on another filesystem; by default the folder of
-        the files.
-        """
+        """The root of a source; ``media`` is relative to the folder of its files, its default."""
         if media is None:
             return cls(system, folder, cache)
         if "://" in media:
@@ -59,13 +51,12 @@ class MediaRoot:
         return cls(system, os.path.normpath(f"{folder}/{media}"), cache)
 
     def reference(self, column: str, value: Any) -> str:
-        """The URI of one image or clip, given as a path, a ``data:``, ``cards:`` or ``packaged:`` URI, or
-        bytes.
+        """The URI of one image or clip, given as a path, a URI, base64, or bytes, also as ``{"bytes",
+        "path"}``.
 
-        Bytes, alone or as ``{"bytes": ..., "path": ...}``, base64 and ``data:`` URIs become a file of the
-        cache. RowError ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``,
-        ``bad_media`` or ``no_media``. InfraFailure if the filesystem does not answer: dropping the row would
-        shift the numbers of later questions, by which a run resumes.
+        RowError; InfraFailure if the filesystem does not answer: dropping the row would shift the numbers of
+        later
+        questions, by which a run resumes.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
@@ -112,7 +103,7 @@ class MediaRoot:
         """Images img0, img1, ... of one column and clips vid0, ... of another; each may be missing, one value
         or a list.
 
-        A clip is a file, or a list of images. RowError as of ``reference``.
+        A clip is a file, or a list of images.
         """
         shown, clips = (_as_list(row.get(column)) for column in (images, videos))
         result = [Media(id=f"img{i}", uri=self.reference(images, item)) for i, item in enumerate(shown)]
@@ -127,7 +118,6 @@ class MediaRoot:
         return result
 
     def _store(self, name: str, write: Callable[[IO[bytes]], Any]) -> str:
-        """The path of the file ``name`` of the cache, which is written unless it exists."""
         target = self.cache / name[:2] / name
         if not target.is_file():
             try:

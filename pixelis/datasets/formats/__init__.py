@@ -1,6 +1,5 @@
-"""Row formats: Pixelis's own and those of other systems, read into questions and demonstrations.
-
-A format is recognised by the columns of a row, or named by the source (``rows.parquet?format=deepeyes``).
+"""Row formats, recognised by the columns of a row or named by the source, read into questions and
+demonstrations.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from pixelis.records import Demonstration, Question
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a format is (``module:NAME`` in this package), and the columns by which its rows are recognised.
+    """Where a format is (``module:NAME`` in this package), and the columns, separated by spaces, that tell
+    it.
 
-    A row is of this format if it has all ``required`` columns, of which there must be some, one of ``any_of``
-    if there are some, none of ``excluded`` and no other than ``allowed``; each is one text of names separated
-    by spaces.
+    A row has all ``required`` columns, one of ``any_of`` (if any), none of ``excluded``, no other than
+    ``allowed``.
     """
 
     place: str
@@ -44,7 +43,6 @@ class Entry:
     allowed: str = ""
 
     def matches(self, columns: set[str]) -> bool:
-        """Whether a row with these columns may be of this format."""
         return (
             bool(self.required)
             and columns.issuperset(self.required.split())
@@ -89,20 +87,14 @@ FORMATS = {
 
 
 def load_format(name: str, columns: Mapping[str, str] | None = None) -> Format:
-    """The format of this name, whose module is imported on first use.
-
-    ``columns``: those that a source names of a table.
-    """
+    """The format of this name; ``columns``: those that a source names of a table."""
     module, _, attribute = FORMATS[name].place.partition(":")
     format_ = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return format_(columns or {}) if name == "table" else format_
 
 
 def detect(columns: Iterable[str], row: str = "the row") -> str:
-    """The name of the one format that has these columns, or ``table`` if they are those of a plain table.
-
-    BadInput lists all formats if there is none or more than one.
-    """
+    """The one format that has these columns, ``table`` for a plain table. BadInput ``unknown_format``."""
     names = set(columns)
     matches = [name for name, entry in FORMATS.items() if entry.matches(names)]
     if len(matches) == 1:
@@ -133,9 +125,7 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
 
 
 class Record(NamedTuple):
-    """A row with its file and number: the record, or what is wrong with it, and the labels that were cut
-    off.
-    """
+    """A row with its place: the record, or what is wrong with it, and the labels that were cut off."""
 
     file: str
     row: str
@@ -145,10 +135,10 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows.
+    """The records of a source of files, of a ``kind``; without ``labels`` the truths are cut off.
 
-    Without ``labels`` the truths are cut off, and rows may lack them. Rows without an id are named after
-    their file, with its suffix if that is ``ambiguous``: the name of another file but for the suffix.
+    Rows without an id are named after their file, with its suffix if another file has the same name
+    (``ambiguous``).
     """
 
     source: Source
@@ -162,11 +152,7 @@ class Records:
     def open(
         cls, text: str, kind: type[Question] = Question, labels: bool = True
     ) -> tuple[Records, list[str]]:
-        """The records of a source, and its files in order.
-
-        MissingFile, or BadInput for an unknown format, scorer or template, and for demonstrations with
-        shuffled options.
-        """
+        """The records of a source, and its files in order. MissingFile, or BadInput for an unusable option."""
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
             raise BadInput(
@@ -195,8 +181,8 @@ class Records:
         return cls(source, kind, system, folder, labels, ambiguous), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
-        """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its
-        first row.
+        """Parts of at least ``size`` bytes in order, with the format of their file; None: that of its first
+        row.
         """
         parts: list[tuple[Part, str | None]] = []
         for path in files:
@@ -209,10 +195,7 @@ class Records:
         return parts
 
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
-        """The records of a part in order. name: of its format.
-
-        BadInput for a damaged file or an unknown format.
-        """
+        """The records of a part in order. BadInput for a damaged file or an unknown format."""
         name, format = name or self.source.format, None
         file = _inside(part.path, self.folder)
         if part.path not in self.ambiguous:
@@ -255,9 +238,8 @@ class Records:
     def _records(
         self, row: FileRow, id: str, name: str, format: Format, root: MediaRoot, labels: bool = True
     ) -> Sequence[Question | BadRow]:
-        """The records of a row, or what is wrong with it.
-
-        Without ``labels``: only the first, as others show its answer.
+        """The records of a row, or what is wrong with it; without ``labels`` only the first: others show its
+        answer.
         """
         values, own_id = row.values, row.values.get("id")
 
@@ -298,7 +280,7 @@ class Records:
 def read_records(
     text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None
 ) -> Iterator[Question | BadRow]:
-    """All records of a source in order, as `Records` reads them; a repeated id is a bad row.
+    """All records of a source in order; a repeated id is a bad row.
 
     With ``on_labels`` truths are cut off and only passed to it.
     """
@@ -311,7 +293,6 @@ def read_records(
 
 
 def _inside(path: str, folder: str) -> str:
-    """The path of a file below the folder of its source: several may be called `train`."""
     whole = PurePosixPath(path)
     return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 

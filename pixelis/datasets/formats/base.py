@@ -48,12 +48,13 @@ VIDEOS = ("video", "videos", "video_path", "clip")
 
 @dataclass(frozen=True)
 class Format:
-    """How rows of a format are read and written.
+    """How rows of a format are read and written; ``write`` and ``write_chat`` are None where they are not.
 
-    ``read(row, name, root)`` returns the record, or the records of a chat with several questions; ``name`` is
-    the id of a row without one. ``demonstrate`` reads a question with its answer as a demonstration that
-    answers at once. ``write`` is None for formats that are only read. ``write_chat(record, replies, images)``
-    gets the assistant's replies, rendered in ``dialect``, and the image files that each operation returned.
+    ``read(row, name, root)``: ``name`` is the id of a row without one. ``demonstrate`` reads a question with
+    its
+    answer as a demonstration. ``write_chat(record, replies, images)``: the assistant's turns, rendered in
+    ``dialect``,
+    and the image files of each call.
     """
 
     read: Read
@@ -64,15 +65,14 @@ class Format:
 
 
 def first_column(row: Row, names: Sequence[str]) -> str:
-    """The first of these columns that a row has a value in; empty without one."""
+    """The first of these columns that has a value in a row; empty without one."""
     return next((name for name in names if row.get(name) not in (None, "", [])), "")
 
 
 def find_columns(row: Row, named: Mapping[str, str]) -> tuple[str, str, str, str]:
-    """The columns of questions, answers, images and videos of a plain table; empty where there are no media.
+    """The question, answer, image and video columns of a table: those ``named``, or those with a usual name.
 
-    They are those ``named`` as question, answer and image, otherwise those with a usual name.
-    RowError ``missing_column`` or ``ambiguous_columns``, with the columns of the row.
+    RowError ``missing_column`` or ``ambiguous_columns``.
     """
     existing = {name.strip().lower(): name for name in reversed(row)}
     there = f"the columns are {', '.join(row)}"
@@ -102,9 +102,7 @@ def find_columns(row: Row, named: Mapping[str, str]) -> tuple[str, str, str, str
 
 
 def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[str]) -> None:
-    """RowError ``media_count`` if a text has marks of a ``checked`` kind, but not one for each of the media
-    of ``kinds``.
-    """
+    """RowError ``media_count`` if the marks of a ``checked`` kind are not as many as the media of that kind."""
     for kind in checked:
         marks, count = text.count(f"<{kind}>"), kinds.count(kind)
         if marks and marks != count:
@@ -134,9 +132,7 @@ def scorer_of(answers: Sequence[str], otherwise: str) -> str:
 
 
 def other_columns(row: Row, *used: str) -> dict[str, Any]:
-    """The columns that are not ``used`` and can be written as JSON: they become ``meta``, which custom
-    rewards receive.
-    """
+    """The columns that are not ``used`` and can be written as JSON, for ``meta``."""
     return {
         key: value for key, value in row.items() if key not in used and value is not None and _is_json(value)
     }
@@ -163,9 +159,7 @@ def marked(record: Question, placeholder: str) -> str:
 
 
 def image_paths(record: Question, limit: int | None = None, clips: bool = False) -> list[str]:
-    """The image files of a question; BadInput if there are more than ``limit``, or media other than images
-    and ``clips``.
-    """
+    """The image files of a question; BadInput for more than ``limit``, or for clips unless ``clips``."""
     paths = [item.uri for item in record.media if item.kind == "image" and item.uri]
     unsupported = not clips and len(paths) != len(record.media)
     if unsupported or (limit is not None and len(paths) > limit):
@@ -175,21 +169,17 @@ def image_paths(record: Question, limit: int | None = None, clips: bool = False)
 
 
 def single_image(record: Question) -> str:
-    """The file of the one image of a question; BadInput otherwise."""
     if not (paths := image_paths(record, 1)):
         raise BadInput(f"{record.id}: rows of this format need an image", code="no_media")
     return paths[0]
 
 
 def image_bytes(path: str) -> Row:
-    """An image as parquet files hold it."""
     return {"bytes": Path(path).read_bytes(), "path": None}
 
 
 def whole_clip(record: Question, clip: Media) -> list[str] | str:
-    """The frames or the file of a clip; BadInput for spans of one, for which rows of other systems have no
-    column.
-    """
+    """The frames or the file of a clip; BadInput for spans, which other systems cannot express."""
     if clip.spans:
         raise BadInput(
             f"{record.id}: rows of this format hold whole clips, not spans of one",

@@ -1,7 +1,7 @@
 """Chats between a user and an assistant that calls operations, into demonstrations and back.
 
-Every turn keeps its own text. Observations are made anew when a demonstration is played: of the images of
-later user turns only number and size matter.
+Observations are made anew when a demonstration is played: of the images in a chat only number and size
+matter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, Demonstration, Exchange, Media, Question, Step, Verbatim, place_media
 
 ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", re.IGNORECASE)
-"""The beginning of a user turn that reports an error of the call before it."""
+"""Beginning of a user turn that reports an error of the call before it."""
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
 
@@ -38,17 +38,14 @@ def read_chat(
     own_words: bool = True,
     learnt_turns: int | None = None,
 ) -> list[Question]:
-    """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``,
-    only the last one.
+    """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``, the
+    last question.
 
-    Calls are parsed in the dialect they are written in, and each turn keeps its text; with several questions,
-    or without ``own_words``, the dialect of the run writes answers that have no tags. Out of the loss, but in
-    the context, stay calls that cannot be read, that were refused or whose box lies partly outside, and all
-    but the last ``learnt_turns`` turns.
-
-    ``used``: the columns that hold the chat and its media, the chat first. ``truths``: the accepted answers
-    to the last question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``,
-    ``unknown_op``, or the code of a question without text.
+    ``used``: the columns of the chat and its media, the chat first. ``truths``: answers to the last question.
+    Turns keep their text; with several questions, or without ``own_words``, the run's dialect writes answers
+    that have
+    no tags. Unreadable and refused calls, and all but the last ``learnt_turns``, are context. Raises
+    RowError.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
@@ -90,9 +87,7 @@ def read_chat(
 
 
 class _Exchanged(NamedTuple):
-    """A question of a chat, the assistant's turns that answer it, and the number of the chat's media up to
-    it.
-    """
+    """A question of a chat, the turns that answer it, and the number of the chat's media up to it."""
 
     record: Exchange
     steps: list[Step]
@@ -133,9 +128,9 @@ def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], lis
 class _Reader:
     """Reads the turns of one chat in order, and keeps the names and sizes of the images so far.
 
-    A call that cannot be read shows no image when it is played, even if it did in its own system, so that
-    later images have a lower number here. ``names`` maps the row's ids of images to ours, None for such an
-    image.
+    An unreadable call shows no image here, even if it did in its own system: ``names`` maps the row's image
+    ids to ours,
+    None for such an image.
     """
 
     def __init__(self, dialect: Dialect, media: list[Media], column: str):
@@ -150,11 +145,7 @@ class _Reader:
                 self.sizes.add(f"{item.id}.{i}", path)
 
     def step(self, text: str, follower: ChatTurn | None, place: str) -> Step:
-        """The turn of an assistant, with as many of its calls as the following user turn has results.
-
-        RowError ``no_action``, ``no_answer``, ``unknown_op``, or the code of a last turn that is a broken
-        call.
-        """
+        """The turn of an assistant, with as many of its calls as the following user turn has results."""
         calls = (
             1
             if follower is None or not self.dialect.parallel_calls
@@ -198,11 +189,9 @@ class _Reader:
         return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
 
     def with_result(self, step: Step, turn: ChatTurn, place: str) -> Step:
-        """The call or calls with the user turn that followed; an error of a single call takes it out of the
-        loss.
+        """The call with the user turn that followed; an error of a single call takes it out of the loss.
 
-        RowError ``result_count`` for several calls without a result each, or of which one failed: the images
-        of the others would be numbered differently.
+        RowError ``result_count`` for several calls without a result each, or of which one failed.
         """
         assert step.verbatim is not None
         paths = [path for item in turn.media for path in (item.frames or [item.uri])]
@@ -234,7 +223,7 @@ class _Reader:
 
 
 def _dialect(replies: str) -> Dialect:
-    """The dialect of the assistant's turns, recognised by the names of the tools they call."""
+    """The dialect of the assistant's turns, recognised by the tools they call."""
     if "<grounding>" in replies:
         return DIALECTS["mini_o3"]
     if "image_zoom_in_tool" in replies or "image_rotate_tool" in replies:
@@ -247,9 +236,7 @@ def _dialect(replies: str) -> Dialect:
 
 
 class _ImageSizes(dict[str, tuple[int, int]]):
-    """Width and height of images by id, in order; the header of a file is read when a call first needs its
-    size.
-    """
+    """Width and height of images by id; a file's header is read when a call first needs its size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +252,6 @@ class _ImageSizes(dict[str, tuple[int, int]]):
 
 
 def _observation_ids(number: int, count: int) -> list[str]:
-    """Ids of the images of observation ``number``."""
     return [f"obs{number}"] if count == 1 else [f"obs{number}.{i}" for i in range(count)]
 
 
@@ -278,10 +264,8 @@ def calls_of(record: Demonstration) -> list[Step]:
 
 
 def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
-    """The assistant's turns of a demonstration in a dialect; BadInput if it cannot express one of them.
-
-    A turn that was read from a row in this dialect is written as it stood there. A dialect may number the
-    images: those of the question, the frames of its clips, and those of each successful operation.
+    """The assistant's turns in a dialect, verbatim where they were read in it; BadInput for what it cannot
+    express.
     """
     sizes = dict[str, tuple[int, int]]()
     for item in record.media:
@@ -319,7 +303,6 @@ def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequenc
 
 
 def _counts(turn: Step, files: Sequence[str]) -> list[int]:
-    """How many of the files each call of a turn returned; BadInput if that is unknown."""
     if not turn.further:
         return [len(files)]
     result = turn.verbatim.result if turn.verbatim is not None else None
@@ -338,11 +321,7 @@ def _counts(turn: Step, files: Sequence[str]) -> list[int]:
 
 
 def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
-    """The text of a user turn that reports the result of a call; that of an error is recognised when it is
-    read.
-
-    ``mark`` stands for each of the ``files`` in the text, if the format has marks.
-    """
+    """The user turn that reports the result of a call; ``mark`` stands for each of the ``files`` in the text."""
     if turn.verbatim is not None and turn.verbatim.result is not None:
         text = turn.verbatim.result
         return mark * (len(files) - text.count(mark)) + text if mark else text.replace("<image>", "")

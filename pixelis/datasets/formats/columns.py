@@ -1,6 +1,4 @@
-"""Rows with a question, its answer and its media in a column each: Reason-RFT, TTRL, Mini-o3, R1-V and
-EasyR1.
-"""
+"""Rows with a column each for question, answer and media: Reason-RFT, TTRL, Mini-o3, R1-V, EasyR1."""
 
 from __future__ import annotations
 
@@ -29,17 +27,18 @@ from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import option_lines
 
 _TRANCE = re.compile(r"(?<![a-z])trance", re.IGNORECASE)
-"""In the ids of Reason-RFT's questions about transformations, whose answers are sequences of functions."""
+"""In the ids of questions about transformations, whose answers are sequences of functions."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """Which column holds which field of a question.
 
-    Without ``id`` or ``task`` rows may still have the columns ``id`` and ``data_source``. ``scorer`` scores
-    the answers that are not a letter of a choice. ``placeholder`` is written before the question, once for
-    each of its media. ``unlabelled``: rows may lack the answer, and the scorer follows from the question
-    alone: a letter if it lists options.
+    Rows without ``id`` or ``task`` may have ``id`` and ``data_source``. ``scorer``: of answers that are no
+    letters.
+    ``placeholder``: written before the question for each of its media. ``unlabelled``: rows may lack the
+    answer, and the
+    scorer follows from the question alone.
     """
 
     question: str
@@ -54,11 +53,9 @@ class Columns:
     unlabelled: bool = False
 
     def format(self, write: Callable[[Question], Row] | None = None) -> Format:
-        """The format of rows with these columns."""
         return Format(self.read, write or self.write, demonstrate=self.demonstrate)
 
     def read(self, row: Row, name: str, root: MediaRoot) -> Question:
-        """The question of a row; RowError names the column that cannot be used."""
         missing = self.unlabelled and row.get(self.answers) in (None, "", [])
         answers = None if missing else fields.answers(row, self.answers)
         question = self._record(row, name, self.chat(row, root), answers, asks=True)
@@ -87,9 +84,7 @@ class Columns:
         )
 
     def chat(self, row: Row, root: MediaRoot) -> list[ChatTurn]:
-        """The exchanges that ``history`` lists as pairs, and the question, which may be a list of
-        messages.
-        """
+        """The exchanges that ``history`` lists as pairs, and the question, which may be a list of messages."""
         history = fields.optional(row, "history", list, [])
         if not all(
             isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)

@@ -1,9 +1,4 @@
-"""Reads the messages of a chat, in any usual form, as turns of text and media.
-
-Messages have ``role`` and ``content`` or ``from`` and ``value``. A content is text with ``<image>`` and
-``<video>`` for the media of the row, or a list of parts. Calls are text in ``<tool_call>`` tags, messages
-with a role of their own, or ``tool_calls``.
-"""
+"""Reads the messages of a chat, in any usual form, as turns of text and media."""
 
 from __future__ import annotations
 
@@ -29,17 +24,12 @@ ROLES = {name: role for role, names in _ROLES.items() for name in names}
 RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
 """Around each result in the user turn that follows a turn with several calls."""
 _PARTS = {"text": "text", "image": "image", "image_url": "image", "video": "video", "video_url": "video"}
-"""Key of a part -> what it holds.
-
-A part may also have a ``type`` alone, if the media are in a column of the row.
-"""
+"""Key of a part -> what it holds; a part with a ``type`` alone shows a medium from a column of the row."""
 
 
 @dataclass
 class ChatTurn:
-    """One turn of a chat: ``user``, ``assistant`` or ``system``, text, and images and clips; ``is_result`` of
-    a call.
-    """
+    """One turn of a chat; ``role`` is ``user``, ``assistant`` or ``system``."""
 
     role: str
     text: str
@@ -48,10 +38,8 @@ class ChatTurn:
 
 
 def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
-    """The turns of the messages in a column, at least one, with the media inside them; consecutive calls or
-    results are one turn.
-
-    RowError ``wrong_type``, ``unknown_role``, ``unknown_part``, or the code of a medium.
+    """The turns of the messages in a column, at least one; consecutive calls or results are one turn. Raises
+    RowError.
     """
     if isinstance(value := row.get(column), str):
         value = fields.parse_json(value, column, list)
@@ -91,10 +79,9 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
 
 
 def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[ChatTurn]:
-    """The turns with the media of their row, each at the next mark of its kind; without any such marks in the
-    first turn.
+    """The turns with the media of their row, each at the next mark of its kind, or all in the first turn.
 
-    RowError ``media_count`` if there are more marks than media, or media that no mark shows.
+    RowError ``media_count`` if marks and media do not fit.
     """
     users = [turn for turn in turns if turn.role == "user"]
     for kind in ("image", "video"):
@@ -116,9 +103,7 @@ def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[C
 
 
 def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]:
-    """The text of a content, with a mark for each of its media unless it has marks already, and the media
-    inside it.
-    """
+    """The text of a content, with a mark for each of its media unless it has marks already, and these media."""
     if isinstance(value, str):
         return value, []
     if not isinstance(value, list) or not all(isinstance(part, dict | str) for part in value):
@@ -167,7 +152,6 @@ def _written_calls(text: str, place: str) -> str:
 
 
 def _tagged(call: Any, place: str) -> str:
-    """A call as name and arguments in tags; arguments may be JSON in a text. RowError ``wrong_type``."""
     function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise RowError(place, "wrong_type", "a call is an object with name and arguments")
@@ -184,6 +168,6 @@ def _response(text: str) -> str:
 
 
 def reply_of(answer: Any) -> str:
-    """The reply of an assistant that gives an answer alone: a text, a number, or the first of several."""
+    """The reply that gives an answer alone: the first of several."""
     first = next((item for item in answer if item), "") if isinstance(answer, list) else answer
     return first if isinstance(first, str) else fields.answers({"answer": first}, "answer")[0]

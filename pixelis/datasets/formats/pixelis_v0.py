@@ -1,8 +1,10 @@
 """The four layouts in which the published Pixelis wrote its trajectories; they are only read.
 
-Steps have ``action`` and ``parameters`` (its generators), ``operation`` and ``arguments`` (its engine), or
-``type``, ``name`` and ``parameters`` (its documents); the fourth layout has two lists, ``chain_of_thought``
-and ``visual_operations``. Coordinates are 0..1 if no number is above 1, or else pixels of the image.
+Steps have ``action`` and ``parameters`` (generators), ``operation`` and ``arguments`` (engine), or ``type``,
+``name``
+and ``parameters`` (documents); the fourth has the lists ``chain_of_thought`` and ``visual_operations``.
+Coordinates
+are 0..1 if no number is above 1, or else pixels of the image.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ IGNORED = (
     ),
     *("properties", "max_frames", "track_id", "thought", "content"),
 )
-"""Parameters of the old operations that the configuration sets today, or that named objects in memory."""
+"""Parameters that the configuration sets today, or that named objects in memory."""
 KINDS = {
     "positive": "golden",
     "golden_positive": "golden",
@@ -65,9 +67,7 @@ KINDS = {
 
 
 class _Step(NamedTuple):
-    """One step of any layout: the name of the action, its parameters, its thought, its result and its place
-    in the row.
-    """
+    """One step of any layout; ``column`` is its place in the row."""
 
     action: str
     parameters: dict[str, Any]
@@ -77,7 +77,6 @@ class _Step(NamedTuple):
 
 
 def _read_trajectory(row: Row, name: str, root: MediaRoot) -> Demonstration:
-    """A row with a list ``trajectory``: the layouts of the generators, the engine and the documents."""
     value = row.get("trajectory")
     value = (value.get("actions") or value.get("steps")) if isinstance(value, dict) else value
     steps = list[_Step]()
@@ -107,9 +106,6 @@ def _read_trajectory(row: Row, name: str, root: MediaRoot) -> Demonstration:
 
 
 def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
-    """A row with the lists ``chain_of_thought`` and ``visual_operations``: a thought before each operation,
-    the rest last.
-    """
     lists = {column: row.get(column) or [] for column in ("chain_of_thought", "visual_operations")}
     thoughts = [item.get("thought") for item in fields.objects(lists, "chain_of_thought")]
     operations, steps = fields.objects(lists, "visual_operations"), list[_Step]()
@@ -174,7 +170,6 @@ def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step]) -> 
 
 
 def _sample_fields(row: Row, own_id: str) -> dict[str, Any]:
-    """Kind, weight, quality, difficulty, provenance and meta of a demonstration."""
     kind = fields.identifier(row, "sample_type", "type") or "golden"
     if KINDS.get(kind, kind) not in get_args(SampleKind):
         raise RowError("sample_type", "unknown_kind", f"no kind of sample {kind!r}")
@@ -198,9 +193,7 @@ def _sample_fields(row: Row, own_id: str) -> dict[str, Any]:
 def _arguments(
     op: str, parameters: dict[str, Any], media: list[Media], boxes: dict[str, Any], column: str
 ) -> dict[str, Any]:
-    """Today's arguments of an operation; ``boxes`` are those of the objects that earlier steps returned, by
-    object id.
-    """
+    """Today's arguments of an operation; ``boxes`` are those of earlier objects by id."""
     result: dict[str, Any] = {}
     for key, value in parameters.items():
         name = f"{column}.{key}"

@@ -1,6 +1,4 @@
-"""Plain tables: a question, its answer and its media in columns of any usual name, or in columns that the
-source names.
-"""
+"""Plain tables: question, answer and media in columns of usual names, or that the source names."""
 
 from __future__ import annotations
 
@@ -20,10 +18,6 @@ from pixelis.rewards.scorers import option_lines
 
 
 def plain(named: Mapping[str, str]) -> Format:
-    """The format of a plain table whose columns are ``named`` as question, answer and image, or have a usual
-    name.
-    """
-
     def read(row: Row, name: str, root: MediaRoot, reply: bool = False) -> Question | list[Question]:
         columns = Columns(*find_columns(row, named))
         row = _with_options(row, columns)
@@ -40,9 +34,7 @@ def plain(named: Mapping[str, str]) -> Format:
 
 
 def _with_options(row: Row, columns: Columns) -> Row:
-    """The row with an instruction's input and its options in the question, and the letter of an option as its
-    answer.
-    """
+    """The row with an instruction's input and the options in the question, and a letter as the answer."""
     question, answer, images = (
         row.get(column) for column in (columns.question, columns.answers, columns.images)
     )
@@ -69,9 +61,7 @@ def _with_options(row: Row, columns: Columns) -> Row:
 
 
 def _options(row: Row) -> list[str]:
-    """The options of a question: a list in ``options`` or ``choices``, or the columns A, B, ...; empty
-    without.
-    """
+    """The options of a question: a list in ``options`` or ``choices``, or the columns A, B, ..."""
     value = row.get(first_column(row, ("options", "choices")))
     if isinstance(value, str) and value.startswith("["):
         value = fields.parse_json(value.replace("'", '"'), "options", list)

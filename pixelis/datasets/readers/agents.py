@@ -1,11 +1,10 @@
 """Steps of people on web sites: Multimodal-Mind2Web.
 
-https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: parquet files with a row per step: a screenshot,
-the element of the step (``pos_candidates``: JSON, its attributes JSON again with ``bounding_box_rect``
-"left,top,width,height" in pixels,
--1 for elements that are not rendered), the operation, and the goal and all steps of the task
-(``confirmed_task``,
-``action_reprs``). Screenshots become files of the cache. The HTML of the pages is not read.
+https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: a row per step; ``pos_candidates`` is JSON, its
+attributes
+JSON again with ``bounding_box_rect`` "left,top,width,height" in pixels, -1 for elements that are not
+rendered. The
+HTML of the pages is not read.
 """
 
 from __future__ import annotations

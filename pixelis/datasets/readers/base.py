@@ -1,6 +1,4 @@
-"""Shared parts of the readers: required paths, annotation files whose faulty rows are collected, and their
-questions.
-"""
+"""Shared parts of the readers: required paths, and annotation files whose faulty rows are collected."""
 
 from __future__ import annotations
 
@@ -30,18 +28,12 @@ Rows = Iterator[Question | BadRow]
 Size = tuple[int | None, int | None]
 """Width and height of an image in pixels, where they are known."""
 MAX_FIELD_CHARACTERS = 1 << 28
-"""Of one field of a table: some tables hold whole images."""
+"""Of one field of a table: some hold whole images."""
 
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``.
-
-    ``task`` is the capability it grounds. ``read``: the function, or its name as ``module:function`` in this
-    package. ``layout`` is the folder tree, quoted in errors, and ``source`` where it is described.
-    ``options`` are the keys that a source may set, with their defaults. ``exhaustive``: all objects of an
-    annotated category are annotated, so they can be counted.
-    """
+    """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``."""
 
     name: str
     task: str
@@ -52,7 +44,6 @@ class DatasetReader:
     exhaustive: bool = False
 
     def rows(self, root: DatasetRoot) -> Rows:
-        """The rows below ``root``; imports the module of the reader."""
         if not isinstance(self.read, str):
             return self.read(root)
         module, _, function = self.read.partition(":")
@@ -69,11 +60,10 @@ class DatasetRoot:
 
     @property
     def split(self) -> str:
-        """The requested split, as the data set calls it."""
         return self.options.get("split", "")
 
     def number(self, key: str) -> float:
-        """A numeric option; BadInput if it is not a number."""
+        """A numeric option. BadInput."""
         try:
             value = float(self.options[key])
         except ValueError:
@@ -85,24 +75,20 @@ class DatasetRoot:
         return value
 
     def flag(self, key: str) -> bool:
-        """A ``yes`` or ``no`` option; BadInput if it is neither."""
+        """A ``yes`` or ``no`` option. BadInput."""
         if self.options[key] not in ("yes", "no"):
             raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is neither yes nor no")
         return self.options[key] == "yes"
 
     def _below(self, name: str) -> Path:
-        """A path below the folder with ``{option}`` filled in; BadInput if an option leads out of the
-        folder.
-        """
+        """A path below the folder with ``{option}`` filled in; BadInput if an option leads out of it."""
         path = self.folder / name.format_map(self.options)
         if not path.is_relative_to(self.folder) or ".." in path.relative_to(self.folder).parts:
             raise BadInput(f"{self.reader.name}: an option leads out of {self.folder}")
         return path
 
     def path(self, *names: str) -> Path:
-        """The first of these paths below the folder that exists, with ``{option}`` filled in; MissingFile
-        quotes the layout.
-        """
+        """The first of these paths that exists, with ``{option}`` filled in; MissingFile quotes the layout."""
         paths = [self._below(name) for name in names]
         for path in paths:
             if path.exists():
@@ -113,16 +99,15 @@ class DatasetRoot:
         )
 
     def paths(self, pattern: str, example: str) -> list[Path]:
-        """The files of a pattern below the folder in order, at least one; MissingFile without ``example``."""
+        """The files of a pattern in order; MissingFile without ``example``."""
         files = self.folder.glob(str(self._below(pattern).relative_to(self.folder)))
         return sorted(files) or [self.path(example)]
 
     def file(self, *names: str) -> AnnotationFile:
-        """The annotation file at the first of these paths that exists; MissingFile quotes the layout."""
         return AnnotationFile(self, self.path(*names))
 
     def media_root(self) -> MediaRoot:
-        """Where images that stand inside rows become files: the folder of the option ``cache``."""
+        """Where images inside rows become files."""
         return MediaRoot(fs.LocalFileSystem(), str(self.folder), self.options["cache"] or None)
 
 
@@ -137,7 +122,7 @@ class AnnotationFile:
 
     @contextlib.contextmanager
     def collect_errors(self, name: Any) -> Iterator[None]:
-        """Context for one row, or one part of a row: a RowError ends it, and is collected under ``name``."""
+        """Context for a row or a part of one: a RowError ends it, and is collected under ``name``."""
         try:
             yield
         except RowError as error:
@@ -149,9 +134,7 @@ class AnnotationFile:
         return errors
 
     def convert(self, name: Any, make: Callable[..., Question | None], *arguments: Any) -> Rows:
-        """The question ``make(*arguments)`` of one row after the errors collected in it; none if it raises or
-        returns None.
-        """
+        """The errors collected in ``make(*arguments)``, then its question, if any."""
         question = None
         with self.collect_errors(name):
             if (made := make(*arguments)) is not None:
@@ -170,17 +153,13 @@ class AnnotationFile:
 
     @functools.cached_property
     def data(self) -> dict[str, Any]:
-        """The whole file, a JSON object."""
         return read_json(self.path)
 
     def items(self, key: str) -> list[Any]:
-        """The list under ``key`` of the JSON object; BadInput if there is none, because then it is another
-        file.
-        """
+        """The list under ``key`` of the JSON object; BadInput if there is none: it is another file."""
         return self._part(key, list, "list")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """The object under ``key`` of the JSON object; BadInput if there is none."""
         return self._part(key, dict, "object")
 
     def _part(self, key: str, kind: type, noun: str) -> Any:
@@ -200,21 +179,17 @@ class AnnotationFile:
         return groups
 
     def each_item(self, key: str, make: Callable[[Any], Question | None]) -> Rows:
-        """``make`` of each element of the list under ``key``."""
         for i, item in enumerate(self.items(key)):
             yield from self.convert(f"{key}[{i}]", make, item)
 
     def each_entry(self, entries: Mapping[str, Any], make: Callable[[str, Any], Question | None]) -> Rows:
-        """``make`` of each key and value of an object."""
         for key, value in entries.items():
             yield from self.convert(key, make, key, value)
 
     def each_row(
         self, make: Callable[[dict[str, Any]], Question | None], columns: list[str] | None = None
     ) -> Rows:
-        """``make`` of each row of a file that `files` can stream, of a parquet file only with these
-        columns.
-        """
+        """``make`` of each row of a file that `files` can stream; ``columns``: those to read of parquet."""
         for row in read_part(fs.LocalFileSystem(), Part(str(self.path)), columns):
             if isinstance(row, BadRow):
                 yield row
@@ -224,7 +199,7 @@ class AnnotationFile:
     def table_rows(
         self, columns: Iterable[str], delimiter: str = ","
     ) -> Iterator[tuple[str, dict[str, str]]]:
-        """The rows of a table with a header, with their names, streamed; BadInput if a column is missing."""
+        """The rows of a table with a header, with their names. BadInput."""
         csv.field_size_limit(MAX_FIELD_CHARACTERS)
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restval="")
@@ -250,8 +225,8 @@ class AnnotationFile:
         scorer: str = "exact",
         **meta: Any,
     ) -> Question:
-        """The question of one row; its ``meta`` tells the origin, and how many annotations were ``dropped``
-        as faulty.
+        """The question of one row; ``meta`` tells its origin, and how many annotations were ``dropped`` as
+        faulty.
         """
         reader, split, annotations = self.root.reader, self.root.split, annotations or Annotations()
         meta = {"dropped": len(self._errors) or None, **meta}
@@ -281,11 +256,7 @@ class AnnotationFile:
         annotations: Annotations | None = None,
         **meta: Any,
     ) -> Question:
-        """A question with options; ``answer`` is the index of the right one, None if the split does not
-        publish it.
-
-        RowError ``no_label`` about ``column`` if there is no such option.
-        """
+        """A question with options; ``answer`` is the index of the right one, None if it is not published."""
         if answer is not None and not 0 <= answer < len(options):
             raise RowError(column, "no_label", f"the answer names none of the {len(options)} options")
         letters = None if answer is None else [chr(ord("A") + answer)]
@@ -294,14 +265,12 @@ class AnnotationFile:
 
 
 def image(uri: str, size: Size = (None, None)) -> Media:
-    """The image of a question."""
     return Media(id="img0", uri=uri, width=size[0], height=size[1])
 
 
 def clip(
     uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size: Size = (None, None)
 ) -> Media:
-    """The clip of a question: a file, or a list of frames."""
     return Media(id="vid0", kind="video", uri=uri, frames=frames, fps=fps, width=size[0], height=size[1])
 
 
@@ -311,7 +280,6 @@ def choices(question: str, options: list[str]) -> str:
 
 
 def index_of(answer: str, options: list[str]) -> int:
-    """The index of the option with this text; -1 without one."""
     return options.index(answer) if answer in options else -1
 
 
@@ -324,7 +292,7 @@ def below(folder: Path, name: str, column: str) -> str:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """A whole JSON file, gzipped or not, that holds a ``kind``; BadInput names the place where it breaks."""
+    """A whole JSON file, gzipped or not, that holds a ``kind``. BadInput."""
     try:
         with pa.input_stream(path, compression="detect") as file:
             value = json.load(file)

@@ -1,14 +1,13 @@
-"""Benchmarks of agents that zoom, count and watch: V* Bench, HR-Bench, TallyQA, Super-CLEVR, MVBench,
-Reason-RFT's test sets.
+"""Benchmarks of agents that zoom, count and watch.
 
-V*, https://huggingface.co/datasets/craigwu/vstar_bench: questions with options in their text; a JSON file
-beside each image has the boxes (x, y, w, h in pixels) of the objects in question. HR-Bench,
-https://huggingface.co/datasets/DreamMr/HR-Bench: a table with images in base64, and each question with its
-options in several orders; a short ``image`` is the ``index`` of the row that has it. TallyQA,
-https://github.com/manoja328/TallyQA_dataset: counts. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR.
-MVBench, https://huggingface.co/datasets/OpenGVLab/MVBench: one JSON list a task; ``start`` and ``end`` in
-seconds are the part of the clip that a question is about. Reason-RFT,
-https://github.com/tanhuajie/Reason-RFT: one JSON file a set, and all images in ``image``.
+V*, https://huggingface.co/datasets/craigwu/vstar_bench: boxes (x, y, w, h in pixels) in a JSON file beside
+each image.
+HR-Bench, https://huggingface.co/datasets/DreamMr/HR-Bench: images in base64, or the ``index`` of the row that
+has it.
+TallyQA, https://github.com/manoja328/TallyQA_dataset. Super-CLEVR, https://github.com/Lizw14/Super-CLEVR.
+MVBench,
+https://huggingface.co/datasets/OpenGVLab/MVBench: ``start`` and ``end`` in seconds are the part in question.
+Reason-RFT, https://github.com/tanhuajie/Reason-RFT.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ REASON_RFT = {
     "transformation_left": ("spatial_transformation/trance_left.json", "trance/trance_left.json"),
     "transformation_right": ("spatial_transformation/trance_right.json", "trance/trance_right.json"),
 }
-"""Reason-RFT's test sets by split: in and out of the distribution of its training sets, TRANCE seen from the
-left and right.
-"""
+"""Reason-RFT's test sets by split."""
 _STAR, _CLEVRER, _PERCEPTION = "star/Charades_v1_480", "clevrer/video_validation", "perception/videos"
 MVBENCH = {
     "action_sequence": _STAR,
@@ -81,7 +78,6 @@ MVBENCH_SPANS = {
 MVBENCH_FPS = 3
 """Of the clips of episodic_reasoning, which are folders of frames."""
 MAX_OPTIONS = 8
-"""Letters that a choice is scored by."""
 MAX_INDEX_CHARACTERS = 64
 """Longer values of HR-Bench's column ``image`` are images."""
 

@@ -1,10 +1,9 @@
-"""Images and clips with captions: Flickr30k (with the boxes of Flickr30k Entities), Unsplash Lite, MSR-VTT.
+"""Images and clips with captions.
 
-Flickr30k, https://shannon.cs.illinois.edu/DenotationGraph: ``results_20130124.token`` has lines
-``NAME.jpg#0<tab>caption``, five per image. Entities, https://github.com/BryanPlummer/flickr30k_entities:
-phrases marked ``[/EN#12/people a man]`` in ``Sentences/ID.txt`` and their boxes in ``Annotations/ID.xml``.
-Unsplash, https://github.com/unsplash/datasets: a table of photographs with their URLs. MSR-VTT (CVPR 2016):
-one JSON file of ``videos`` and ``sentences``.
+Flickr30k, https://shannon.cs.illinois.edu/DenotationGraph: lines ``NAME.jpg#0<tab>caption``. Entities,
+https://github.com/BryanPlummer/flickr30k_entities: phrases ``[/EN#12/people a man]`` and their boxes in XML.
+Unsplash,
+https://github.com/unsplash/datasets. MSR-VTT (CVPR 2016): one JSON file of ``videos`` and ``sentences``.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ def flickr30k(root: DatasetRoot) -> Rows:
 
 
 def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region], Size]:
-    """The regions of an image and its size; the label of a region is the phrase of the first caption that
-    mentions it.
-    """
+    """The regions of an image and its size; a region's label is the first phrase that mentions it."""
     annotation = Path(below(folder, f"Annotations/{key}.xml", "name"))
     sentences = folder / "Sentences" / f"{key}.txt"
     try:

@@ -1,13 +1,12 @@
-"""COCO's format for images and clips, COCO, LVIS, PartImageNet, YouTube-VIS and UVO, and SA-1B.
+"""COCO's format for images and clips, and SA-1B.
 
-COCO: one file with ``images``, ``categories`` and ``annotations`` (polygons, or run lengths for crowds;
-``bbox`` x, y, w, h); https://cocodataset.org/#format-data. LVIS v1 adds the ``frequency`` (r, c, f) of each
-category, names images by ``coco_url`` and lists per image the categories that are absent or not annotated
-exhaustively; https://www.lvisdataset.org/dataset. In PartImageNet (arXiv 2112.00933) a category is a part of
-a super-category. YouTube-VIS (arXiv 1905.04804) and UVO
-(https://sites.google.com/view/unidentified-video-object) have ``videos`` instead of images, and an annotation
-per object with a mask and a box, or null, per frame; YouTube-VIS has every fifth frame of 30 a second, UVO
-all. SA-1B has one JSON file beside each image; https://github.com/facebookresearch/segment-anything#dataset.
+https://cocodataset.org/#format-data: ``bbox`` x, y, w, h. LVIS v1, https://www.lvisdataset.org/dataset, lists
+per image
+the categories that are absent or not annotated exhaustively. In PartImageNet (arXiv 2112.00933) a category is
+a part
+of a super-category. YouTube-VIS (arXiv 1905.04804) has every fifth frame of 30 a second, UVO
+(https://sites.google.com/view/unidentified-video-object) all. SA-1B,
+https://github.com/facebookresearch/segment-anything#dataset, has one JSON file beside each image.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ Categories = dict[Any, dict[str, Any]]
 
 
 def _categories(file: AnnotationFile, attribute: str = "") -> Categories:
-    """COCO's categories: ``name``, and ``attribute`` where they have it."""
     result: Categories = {}
     for i, row in enumerate(file.items("categories")):
         with file.collect_errors(f"categories[{i}]"):
@@ -197,9 +195,7 @@ def _track(
 
 
 def sa1b(root: DatasetRoot) -> Rows:
-    """One JSON file per image, listed and read one after the other; masks below the thresholds are left
-    out.
-    """
+    """Masks below the thresholds are left out."""
     options = {"area": "area", "predicted_iou": "iou", "stability_score": "stability"}
     thresholds = {name: root.number(option) for name, option in options.items()}
 
@@ -228,9 +224,7 @@ def sa1b(root: DatasetRoot) -> Rows:
 
 
 def _json_files(folder: Path) -> Iterator[Path]:
-    """JSON files below a folder in the order of their names, listing one folder at a time: there are 11
-    million.
-    """
+    """JSON files below a folder in order, listing one folder at a time: there are 11 million."""
     with os.scandir(folder) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:

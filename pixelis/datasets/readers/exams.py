@@ -1,10 +1,8 @@
-"""Exams and free questions about pictures: MMMU, ScienceQA, MM-Vet.
+"""Exams and free questions about pictures.
 
-MMMU, https://huggingface.co/datasets/MMMU/MMMU: a folder of parquet files for each of 30 subjects, or all in
-``data``; options are a list written as Python does, pictures stand in ``image_1`` to ``image_7`` and are
-named ``<image 1>`` in the text. ScienceQA, https://github.com/lupantech/ScienceQA: ``problems.json`` by id,
-``pid_splits.json``, and a picture for about half of the questions. MM-Vet,
-https://github.com/yuweihao/MM-Vet: ``mm-vet.json`` by id, answers with ``<AND>`` and ``<OR>``.
+MMMU, https://huggingface.co/datasets/MMMU/MMMU: options are a list written as Python does, pictures are named
+``<image 1>`` in the text. ScienceQA, https://github.com/lupantech/ScienceQA. MM-Vet,
+https://github.com/yuweihao/MM-Vet: answers with ``<AND>`` and ``<OR>``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tracked people: MOT17 and MOT20, whole sequences or windows of them.
 
-https://motchallenge.net/instructions: ``SEQUENCE/seqinfo.ini`` has size, length and frame rate; a line of
-``gt/gt.txt`` is frame (from 1), track, left, top, width, height (pixels from 1), whether it counts, class,
-visibility. MOT17 has every sequence three times, once per public detector, with the same ground truth.
+https://motchallenge.net/instructions: a line of ``gt/gt.txt`` is frame (from 1), track, left, top, width,
+height (pixels
+from 1), whether it counts, class, visibility. MOT17 has every sequence once per public detector.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pixelis.errors import BadInput
 from pixelis.records import Annotations, Region
 
 MIN_WINDOW = 100
-"""Least frames of a window."""
 CLASSES = (
     *(
         "pedestrian",
@@ -32,7 +31,6 @@ CLASSES = (
     ),
     *("distractor", "occluder", "occluder on the ground", "occluder full", "reflection", "crowd"),
 )
-"""Names of the classes 1, 2, ..."""
 
 
 class _Sequence(NamedTuple):

@@ -1,13 +1,12 @@
-"""Clips with events: DiDeMo, ActivityNet Captions, Assembly101, and the questions of STAR and TVQA.
+"""Clips with events, and the questions of STAR and TVQA.
 
-DiDeMo, https://github.com/LisaAnne/LocalizingMoments: spans ``times`` of several annotators in chunks of 5 s,
-from the first chunk to the last inclusive; the span that most of them chose counts. ActivityNet Captions
-(arXiv 1705.00754): ``duration``, ``timestamps`` and ``sentences`` by video. Assembly101,
-https://github.com/assembly-101/assembly101-annotations: a table of actions between frames, 30 a second. STAR,
-https://github.com/csbobby/STAR_Benchmark: ``choices``, ``start``, ``end`` and, by frame, a graph of objects
-(``bbox`` in pixels x0, y0, x1, y1) and relations, all by class number. TVQA,
-https://tvqa.cs.unc.edu/download_tvqa.html: five answers and a span ``ts`` in seconds of a clip of 3 frames a
-second.
+DiDeMo, https://github.com/LisaAnne/LocalizingMoments: spans in chunks of 5 s, both ends included; the most
+frequent one
+counts. ActivityNet Captions (arXiv 1705.00754). Assembly101,
+https://github.com/assembly-101/assembly101-annotations:
+actions between frames. STAR, https://github.com/csbobby/STAR_Benchmark: ``bbox`` is x0, y0, x1, y1 in pixels,
+objects and
+relations are class numbers. TVQA, https://tvqa.cs.unc.edu/download_tvqa.html: spans in seconds.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from pixelis.errors import BadInput
 from pixelis.records import Annotations, Event, Question, Region, Relation
 
 DIDEMO_CHUNK = 5
-"""Seconds of a chunk of a DiDeMo clip."""
 ASSEMBLY101_FPS = 30
 TVQA_SHOWS = ("castle", "friends", "grey", "house", "met")
-"""TVQA's shows by the beginning of a clip's name; a clip without one is of the Big Bang Theory."""
+"""By the beginning of a clip's name; one without is of the Big Bang Theory."""
 _SECONDS = re.compile(r"\s*(\S+)\s*-\s*(\S+)\s*")
 
 
@@ -152,7 +150,7 @@ def star(root: DatasetRoot) -> Rows:
 
 
 def _star_classes(root: DatasetRoot) -> dict[str, str]:
-    """Names of objects (o000) and relations (r000) by their class number, from lines ``o000 person``."""
+    """Names of objects and relations by their class number, from lines ``o000 person``."""
     names = {}
     for kind in ("object", "relationship"):
         path = root.path(f"STAR_classes/{kind}_classes.txt", f"classes/{kind}_classes.txt")

@@ -1,12 +1,12 @@
-"""Images with annotated text: DocVQA, InfographicsVQA, TextCaps, HierText, ICDAR ArT.
+"""Images with annotated text.
 
-DocVQA (task 1) and InfographicsVQA (task 3) of https://rrc.cvc.uab.es/?ch=17: ``{"data": [question, ...]}``
-and a file per image with the text recognised by Azure (``recognitionResults``, corners in pixels) or by
-Textract (``LINE``, ``WORD``, 0..1). The boxes of the words of an answer are in ``meta``. TextCaps,
-https://textvqa.org/textcaps/dataset: a row per caption; Rosetta's words, 0..1, whose rotation is not applied.
-HierText, https://github.com/google-research-datasets/hiertext: paragraphs, lines and words. ArT,
-https://rrc.cvc.uab.es/?ch=14: polygons of words (Latin) and lines (Chinese); ``###`` and ``illegibility``
-mark unreadable text.
+DocVQA (task 1) and InfographicsVQA (task 3), https://rrc.cvc.uab.es/?ch=17, with text recognised by Azure
+(corners in
+pixels) or Textract (0..1). TextCaps, https://textvqa.org/textcaps/dataset, with Rosetta's words, whose
+rotation is not
+applied. HierText, https://github.com/google-research-datasets/hiertext. ArT, https://rrc.cvc.uab.es/?ch=14:
+``###`` and
+``illegibility`` mark unreadable text.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def _documents(
     image_column: str,
     lines_of: Callable[[dict[str, Any], AnnotationFile, str], tuple[list[Line], Size]],
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of questions about documents; ``lines_of`` converts the file of text recognised in an
-    image.
-    """
+    """A reader of questions about documents; ``lines_of`` converts the file of recognised text."""
 
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*questions), root.path(*images)
@@ -186,9 +184,7 @@ def textcaps(root: DatasetRoot) -> Rows:
 
 
 def hiertext(root: DatasetRoot) -> Rows:
-    """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line,
-    ...
-    """
+    """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line, ..."""
     file, folder = root.file("gt/{split}.jsonl", "gt/{split}.jsonl.gz"), root.path("{split}")
 
     def question(row: dict[str, Any]) -> Question:

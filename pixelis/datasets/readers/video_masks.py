@@ -1,9 +1,9 @@
-"""Clips whose objects are segmented over time, in formats of their own: YouTube-VOS and EPIC-KITCHENS VISOR.
+"""Clips whose objects are segmented over time, in formats of their own.
 
-YouTube-VOS (arXiv 1809.03327): ``meta.json`` names the objects, palette images hold their masks by number.
-VISOR, https://github.com/epic-kitchens/VISOR-VIS: one JSON file per video, with polygons in 1920 x 1080 of
-few frames; a sequence in which the objects stay the same is one clip here, and its frames are not evenly
-spaced.
+YouTube-VOS (arXiv 1809.03327): palette images hold the masks by number. VISOR,
+https://github.com/epic-kitchens/VISOR-VIS: polygons in 1920 x 1080 of few frames; a sequence in which the
+objects stay
+the same is one clip here, and its frames are not evenly spaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from pixelis.operations.masks import Mask, decode
 from pixelis.records import Annotations, Question, Region, Relation
 
 VISOR_SIZE = (1920, 1080)
-"""Width and height of the frames that VISOR's sparse polygons refer to."""
 
 
 def youtube_vos(root: DatasetRoot) -> Rows:
@@ -71,7 +70,7 @@ def youtube_vos(root: DatasetRoot) -> Rows:
 
 
 def _object_numbers(path: Path) -> np.ndarray:
-    """The values of a palette image, uint8 [height, width]: the number of the object at each pixel."""
+    """The values of a palette image, uint8 [height, width]."""
     try:
         with Image.open(path, formats=("PNG",)) as palette:
             image_size(palette.width, palette.height)
