@@ -29,9 +29,7 @@ def image_size(width: Any, height: Any) -> tuple[int, int]:
 
 
 def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
-    """Width and height of an image file as shown, from its header; RowError ``media_not_found``,
-    ``bad_media``.
-    """
+    """Width and height of an image file as shown, from its header. RowError."""
     try:
         with Image.open(path) as image:
             rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)

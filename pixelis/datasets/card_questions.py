@@ -75,8 +75,7 @@ def demonstration_rows(
     clips: float = 0.0,
     crops: float = 0.0,
 ) -> Iterator[dict]:
-    """Question rows with ``turns``: select the frame of a clip, zoom in, answer; a ``direct_share`` answers
-    at once.
+    """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
     Boxes miss the card's centre by up to a grid step plus ``aim`` (0..1 of the picture): a policy that learns
     from far

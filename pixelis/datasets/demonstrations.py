@@ -205,9 +205,7 @@ class Player:
     def _call(
         self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
     ) -> tuple[Turn, list[Action], OperationError | None]:
-        """The turn of a call, the actions to execute, and the error that takes the place of their results, if
-        any.
-        """
+        """The turn of a call, the actions to execute, and the error that replaces their results, if any."""
         action = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
         actions = [action, *step.further]
         verbatim = self._verbatim(step)

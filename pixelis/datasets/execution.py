@@ -72,9 +72,7 @@ class Pause:
 
 
 def stream_context(ahead_bytes: int | None = None) -> DataContext:
-    """A context for datasets whose rows keep their order; ``ahead_bytes`` of results may wait for the
-    consumer.
-    """
+    """A context for datasets in order; ``ahead_bytes`` of results may wait for the consumer."""
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

@@ -81,9 +81,7 @@ def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
 
 
 def answers(row: Mapping[str, Any], column: str) -> list[str]:
-    r"""One or several accepted answers as text, inside ``<answer>`` or ``\\boxed{}`` if there; RowError
-    ``no_label``.
-    """
+    r"""One or several accepted answers, inside ``<answer>`` or ``\\boxed{}`` if there; RowError ``no_label``."""
     if column not in row:
         raise RowError(column, "missing_column", "is missing")
     value = row[column]

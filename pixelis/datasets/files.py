@@ -51,8 +51,8 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Consecutive rows of a file: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all
-    (``stop`` None).
+    """Consecutive rows: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all (``stop``
+    None).
     """
 
     path: str
@@ -107,9 +107,7 @@ class Source:
             ) from None
 
     def files(self) -> tuple[fs.FileSystem, str, list[str]]:
-        """The filesystem, the folder of relative references, and the files of rows in order. MissingFile,
-        BadInput.
-        """
+        """The filesystem, the folder of relative references, and the files in order. MissingFile, BadInput."""
         system, path = self.open()
         try:
             info = system.get_file_info(path)
@@ -176,9 +174,7 @@ def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
 
 
 def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput if the rest cannot be
-    read.
-    """
+    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput for a broken file."""
     with _readable(part.path):
         match kind(part.path):
             case ".parquet":
@@ -196,9 +192,7 @@ def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = Non
 
 
 def split_file(system: fs.FileSystem, path: str, size: int = PART_BYTES) -> list[Part]:
-    """Parts of at least ``size`` bytes, in order; a compressed file or a JSON list is one part. Raises
-    BadInput.
-    """
+    """Parts of at least ``size`` bytes, in order; a compressed file or a JSON list is one part. BadInput."""
     with _readable(path):
         if path.lower().endswith(".parquet"):
             return _split_parquet(system, path, size)

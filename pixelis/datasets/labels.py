@@ -1,6 +1,4 @@
-"""Cuts true answers off at the reader, so that no scorer, vote, filter, curriculum or reward can depend on
-one.
-"""
+"""Cuts true answers off at the reader, so that no scorer, vote, filter or reward can depend on one."""
 
 from __future__ import annotations
 

@@ -17,9 +17,7 @@ from pixelis.records import Media
 
 
 def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
-    """A question's picture (uint8 [H, W, 3], RGB) or clip under the caps of ``settings``. BadImage,
-    MissingFile.
-    """
+    """A question's picture (uint8 [H, W, 3], RGB) or clip under ``settings``' caps. BadImage, MissingFile."""
     if media.kind == "video":
         frames = [
             encoded_card(uri, settings) if uri.lower().startswith("cards:") else uri

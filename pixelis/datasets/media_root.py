@@ -51,8 +51,7 @@ class MediaRoot:
         return cls(system, os.path.normpath(f"{folder}/{media}"), cache)
 
     def reference(self, column: str, value: Any) -> str:
-        """The URI of one image or clip, given as a path, a URI, base64, or bytes, also as ``{"bytes",
-        "path"}``.
+        """The URI of one image or clip, given as a path, a URI, base64, bytes, or ``{"bytes", "path"}``.
 
         RowError; InfraFailure if the filesystem does not answer: dropping the row would shift the numbers of
         later
@@ -100,8 +99,7 @@ class MediaRoot:
         return self._store(hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest(), copy)
 
     def media(self, row: Mapping[str, Any], images: str = "", videos: str = "") -> list[Media]:
-        """Images img0, img1, ... of one column and clips vid0, ... of another; each may be missing, one value
-        or a list.
+        """Images img0, ... of one column and clips vid0, ... of another: missing, one value or a list.
 
         A clip is a file, or a list of images.
         """

@@ -1,5 +1,4 @@
-"""Annotated pictures and clips generated from files of installed packages:
-``packaged:NAME?split=train&count=200``.
+"""Annotated pictures and clips from installed packages: ``packaged:NAME?split=train&count=200``.
 
 - ``shapes``  boards of easy-vqa's drawings; ``pairs=yes``: a second picture, in which one shape may have
 another colour

@@ -1,6 +1,4 @@
-"""Places objects, words and motion on photographs and clips, so that masks, boxes and tracks are known
-exactly.
-"""
+"""Places objects, words and motion on photographs and clips, with exact masks, boxes and tracks."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ def write_words(
     sizes: Sequence[int],
     max_words: int,
 ) -> tuple[np.ndarray, list[list[tuple[str, Edges]]]]:
-    """A copy of a picture with phrases that do not overlap, and each phrase as words with their edges in
-    pixels.
-    """
+    """A copy of a picture with separate phrases, and each phrase as words with their edges in pixels."""
     image = Image.fromarray(picture).convert("RGB")
     pen, occupied, phrases = ImageDraw.Draw(image), list[Edges](), list[list[tuple[str, Edges]]]()
     for _ in range(200):

@@ -75,9 +75,7 @@ def question_stream(
 def record_stream(
     source: str, kind: type[Question], change: Change, cards: Read | None = None, limit: int = 0
 ) -> Iterator[Text | BadRow]:
-    """The first ``limit`` usable records of a source, once, with changed texts; ``cards`` reads a `cards:`
-    source.
-    """
+    """The first ``limit`` usable records of a source, once, with changed texts; ``cards`` reads `cards:`."""
     reads = [cards] if cards is not None else [*_reads(source, kind, limit)]
     return _passes(kind.__name__ + "s", reads, change)()
 

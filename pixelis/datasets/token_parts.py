@@ -68,9 +68,7 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
 
 
 def _after_thought(text: str, think: str | None) -> int:
-    """The end of the thought and its closing tag; also searched in NFC, because tokenizers compose
-    characters.
-    """
+    """The end of the thought and its closing tag; also searched in NFC, as tokenizers compose characters."""
     opening_tag = _OPENED.match(text)
     # A thought may be a part of the tag: "hi" of "<think>"
     for start in (opening_tag.end(), 0) if opening_tag else (0,):

@@ -1,6 +1,4 @@
-"""Row formats, recognised by the columns of a row or named by the source, read into questions and
-demonstrations.
-"""
+"""Row formats, recognised by the columns of a row or named by the source."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ from pixelis.records import Demonstration, Question
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a format is (``module:NAME`` in this package), and the columns, separated by spaces, that tell
-    it.
+    """Where a format is (``module:NAME`` in this package), and the columns, in one text, that tell it.
 
     A row has all ``required`` columns, one of ``any_of`` (if any), none of ``excluded``, no other than
     ``allowed``.
@@ -181,9 +178,7 @@ class Records:
         return cls(source, kind, system, folder, labels, ambiguous), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
-        """Parts of at least ``size`` bytes in order, with the format of their file; None: that of its first
-        row.
-        """
+        """Parts of at least ``size`` bytes in order, with the format of their file (None: of its first row)."""
         parts: list[tuple[Part, str | None]] = []
         for path in files:
             cut, name = split_file(self.system, path, size), self.source.format
@@ -238,9 +233,7 @@ class Records:
     def _records(
         self, row: FileRow, id: str, name: str, format: Format, root: MediaRoot, labels: bool = True
     ) -> Sequence[Question | BadRow]:
-        """The records of a row, or what is wrong with it; without ``labels`` only the first: others show its
-        answer.
-        """
+        """The records of a row, or what is wrong with it; without ``labels`` only the first."""
         values, own_id = row.values, row.values.get("id")
 
         def bad(column: str, code: str, message: str) -> list[BadRow]:

@@ -38,14 +38,14 @@ def read_chat(
     own_words: bool = True,
     learnt_turns: int | None = None,
 ) -> list[Question]:
-    """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``, the
-    last question.
+    """The demonstration of each question of a chat, with the earlier ones as its history.
 
-    ``used``: the columns of the chat and its media, the chat first. ``truths``: answers to the last question.
-    Turns keep their text; with several questions, or without ``own_words``, the run's dialect writes answers
-    that have
-    no tags. Unreadable and refused calls, and all but the last ``learnt_turns``, are context. Raises
-    RowError.
+    If it ``asks``, the last question. ``used``: the columns of the chat and its media, the chat first.
+    ``truths``: answers
+    to the last question. Turns keep their text; with several questions, or without ``own_words``, the run's
+    dialect writes
+    answers that have no tags. Unreadable and refused calls, and all but the last ``learnt_turns``, are
+    context. RowError.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
@@ -264,9 +264,7 @@ def calls_of(record: Demonstration) -> list[Step]:
 
 
 def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
-    """The assistant's turns in a dialect, verbatim where they were read in it; BadInput for what it cannot
-    express.
-    """
+    """The assistant's turns in a dialect, verbatim where they were read in it. BadInput."""
     sizes = dict[str, tuple[int, int]]()
     for item in record.media:
         for name in (item.id, *(f"{item.id}.{i}" for i in range(len(item.frames or [])))):

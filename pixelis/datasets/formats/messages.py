@@ -38,7 +38,7 @@ class ChatTurn:
 
 
 def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
-    """The turns of the messages in a column, at least one; consecutive calls or results are one turn. Raises
+    """The turns of the messages in a column, at least one; consecutive calls or results are one turn.
     RowError.
     """
     if isinstance(value := row.get(column), str):

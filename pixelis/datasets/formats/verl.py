@@ -15,9 +15,7 @@ MATH_SOURCES = frozenset(("thinklite_eureka", "xince"))
 
 
 def _read(row: Row, name: str, root: MediaRoot) -> Question:
-    """The question of the last user turn, with the earlier ones as history; only rows without media may lack
-    the answer.
-    """
+    """The question of the last user turn, with the earlier ones as history; text rows may lack the answer."""
     source = fields.identifier(row, "data_source")
     turns = show_media(turns_of(row, "prompt", root), root.media(row, "images", "videos"), "prompt")
     extra = fields.optional(row, "extra_info", dict, {})

@@ -39,8 +39,7 @@ def _with_meta(row: Row, record: Question, format: str) -> Row:
 def write_chat(
     record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = ""
 ) -> Row:
-    """The row of a demonstration in ``format``, its calls in ``dialect``: by default that of its row, or of
-    the format.
+    """The row of a demonstration, its calls in ``dialect``, by default that of its row, or of the format.
 
     ``images``: the files that each call returned, by default those of its row. BadInput for what cannot be
     expressed.

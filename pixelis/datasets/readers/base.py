@@ -225,9 +225,7 @@ class AnnotationFile:
         scorer: str = "exact",
         **meta: Any,
     ) -> Question:
-        """The question of one row; ``meta`` tells its origin, and how many annotations were ``dropped`` as
-        faulty.
-        """
+        """The question of one row; ``meta`` tells its origin and how many annotations were ``dropped``."""
         reader, split, annotations = self.root.reader, self.root.split, annotations or Annotations()
         meta = {"dropped": len(self._errors) or None, **meta}
         if annotations.regions and not reader.exhaustive:
