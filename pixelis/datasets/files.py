@@ -39,7 +39,7 @@ BATCH_BYTES = 4 << 20
 FIELD_CHARACTERS = 1 << 28
 """Longest cell of a CSV file; it may be a picture."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*://")
-_GAP = re.compile(r"\s*,?\s*")
+_GAP = re.compile(r"[\s,\[\]]*")
 
 
 class Row(NamedTuple):
@@ -51,9 +51,7 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Consecutive rows: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all (``stop``
-    None).
-    """
+    """Consecutive rows: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all (None)."""
 
     path: str
     start: int = 0
@@ -101,60 +99,45 @@ class Source:
         try:
             return fs.FileSystem.from_uri(self.path)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise BadInput(
-                f"{self.path}: no such filesystem: {_one_line(error)}",
-                fix="write s3://bucket/folder, gs://...",
-            ) from None
+            message = f"{self.path}: no such filesystem: {_one_line(error)}"
+            raise BadInput(message, fix="write s3://bucket/folder, gs://...") from None
 
     def files(self) -> tuple[fs.FileSystem, str, list[str]]:
         """The filesystem, the folder of relative references, and the files in order. MissingFile, BadInput."""
         system, path = self.open()
         try:
             info = system.get_file_info(path)
-            if info.type == fs.FileType.NotFound:
-                raise MissingFile(
-                    f"{self.path} does not exist",
-                    fix=(
-                        "name a file or folder of JSON lines, JSON, CSV or parquet, or cards:?split=train "
-                        "for the picture world"
-                    ),
-                )
-            if info.type == fs.FileType.File:
-                if kind(path) is None:
-                    raise BadInput(
-                        f"{self.path} is no file of rows",
-                        fix=f"its name must end with one of {', '.join(SUFFIXES)}",
-                    )
-                return system, str(PurePosixPath(path).parent), [path]
-            entries = system.get_file_info(fs.FileSelector(path, recursive=True))
+            is_folder = info.type == fs.FileType.Directory
+            entries = system.get_file_info(fs.FileSelector(path, recursive=True)) if is_folder else []
         except OSError as error:
             raise BadInput(f"{self.path} cannot be read: {_one_line(error)}") from None
-        names = {PurePosixPath(item.path).name for item in entries}
+        if info.type == fs.FileType.NotFound:
+            fix = "name a file or folder of rows, or cards:?split=train for the picture world"
+            raise MissingFile(f"{self.path} does not exist", fix=fix)
+        suffixes = ", ".join(SUFFIXES)
+        if not is_folder:
+            if kind(path) is None:
+                raise BadInput(f"{self.path} is no file of rows", fix=f"its name must end with {suffixes}")
+            return system, str(PurePosixPath(path).parent), [path]
+        names = {entry.base_name for entry in entries}
         if "dataset_dict.json" in names:
-            raise BadInput(
-                f"{self.path} contains several splits",
-                fix=f"name the folder of one, such as {self.path}/train",
-            )
-        inside = [item.path for item in entries if item.type == fs.FileType.File and kind(item.path)]
-        hidden = [
-            any(part.startswith((".", "_")) for part in PurePosixPath(file[len(path) :]).parts)
-            for file in inside
-        ]
-        files = sorted(
-            file for file, skip in zip(inside, hidden, strict=True) if not skip and not _is_lineage(file)
-        )
+            fix = f"name the folder of one, such as {self.path}/train"
+            raise BadInput(f"{self.path} contains several splits", fix=fix)
+        files = sorted(entry.path for entry in entries if entry.is_file and kind(entry.path))
+        files = [file for file in files if not _is_hidden(file[len(path) :])]
         if "state.json" in names:  # a folder that the library `datasets` saved
             files = [file for file in files if kind(file) == ".arrow"]
         if not files:
             raise BadInput(
-                f"the folder {self.path} contains no {', '.join(SUFFIXES)}",
-                fix="name the folder with the files of rows",
+                f"the folder {self.path} contains no {suffixes}", fix="name the folder of the rows"
             )
         return system, path, files
 
 
-def _is_lineage(path: str) -> bool:
-    return f".{PurePosixPath(path).name}".endswith(".lineage.json")
+def _is_hidden(path: str) -> bool:
+    """Whether a file in a folder of rows is hidden, or a lineage record (`telemetry.lineage`)."""
+    parts = PurePosixPath(path).parts
+    return any(part.startswith((".", "_")) for part in parts) or f".{parts[-1]}".endswith(".lineage.json")
 
 
 def kind(path: str) -> str | None:
@@ -196,8 +179,7 @@ def split_file(system: fs.FileSystem, path: str, size: int = PART_BYTES) -> list
     with _readable(path):
         if path.lower().endswith(".parquet"):
             return _split_parquet(system, path, size)
-        is_lines = path.lower().endswith((".jsonl", ".ndjson"))
-        if is_lines and (system.get_file_info(path).size or 0) > size:
+        if path.lower().endswith((".jsonl", ".ndjson")) and system.get_file_info(path).size > size:
             return _split_lines(system, path, size)
         return [Part(path)]
 
@@ -233,36 +215,29 @@ def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 def _readable(path: str) -> Iterator[None]:
     try:
         yield
+    # Arrow does not check the text of parquet files: UnicodeDecodeError
     except (pa.ArrowException, OSError, csv.Error, tarfile.TarError, UnicodeDecodeError) as error:
-        # A UnicodeDecodeError comes from parquet files, whose text Arrow does not check.
-        raise BadInput(
-            f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it"
-        ) from None
+        message = f"{path} cannot be read: {_one_line(error)}"
+        raise BadInput(message, fix="write the file again, or remove it") from None
 
 
 def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
     path, position = part.path, part.start
-    whole = part.stop is None
-    compression = _compression(path) if whole else None
-    file = system.open_input_stream(path, compression, CHUNK) if whole else system.open_input_file(path)
+    if part.stop is None:
+        file = system.open_input_stream(path, _compression(path), CHUNK)
+    else:
+        file = system.open_input_file(path)
+        file.seek(part.start)
     with file:
-        if not whole:
-            file.seek(part.start)
         for number, line in enumerate(io.BufferedReader(file, CHUNK), part.rows_before + 1):
             position += len(line)
             try:
                 if line.strip():
-                    yield _as_row(
-                        path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-                    )
-            except json.JSONDecodeError as error:
-                yield BadRow(
-                    path, str(number), "all", "not_json", f"not JSON ({error.msg} at column {error.colno})"
-                )
-            except UnicodeDecodeError as error:
-                yield BadRow(path, str(number), "all", "not_utf8", f"not UTF-8 at byte {error.start}")
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    yield _as_row(path, number, json.loads(text))
             except (RecursionError, ValueError) as error:
-                yield BadRow(path, str(number), "all", "not_json", f"not JSON ({_one_line(error)})")
+                code = "not_utf8" if isinstance(error, UnicodeDecodeError) else "not_json"
+                yield BadRow(path, str(number), "all", code, f"not JSON: {_one_line(error)}")
             if part.stop is not None and position >= part.stop:
                 return
 
@@ -270,61 +245,40 @@ def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
 def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
     """Elements of a list, or consecutive objects; an error ends the file: what follows cannot be parsed."""
     decoder, text, number, position = json.JSONDecoder(), "", 0, 0
+    size, at_end, open_lists = CHUNK, False, 0
     with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         characters = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig")
-        size, at_end, in_list, closed = CHUNK, False, False, False
         try:
             while True:
-                position = _GAP.match(text, position).end()  # type: ignore[union-attr]  # matches the empty string too
-                if not number and not in_list and not closed and text.startswith("[", position):
-                    in_list, position = True, position + 1
-                    continue
-                if in_list and text.startswith("]", position):
-                    in_list, closed, position = False, True, position + 1
-                    continue
-                if closed and position < len(text):
-                    message = f"{path}, after row {number}: the list is followed by more text"
-                    raise BadInput(message, fix="write one list, or JSON lines")
-                error = None
+                gap = cast("re.Match[str]", _GAP.match(text, position))
+                open_lists += gap[0].count("[") - gap[0].count("]")
+                position = gap.end()
                 try:
-                    value, end = decoder.raw_decode(text, position)
-                except json.JSONDecodeError as decode_error:
-                    error = decode_error
-                # A value that ends with the text, or an error near its end, may be another one when more is
-                # read.
-                if not at_end and (end == len(text) if error is None else _is_at_end(error)):
-                    chunk = characters.read(size)
-                    at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
-                    continue
-                if error is not None:
-                    if position == len(text) and not in_list:
+                    value, position = decoder.raw_decode(text, position)
+                except json.JSONDecodeError as error:
+                    if not at_end and _is_truncated(error):
+                        chunk = characters.read(size)
+                        at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
+                        continue
+                    if position == len(text) and not open_lists:
                         return
-                    raise BadInput(
-                        f"{path}, row {number + 1}: not JSON ({error.msg})",
-                        fix="correct the file from there on",
-                    )
-                number, size, position = number + 1, CHUNK, end
+                    raise ValueError(error.msg) from None
+                number, size = number + 1, CHUNK
                 yield _as_row(path, number, value)
-        except UnicodeDecodeError as error:
-            raise BadInput(
-                f"{path}, after row {number}: not UTF-8: {error.reason}", fix="save the file as UTF-8"
-            ) from None
-        except RecursionError:
-            raise BadInput(f"{path}, row {number + 1}: nested too deeply") from None
-        except ValueError as error:  # a whole number of thousands of digits
-            raise BadInput(f"{path}, row {number + 1}: not JSON ({_one_line(error)})") from None
+        except (ValueError, RecursionError) as error:
+            message = f"{path}, row {number + 1}: not JSON ({_one_line(error)})"
+            raise BadInput(message, fix="correct the file from there on") from None
 
 
-def _is_at_end(error: json.JSONDecodeError) -> bool:
+def _is_truncated(error: json.JSONDecodeError) -> bool:
     return error.msg.startswith("Unterminated string") or len(error.doc) - error.pos < TOKEN
 
 
 def _as_row(path: str, number: int, values: Any) -> Row | BadRow:
-    if not isinstance(values, dict):
-        return BadRow(
-            path, str(number), "all", "not_an_object", f"a row is a JSON object, not {type(values).__name__}"
-        )
-    return Row(path, number, values)
+    if isinstance(values, dict):
+        return Row(path, number, values)
+    message = f"a row is a JSON object, not {type(values).__name__}"
+    return BadRow(path, str(number), "all", "not_an_object", message)
 
 
 def _parquet(system: fs.FileSystem, part: Part, columns: list[str] | None) -> Iterator[Row]:
@@ -354,15 +308,11 @@ def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
         columns = next(table, [])
         for number, cells in enumerate(table, 1):
             if len(cells) > len(columns):
-                message = (
-                    f"{len(cells)} cells below {len(columns)} columns: put text with a {delimiter!r} "
-                    "in quotation marks"
-                )
+                message = f"{len(cells)} cells, but {len(columns)} columns: quote text with a {delimiter!r}"
                 yield BadRow(path, str(number), "all", "too_many_cells", message)
             elif cells:
-                yield Row(
-                    path, number, {name: cell or None for name, cell in itertools.zip_longest(columns, cells)}
-                )
+                padded = itertools.zip_longest(columns, cells)
+                yield Row(path, number, {name: cell or None for name, cell in padded})
 
 
 def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
@@ -394,33 +344,25 @@ def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
         system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream,
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
-        files = (
-            item for item in archive if item.isfile() and not PurePosixPath(item.name).name.startswith(".")
-        )
+        files = (x for x in archive if x.isfile() and not PurePosixPath(x.name).name.startswith("."))
         for number, (name, members) in enumerate(itertools.groupby(files, sample), 1):
             values, media = dict[str, Any](), {"image": list[bytes](), "video": list[bytes]()}
             try:
                 for member in members:
                     content = cast("IO[bytes]", archive.extractfile(member)).read()
-                    kind = (mimetypes.guess_type(member.name)[0] or "").partition("/")[0]
-                    if kind in media:
-                        media[kind].append(content)
+                    media_kind = (mimetypes.guess_type(member.name)[0] or "").partition("/")[0]
+                    if media_kind in media:
+                        media[media_kind].append(content)
                     elif member.name.lower().endswith("json"):
                         values |= json.loads(content)
                     else:
                         values[PurePosixPath(member.name).suffix[1:].lower()] = content.decode()
             except (ValueError, TypeError) as error:
-                yield BadRow(
-                    path,
-                    str(number),
-                    PurePosixPath(member.name).name,
-                    "not_json",
-                    f"cannot be read: {error}",
-                    name,
-                )
+                column = PurePosixPath(member.name).name
+                yield BadRow(path, str(number), column, "not_json", f"cannot be read: {error}", name)
                 continue
-            for kind, items in media.items():
-                values |= {kind: items, f"{kind}s": None} if items else {}
+            for column, items in media.items():
+                values |= {column: items, f"{column}s": None} if items else {}
             yield Row(path, number, {"id": name, **values})
 
 
