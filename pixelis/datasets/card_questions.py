@@ -78,8 +78,7 @@ def demonstration_rows(
     """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
     Boxes miss the card's centre by up to a grid step plus ``aim`` (0..1 of the picture): a policy that learns
-    from far
-    misses zooms in without having located the card.
+    from far misses zooms in without having located the card.
     """
     _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
@@ -123,10 +122,9 @@ def question_row(
     """One question about the picture of this number, as a plain row.
 
     A share of ``follow_up`` are the second question of a conversation; for a share of ``crops`` of these the
-    history
-    shows a crop: half of them of the card in question (``meta.seen``), half of another card. A share of
-    ``clips`` are
-    about one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
+    history shows a crop: half of them of the card in question (``meta.seen``), half of another card. A share
+    of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so that scores can be
+    paired.
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)

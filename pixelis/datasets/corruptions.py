@@ -1,10 +1,8 @@
 """The fifteen corruptions of ImageNet-C: ``cards:?split=test&corruption=fog&severity=3``.
 
 Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations"
-(ICLR 2019),
-with parameters for pictures of 224 pixels, unscaled. Glass blur moves all pixels at once, frost is drawn
-instead of
-photographed. Annotations stay those of the clean picture.
+(ICLR 2019), with parameters for pictures of 224 pixels, unscaled. Glass blur moves all pixels at once, frost
+is drawn instead of photographed. Annotations stay those of the clean picture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The SFT curriculum: mixtures of simple, medium and hard demonstrations, driven by evaluations.
 
 It advances when the policy performs well, and rolls a stage back that lowered the performance. Source: the
-SFT
-curriculum of Pixelis, arXiv 2603.25091.
+SFT curriculum of Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ class DemonstrationStore:
     """Demonstrations in a folder, by number; a process holds only some bytes per row.
 
     offsets: int64 [n + 1] in the file; levels: int8 [n], index in LEVELS or -1; weights: float64 [n];
-    refused: excluded
-    rows by kind; about: as passed to `fill`.
+    refused: excluded rows by kind; about: as passed to `fill`.
     """
 
     def __init__(self, folder: str | Path):
@@ -104,10 +103,8 @@ class BatchSampler:
     """Selects the rows of each batch; they depend only on the seed, the step and the current mixture.
 
     Batches exhaust one shuffle of the rows after the other; with a mixture, each level has its own. A row of
-    weight w
-    occurs w / mean weight times in a shuffle, rounded up or down at random. A smaller ``sft.share`` is a
-    subset of a
-    larger one. Without ``shuffle`` the first pass is in order.
+    weight w occurs w / mean weight times in a shuffle, rounded up or down at random. A smaller ``sft.share``
+    is a subset of a larger one. Without ``shuffle`` the first pass is in order.
     """
 
     def __init__(self, store: DemonstrationStore, settings: SftConfig, seed: int, shuffle: bool = True):

@@ -117,10 +117,8 @@ class Prepare:
     """Draws and plays the demonstrations of steps.
 
     Columns: id, level, tokens int32, mask bool, weights float32 (empty: 1 each), views (raw bytes), shapes
-    (heights and
-    widths), and error: the BadRow as JSON of a row whose other columns are empty. ``schedule`` returns the
-    mixture of a
-    step.
+    (heights and widths), and error: the BadRow as JSON of a row whose other columns are empty. ``schedule``
+    returns the mixture of a step.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ class Player:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
         In the row's dialect a turn keeps its text; only a call that means something else here is written
-        anew. A refused
-        call is an error observation in a turn that is not learnt. DataFailure, BadInput name the row.
+        anew. A refused call is an error observation in a turn that is not learnt. DataFailure, BadInput name
+        the row.
         """
         try:
             return self._play(question)

@@ -54,8 +54,7 @@ class MediaRoot:
         """The URI of one image or clip, given as a path, a URI, base64, bytes, or ``{"bytes", "path"}``.
 
         RowError; InfraFailure if the filesystem does not answer: dropping the row would shift the numbers of
-        later
-        questions, by which a run resumes.
+        later questions, by which a run resumes.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")

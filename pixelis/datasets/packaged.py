@@ -10,8 +10,7 @@ another colour
 happens
 
 Questions have annotations and no text. The same name gives the same files, written to ``folder`` when first
-read.
-Splits share no drawing, digit, row of coins or photograph, not even with `cards`.
+read. Splits share no drawing, digit, row of coins or photograph, not even with `cards`.
 """
 
 from __future__ import annotations

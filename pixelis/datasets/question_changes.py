@@ -1,8 +1,7 @@
 """Options of every source that change its questions: another scorer, shuffled options, a prompt template.
 
 A template is Jinja, as EasyR1's `format_prompt`, sandboxed. It receives `content`, `task`, `id` and `kind`
-(`choice` or
-`open`), never an answer.
+(`choice` or `open`), never an answer.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ def shuffle_options(question: Question, seed: int) -> Question:
     """The question with its option lines in another order, and answers by their new letters.
 
     The order depends on the seed and the id; ``meta.option_order`` holds the old position of each option.
-    Demonstrations
-    stay as they are, because their turns name the letters.
+    Demonstrations stay as they are, because their turns name the letters.
     """
     lines = option_lines(question.question)
     if not lines or isinstance(question, Demonstration):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -96,26 +95,18 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
     matches = [name for name, entry in FORMATS.items() if entry.matches(names)]
     if len(matches) == 1:
         return matches[0]
-    table_problem = ""
+    problem = f"match the formats {' and '.join(matches)}" if matches else "match no format"
     if not matches and not names & {"media", "turns"}:  # these are rows of Pixelis with another mistake
         try:
             find_columns(dict.fromkeys(columns), {})
             return "table"
         except RowError as error:
-            table_problem = f", and as a table {error.column} {error.message}"
-    lines = "\n".join(
-        f"    {name}: {', '.join(f'{entry.required} {entry.any_of}'.split())}"
-        for name, entry in FORMATS.items()
-    )
-    problem = f"match the formats {' and '.join(matches)}" if matches else f"match no format{table_problem}"
-    raise BadInput(
-        f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}",
-        code="unknown_format",
-        fix=(
-            "name the columns of a table, `?question=COLUMN&answer=COLUMN`, or the format, "
-            f"`?format=NAME`:\n{lines}"
-        ),
-    )
+            problem += f", and as a table {error.column} {error.message}"
+    entries = FORMATS.items()
+    lines = [f"    {name}: {', '.join(f'{e.required} {e.any_of}'.split())}" for name, e in entries]
+    fix = "name the columns, `?question=COLUMN&answer=COLUMN`, or the format, `?format=NAME`:"
+    message = f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}"
+    raise BadInput(message, code="unknown_format", fix="\n".join([fix, *lines]))
 
 
 # -- reading -------------------------------------------------------------------------------------------------
@@ -132,18 +123,13 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a source of files, of a ``kind``; without ``labels`` the truths are cut off.
-
-    Rows without an id are named after their file, with its suffix if another file has the same name
-    (``ambiguous``).
-    """
+    """The records of a source of files, of a ``kind``; without ``labels`` the truths are cut off."""
 
     source: Source
     kind: type[Question]
     system: fs.FileSystem
     folder: str
     labels: bool = True
-    ambiguous: frozenset[str] = frozenset()
 
     @classmethod
     def open(
@@ -152,30 +138,19 @@ class Records:
         """The records of a source, and its files in order. MissingFile, or BadInput for an unusable option."""
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
-            raise BadInput(
-                f"{text}: no format `{source.format}`",
-                code="unknown_format",
-                fix=f"one of {', '.join(FORMATS)}",
-            )
+            fix = f"one of {', '.join(FORMATS)}"
+            raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=fix)
         if source.columns and source.format not in (None, "table"):
             message = (
-                f"{text}: {' and '.join(source.columns)} name columns of a table, not of rows of "
-                f"{source.format}"
+                f"{text}: {' and '.join(source.columns)} name columns of a table, not of {source.format}"
             )
             raise BadInput(message, fix="leave out format, or the columns")
         question_changes(text, vars(source))
         if source.shuffle_options and issubclass(kind, Demonstration):
-            message = (
-                f"{text}: the turns of demonstrations name their options by letter, so that these "
-                "cannot be shuffled"
-            )
+            message = f"{text}: the turns of demonstrations name their options by letter"
             raise BadInput(message, fix="leave out shuffle_options")
         system, folder, files = source.files()
-        inside = [_inside(path, folder) for path in files]
-        stems = [_without_suffix(path) for path in inside]
-        names = Counter(stems) + Counter(set(inside))
-        ambiguous = frozenset(path for path, stem in zip(files, stems, strict=True) if names[stem] > 1)
-        return cls(source, kind, system, folder, labels, ambiguous), files
+        return cls(source, kind, system, folder, labels), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
         """Parts of at least ``size`` bytes in order, with the format of their file (None: of its first row)."""
@@ -192,9 +167,8 @@ class Records:
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
         """The records of a part in order. BadInput for a damaged file or an unknown format."""
         name, format = name or self.source.format, None
-        file = _inside(part.path, self.folder)
-        if part.path not in self.ambiguous:
-            file = _without_suffix(file)
+        path = PurePosixPath(part.path).with_suffix("")
+        file = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path
         root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
         change = question_changes(self.source.path, vars(self.source))
         for row in read_part(self.system, part):
@@ -203,17 +177,15 @@ class Records:
                 continue
             name = name or self._detect(row)
             format = format or load_format(name, self.source.columns)
-            arguments = f"{file}-{row.number}", name, format, root
+            arguments, place = (f"{file}-{row.number}", name, format, root), (row.file, str(row.number))
             values = self._records(row, *arguments, labels=self.labels)
             labelled = [] if self.labels else self._records(row, *arguments)[: len(values)]
             for value, known in itertools.zip_longest(values, labelled):
                 if isinstance(value, BadRow):
-                    yield Record(row.file, str(row.number), value)
-                    continue
-                labels = labels_of(change(known)) if isinstance(known, Question) else None
-                yield Record(
-                    row.file, str(row.number), change(value).read_from(row.file, str(row.number)), labels
-                )
+                    yield Record(*place, value)
+                else:
+                    labels = labels_of(change(known)) if isinstance(known, Question) else None
+                    yield Record(*place, change(value).read_from(*place), labels)
 
     def _detect(self, row: FileRow) -> str:
         if self.source.columns:
@@ -235,39 +207,31 @@ class Records:
     ) -> Sequence[Question | BadRow]:
         """The records of a row, or what is wrong with it; without ``labels`` only the first."""
         values, own_id = row.values, row.values.get("id")
-
-        def bad(column: str, code: str, message: str) -> list[BadRow]:
-            named = str(own_id) if isinstance(own_id, str | int) else ""
-            return [BadRow(row.file, str(row.number), column, code, message, named)]
-
         if not labels:
             answer = self.source.columns.get("answer")
             truths = [*MASKED, *filter(None, [answer])]
             required = FORMATS[name].required.split() or [answer or "answer"]
-            values = mask_truths(
-                {**{column: MASK for column in required if column in truths}, **values}, truths
-            )
+            masked = {column: MASK for column in required if column in truths}
+            values = mask_truths({**masked, **values}, truths)
+        read = (format.demonstrate if issubclass(self.kind, Demonstration) else None) or format.read
         try:
-            read = (format.demonstrate if issubclass(self.kind, Demonstration) else None) or format.read
             result = read(values, id, root)
             records = [result] if isinstance(result, Question) else result
             for i, record in enumerate(records):
                 if not isinstance(record, self.kind):
-                    raise RowError(
-                        "turns",
-                        "no_turns",
-                        f"not a {self.kind.__name__.lower()}: the row has no assistant turns",
-                    )
+                    raise RowError("turns", "no_turns", "the row has no assistant turns")
                 records[i] = record if labels else without_truths(record)
                 records[i].model_dump_json()  # fails on half of a surrogate pair
             return records if labels else records[:1]
         except RowError as error:
-            return bad(error.column, error.code, error.message)
+            problem = error.column, error.code, error.message
         except ValidationError as error:
-            problem = first_problem(error, self.kind.model_fields)
-            return bad(problem.path or "all", problem.code, problem.message)
-        except (UnicodeError, ValueError) as error:  # pydantic's serialiser raises a ValueError of its own
-            return bad("all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
+            path, code, message = first_problem(error, self.kind.model_fields)[:3]
+            problem = path or "all", code, message
+        except ValueError as error:  # pydantic's serialiser, and UnicodeError
+            problem = "all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}"
+        named = str(own_id) if isinstance(own_id, str | int) else ""
+        return [BadRow(row.file, str(row.number), *problem, named)]
 
 
 def read_records(
@@ -283,12 +247,3 @@ def read_records(
             if on_labels is not None and labels is not None and not isinstance(value, BadRow):
                 on_labels(value.id, labels)
             yield value if isinstance(value, BadRow) else ids.check(value.id, file, row) or value
-
-
-def _inside(path: str, folder: str) -> str:
-    whole = PurePosixPath(path)
-    return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
-
-
-def _without_suffix(path: str) -> str:
-    return str(PurePosixPath(path).with_suffix(""))

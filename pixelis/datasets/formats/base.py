@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,10 +51,8 @@ class Format:
     """How rows of a format are read and written; ``write`` and ``write_chat`` are None where they are not.
 
     ``read(row, name, root)``: ``name`` is the id of a row without one. ``demonstrate`` reads a question with
-    its
-    answer as a demonstration. ``write_chat(record, replies, images)``: the assistant's turns, rendered in
-    ``dialect``,
-    and the image files of each call.
+    its answer as a demonstration. ``write_chat(record, replies, images)``: the assistant's turns, rendered in
+    ``dialect``, and the image files of each call.
     """
 
     read: Read
@@ -75,30 +73,23 @@ def find_columns(row: Row, named: Mapping[str, str]) -> tuple[str, str, str, str
     RowError ``missing_column`` or ``ambiguous_columns``.
     """
     existing = {name.strip().lower(): name for name in reversed(row)}
-    there = f"the columns are {', '.join(row)}"
 
     def find(role: str, names: tuple[str, ...]) -> str:
-        if (column := named.get(role)) is not None:
-            if column not in row:
-                raise RowError(column, "missing_column", f"is missing; {there}")
-            return column
         matching = [existing[name] for name in names if name in existing]
-        if role == "image":
+        if role in named:
+            matching = [named[role]] if named[role] in row else []
+        elif role == "image":
             return first_column(row, matching)
         if not matching:
-            raise RowError(role, "missing_column", f"is missing; {there}")
+            message = f"is missing; the columns are {', '.join(row)}"
+            raise RowError(named.get(role, role), "missing_column", message)
         if len(matching) > 1 and matching[0] != existing.get(role):
-            raise RowError(
-                role, "ambiguous_columns", f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN"
-            )
+            message = f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN"
+            raise RowError(role, "ambiguous_columns", message)
         return matching[0]
 
-    return (
-        find("question", QUESTIONS),
-        find("answer", ANSWERS),
-        find("image", IMAGES),
-        first_column(row, VIDEOS),
-    )
+    columns = find("question", QUESTIONS), find("answer", ANSWERS), find("image", IMAGES)
+    return *columns, first_column(row, VIDEOS)
 
 
 def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[str]) -> None:
@@ -106,9 +97,7 @@ def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[
     for kind in checked:
         marks, count = text.count(f"<{kind}>"), kinds.count(kind)
         if marks and marks != count:
-            raise RowError(
-                column, "media_count", f"the text has {marks} <{kind}> and the row {count} of them"
-            )
+            raise RowError(column, "media_count", f"the text has {marks} <{kind}>, the row {count} of them")
 
 
 def question_text(text: str, column: str, media: Sequence[Media]) -> str:
@@ -133,19 +122,16 @@ def scorer_of(answers: Sequence[str], otherwise: str) -> str:
 
 def other_columns(row: Row, *used: str) -> dict[str, Any]:
     """The columns that are not ``used`` and can be written as JSON, for ``meta``."""
-    return {
-        key: value for key, value in row.items() if key not in used and value is not None and _is_json(value)
-    }
+    others = {key: value for key, value in row.items() if key not in used and value is not None}
+    return {key: value for key, value in others.items() if _is_json(value)}
 
 
 def _is_json(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    return (
-        value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-    )
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 # -- writing -------------------------------------------------------------------------------------------------
@@ -181,8 +167,6 @@ def image_bytes(path: str) -> Row:
 def whole_clip(record: Question, clip: Media) -> list[str] | str:
     """The frames or the file of a clip; BadInput for spans, which other systems cannot express."""
     if clip.spans:
-        raise BadInput(
-            f"{record.id}: rows of this format hold whole clips, not spans of one",
-            fix="cut the clip into a file",
-        )
+        message = f"{record.id}: rows of this format hold whole clips, not spans of one"
+        raise BadInput(message, fix="cut the clip into a file")
     return clip.frames or clip.uri

@@ -41,11 +41,9 @@ def read_chat(
     """The demonstration of each question of a chat, with the earlier ones as its history.
 
     If it ``asks``, the last question. ``used``: the columns of the chat and its media, the chat first.
-    ``truths``: answers
-    to the last question. Turns keep their text; with several questions, or without ``own_words``, the run's
-    dialect writes
-    answers that have no tags. Unreadable and refused calls, and all but the last ``learnt_turns``, are
-    context. RowError.
+    ``truths``: answers to the last question. Turns keep their text; with several questions, or without
+    ``own_words``, the run's dialect writes answers that have no tags. Unreadable and refused calls, and all
+    but the last ``learnt_turns``, are context. RowError.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
@@ -129,8 +127,7 @@ class _Reader:
     """Reads the turns of one chat in order, and keeps the names and sizes of the images so far.
 
     An unreadable call shows no image here, even if it did in its own system: ``names`` maps the row's image
-    ids to ours,
-    None for such an image.
+    ids to ours, None for such an image.
     """
 
     def __init__(self, dialect: Dialect, media: list[Media], column: str):

@@ -35,10 +35,8 @@ class Columns:
     """Which column holds which field of a question.
 
     Rows without ``id`` or ``task`` may have ``id`` and ``data_source``. ``scorer``: of answers that are no
-    letters.
-    ``placeholder``: written before the question for each of its media. ``unlabelled``: rows may lack the
-    answer, and the
-    scorer follows from the question alone.
+    letters. ``placeholder``: written before the question for each of its media. ``unlabelled``: rows may lack
+    the answer, and the scorer follows from the question alone.
     """
 
     question: str

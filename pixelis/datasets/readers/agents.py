@@ -1,10 +1,8 @@
 """Steps of people on web sites: Multimodal-Mind2Web.
 
 https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: a row per step; ``pos_candidates`` is JSON, its
-attributes
-JSON again with ``bounding_box_rect`` "left,top,width,height" in pixels, -1 for elements that are not
-rendered. The
-HTML of the pages is not read.
+attributes JSON again with ``bounding_box_rect`` "left,top,width,height" in pixels, -1 for elements that are
+not rendered. The HTML of the pages is not read.
 """
 
 from __future__ import annotations

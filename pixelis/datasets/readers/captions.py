@@ -2,8 +2,8 @@
 
 Flickr30k, https://shannon.cs.illinois.edu/DenotationGraph: lines ``NAME.jpg#0<tab>caption``. Entities,
 https://github.com/BryanPlummer/flickr30k_entities: phrases ``[/EN#12/people a man]`` and their boxes in XML.
-Unsplash,
-https://github.com/unsplash/datasets. MSR-VTT (CVPR 2016): one JSON file of ``videos`` and ``sentences``.
+Unsplash, https://github.com/unsplash/datasets. MSR-VTT (CVPR 2016): one JSON file of ``videos`` and
+``sentences``.
 """
 
 from __future__ import annotations

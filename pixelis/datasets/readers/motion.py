@@ -1,8 +1,8 @@
 """Tracked people: MOT17 and MOT20, whole sequences or windows of them.
 
 https://motchallenge.net/instructions: a line of ``gt/gt.txt`` is frame (from 1), track, left, top, width,
-height (pixels
-from 1), whether it counts, class, visibility. MOT17 has every sequence once per public detector.
+height (pixels from 1), whether it counts, class, visibility. MOT17 has every sequence once per public
+detector.
 """
 
 from __future__ import annotations

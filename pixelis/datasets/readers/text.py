@@ -1,12 +1,9 @@
 """Images with annotated text.
 
 DocVQA (task 1) and InfographicsVQA (task 3), https://rrc.cvc.uab.es/?ch=17, with text recognised by Azure
-(corners in
-pixels) or Textract (0..1). TextCaps, https://textvqa.org/textcaps/dataset, with Rosetta's words, whose
-rotation is not
-applied. HierText, https://github.com/google-research-datasets/hiertext. ArT, https://rrc.cvc.uab.es/?ch=14:
-``###`` and
-``illegibility`` mark unreadable text.
+(corners in pixels) or Textract (0..1). TextCaps, https://textvqa.org/textcaps/dataset, with Rosetta's words,
+whose rotation is not applied. HierText, https://github.com/google-research-datasets/hiertext. ArT,
+https://rrc.cvc.uab.es/?ch=14: ``###`` and ``illegibility`` mark unreadable text.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 YouTube-VOS (arXiv 1809.03327): palette images hold the masks by number. VISOR,
 https://github.com/epic-kitchens/VISOR-VIS: polygons in 1920 x 1080 of few frames; a sequence in which the
-objects stay
-the same is one clip here, and its frames are not evenly spaced.
+objects stay the same is one clip here, and its frames are not evenly spaced.
 """
 
 from __future__ import annotations
