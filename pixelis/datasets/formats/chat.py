@@ -25,7 +25,6 @@ from pixelis.records import Action, Demonstration, Exchange, Media, Question, St
 
 ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", re.IGNORECASE)
 """Beginning of a user turn that reports an error of the call before it."""
-_NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
 
 def read_chat(
@@ -55,13 +54,13 @@ def read_chat(
     meta = other_columns(row, *used, "id", "qid", "doc_id") | ({"system": system} if system else {})
     untagged = {turn.text.strip() for turn in chat if turn.role == "assistant"}
     records = list[Question]()
-    for i, exchange in enumerate(exchanges):
-        accepted, steps = truths if i == len(exchanges) - 1 else None, exchange.steps
+    for i, (exchange, steps, media_end) in enumerate(exchanges):
+        accepted = truths if i == len(exchanges) - 1 else None
         values = {
             "id": own_id if asks or len(exchanges) == 1 else f"{own_id}.{i + 1}",
-            "question": exchange.record.question,
+            "question": exchange.question,
             "history": [earlier.record for earlier in exchanges[:i]],
-            "media": media[: exchange.media_end],
+            "media": media[:media_end],
             "task": fields.identifier(row, "data_source") or "qa",
             "meta": meta,
         }
@@ -69,17 +68,11 @@ def read_chat(
             return [Question(**values, answers=accepted)]
         if not steps or steps[-1].answer is None:
             raise RowError(column, "no_answer", "the chat does not end with an answer")
-        if len(exchanges) > 1 or not own_words:
-            steps = [
-                step.model_copy(update={"verbatim": None}) if step.answer in untagged else step
-                for step in steps
-            ]
-        if learnt_turns is not None:
-            masked = len(steps) - learnt_turns
-            steps = [
-                step.model_copy(update={"learn": False}) if i < masked else step
-                for i, step in enumerate(steps)
-            ]
+        for number, step in enumerate(steps):
+            if (len(exchanges) > 1 or not own_words) and step.answer in untagged:
+                step.verbatim = None
+            if learnt_turns is not None and number < len(steps) - learnt_turns:
+                step.learn = False
         records.append(Demonstration(**values, answers=accepted or [str(steps[-1].answer)], turns=steps))
     return records
 
@@ -98,26 +91,26 @@ def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], lis
         raise RowError(column, "no_question", "the chat does not begin with a user turn")
     dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
     exchanges, media, steps = list[_Exchanged](), list[Media](), list[Step]()
-    reader = _Reader(dialect, media, column)
+    reader = _Reader(dialect, media)
     for i, turn in enumerate(chat):
+        place = f"{column}.{i}"
         # A call has one observation; none or two would shift the numbers of later ones
         if i and turn.role == chat[i - 1].role:
             raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
         if turn.role == "assistant":
-            steps.append(reader.step(turn.text, chat[i + 1] if i + 1 < len(chat) else None, f"{column}.{i}"))
+            steps.append(reader.step(turn.text, chat[i + 1] if i + 1 < len(chat) else None, place))
             exchanges[-1].record.answer = steps[-1].answer or ""
         elif steps and steps[-1].answer is None:
-            steps[-1] = reader.with_result(steps[-1], turn, f"{column}.{i}")
+            steps[-1] = reader.with_result(steps[-1], turn, place)
         else:
             own = list[Media]()
             for item in turn.media:
                 number = sum(other.kind == item.kind for other in [*media, *own])
-                own.append(
-                    item.model_copy(update={"id": f"{'img' if item.kind == 'image' else 'vid'}{number}"})
-                )
+                prefix = "img" if item.kind == "image" else "vid"
+                own.append(item.model_copy(update={"id": f"{prefix}{number}"}))
             text = question_text(turn.text, column, own)
             media += [own[n] for n in place_media(text, [item.kind for item in own]) if isinstance(n, int)]
-            steps, reader = list[Step](), _Reader(dialect, media, column)
+            steps, reader = list[Step](), _Reader(dialect, media)
             record = Exchange(question=text, answer="", media=[item.id for item in own])
             exchanges.append(_Exchanged(record, steps, len(media)))
     return exchanges, media
@@ -130,8 +123,8 @@ class _Reader:
     ids to ours, None for such an image.
     """
 
-    def __init__(self, dialect: Dialect, media: list[Media], column: str):
-        self.dialect, self.column = dialect, column
+    def __init__(self, dialect: Dialect, media: list[Media]):
+        self.dialect = dialect
         self.sizes, self.clips = _ImageSizes(), tuple(item.id for item in media if item.kind == "video")
         self.names: dict[str, str | None] = {}
         self.shown = self.executed = 0
@@ -143,47 +136,40 @@ class _Reader:
 
     def step(self, text: str, follower: ChatTurn | None, place: str) -> Step:
         """The turn of an assistant, with as many of its calls as the following user turn has results."""
-        calls = (
-            1
-            if follower is None or not self.dialect.parallel_calls
-            else max(1, follower.text.count(RESPONSE))
-        )
+        parallel = follower is not None and self.dialect.parallel_calls
+        calls = max(1, follower.text.count(RESPONSE)) if follower is not None and parallel else 1
         # Dialects with a scale of their own replace the kind
         scale = Scale("thousand", self.sizes, clips=self.clips)
         reply, learn = self.dialect.parse(text, OPERATIONS, scale, calls), True
         if reply.error is not None and reply.error.code == "out_of_range" and self.dialect.rows_clamp:
-            # The systems themselves clamp such a box and go on; the call is kept as they executed it, and not
-            # learnt.
+            # The systems themselves clamp such a box: the call is kept as they executed it, and not learnt
             reply = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True), calls)
             learn = False
         verbatim, think = Verbatim(dialect=self.dialect.name, text=text), (reply.think or "").strip() or None
         actions = [reply.action, *reply.further_actions] if reply.action is not None else []
         targets = [self.names.get(action.target, action.target) for action in actions]
         if actions and None not in targets:
-            first, *further = (
-                a.model_copy(update={"target": target}) for a, target in zip(actions, targets, strict=True)
-            )
+            pairs = zip(actions, targets, strict=True)
+            first, *further = (action.model_copy(update={"target": target}) for action, target in pairs)
             call = {"op": first.op, "target": first.target, "arguments": first.arguments, "further": further}
             return Step(think=think, learn=learn, verbatim=verbatim, **call)
         if reply.answer is not None:
             return Step(think=think, answer=reply.answer, verbatim=verbatim)
-        refused = follower is not None and ERROR_RESULT.match(follower.text)
-        if reply.error is not None and reply.error.code == "unknown_op" and not refused:
-            names = " or ".join(f"`{name}`" for name in _NAME.findall(text))
-            raise RowError(place, "unknown_op", f"no operation {names}: {reply.error.message}")
-        if reply.error is not None or reply.action is not None:
-            if follower is None and reply.error is not None:
-                raise RowError(place, reply.error.code, reply.error.message)
-            if follower is None:
-                raise RowError(place, "no_answer", "the chat ends with a call")
+        if (error := reply.error) is not None:
+            refused = follower is not None and ERROR_RESULT.match(follower.text)
+            if follower is None or (error.code == "unknown_op" and not refused):
+                raise RowError(place, error.code, f"{error.message}: {text[-200:]}")
+        elif actions and follower is None:
+            raise RowError(place, "no_answer", "the chat ends with a call")
+        if error is not None or actions:
             return Step(think=think, learn=False, verbatim=verbatim)
         if follower is not None and follower.is_result:
             raise RowError(place, "no_action", "the turn neither calls an operation nor answers")
         _, closed, rest = text.partition("</think>")
-        answer = rest if closed else text
-        if not answer.strip():
+        answer = (rest if closed else text).strip()
+        if not answer:
             raise RowError(place, "no_answer", "the turn is empty")
-        return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
+        return Step(think=think if closed else None, answer=answer, verbatim=verbatim)
 
     def with_result(self, step: Step, turn: ChatTurn, place: str) -> Step:
         """The call with the user turn that followed; an error of a single call takes it out of the loss.
@@ -199,11 +185,9 @@ class _Reader:
             if len(parts) != 1 + len(step.further) or sum(counts) != len(paths):
                 message = f"{1 + len(step.further)} calls, {len(parts)} results of {len(paths)} images"
                 raise RowError(place, "result_count", message)
-            if any(not count and ERROR_RESULT.match(part) for part, count in zip(parts, counts, strict=True)):
+            if any(ERROR_RESULT.match(part) for part in parts if "<image>" not in part):
                 raise RowError(
-                    place,
-                    "result_count",
-                    "one of several calls failed, which would shift the numbers of the others",
+                    place, "result_count", "one of several calls failed: later numbers would shift"
                 )
         verbatim = step.verbatim.model_copy(update={"result": turn.text, "images": paths, "failed": failed})
         if failed:
@@ -266,31 +250,26 @@ def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequenc
     for item in record.media:
         for name in (item.id, *(f"{item.id}.{i}" for i in range(len(item.frames or [])))):
             sizes[name] = (item.width or 0, item.height or 0)
-    clips = tuple(item.id for item in record.media if item.kind == "video")
-    replies, results, successes = [], iter(images), 0
+    scale = Scale("thousand", sizes, clips=tuple(item.id for item in record.media if item.kind == "video"))
+    writer, replies, results, successes = DIALECTS[dialect], [], iter(images), 0
     for i, turn in enumerate(record.turns):
         target = turn.target or default_target(sizes)
         calls = [Action(op=turn.op or "", target=target, arguments=turn.arguments), *turn.further]
         try:
             if turn.verbatim is not None and turn.verbatim.dialect == dialect:
                 replies.append(turn.verbatim.text)
+            elif turn.further and not writer.parallel_calls:
+                raise OperationError(f"a turn has one call, not {len(calls)}", code="limit")
             else:
-                if turn.further and not DIALECTS[dialect].parallel_calls:
-                    raise OperationError(f"a turn has one call, not {len(calls)}", code="limit")
                 content = turn.answer if turn.answer is not None else calls
-                replies.append(
-                    "".join(
-                        DIALECTS[dialect].render(content, Scale("thousand", sizes, clips=clips), turn.think)
-                    )
-                )
+                replies.append("".join(writer.render(content, scale, turn.think)))
         except OperationError as error:
             message = f"{record.id}, turn {i}: the dialect {dialect} cannot express it: {error.message}"
             raise BadInput(message, code=error.code) from None
-        if (
-            turn.answer is None
-            and not has_failed(turn, files := next(results))
-            and (turn.op is not None or files)
-        ):
+        if turn.answer is not None:
+            continue
+        files = next(results)
+        if not has_failed(turn, files) and (turn.op is not None or files):
             for count in _counts(turn, files):
                 successes += 1
                 sizes |= dict.fromkeys(_observation_ids(successes, count), (0, 0))
@@ -300,18 +279,12 @@ def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequenc
 def _counts(turn: Step, files: Sequence[str]) -> list[int]:
     if not turn.further:
         return [len(files)]
-    result = turn.verbatim.result if turn.verbatim is not None else None
-    counts = (
-        [1] * (1 + len(turn.further))
-        if result is None
-        else [part.count("<image>") for part in result.split(RESPONSE)[1:]]
-    )
+    counts = [1] * (1 + len(turn.further))
+    if turn.verbatim is not None and turn.verbatim.result is not None:
+        counts = [part.count("<image>") for part in turn.verbatim.result.split(RESPONSE)[1:]]
     if sum(counts) != len(files):
-        raise BadInput(
-            f"a turn has {len(counts)} calls and {len(files)} images",
-            code="media_count",
-            fix="give one image a call",
-        )
+        message = f"a turn has {len(counts)} calls and {len(files)} images"
+        raise BadInput(message, code="media_count", fix="give one image a call")
     return counts
 
 
