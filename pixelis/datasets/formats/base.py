@@ -115,6 +115,11 @@ def question_text(text: str, column: str, media: Sequence[Media]) -> str:
     return text
 
 
+def choices(question: str, options: list[str]) -> str:
+    """A question with its options as lines ``A. text``."""
+    return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
+
+
 def scorer_of(answers: Sequence[str], otherwise: str) -> str:
     """``mc_letter`` if every answer is the letter of a choice, or else ``otherwise``."""
     return "mc_letter" if all(_LETTER.fullmatch(answer) for answer in answers) else otherwise

@@ -57,18 +57,20 @@ class Columns:
         missing = self.unlabelled and row.get(self.answers) in (None, "", [])
         answers = None if missing else fields.answers(row, self.answers)
         question = self._record(row, name, self.chat(row, root), answers, asks=True)
-        scorer = scorer_of(answers or [], self.scorer)
+        question.scorer = scorer_of(answers or [], self.scorer)
         if self.unlabelled:
-            scorer = "mc_letter" if option_lines(question.question) else self.scorer
-        return question.model_copy(update={"scorer": "func_seq" if _TRANCE.search(question.id) else scorer})
+            question.scorer = "mc_letter" if option_lines(question.question) else self.scorer
+        if _TRANCE.search(question.id):
+            question.scorer = "func_seq"
+        return question
 
     def demonstrate(self, row: Row, name: str, root: MediaRoot) -> Question:
         """The question with its first answer as a reply, which the dialect writes if it has no tags."""
         answers = fields.answers(row, self.answers)
         chat = [*self.chat(row, root), ChatTurn("assistant", reply_of(row[self.answers]))]
-        return self._record(row, name, chat, answers).model_copy(
-            update={"scorer": scorer_of(answers, self.scorer)}
-        )
+        question = self._record(row, name, chat, answers)
+        question.scorer = scorer_of(answers, self.scorer)
+        return question
 
     def _record(
         self, row: Row, name: str, chat: list[ChatTurn], answers: list[str] | None, asks: bool = False
@@ -76,20 +78,17 @@ class Columns:
         task = self.task or "data_source"
         used = (self.question, self.answers, self.images, self.videos, "history", task, self.id)
         question = read_chat(row, name, chat, *used, truths=answers, asks=asks, own_words=False)[-1]
-        own_id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
-        return question.model_copy(
-            update={"id": own_id, "task": fields.identifier(row, task) or "qa", "split": self.split}
-        )
+        question.id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
+        question.task, question.split = fields.identifier(row, task) or "qa", self.split
+        return question
 
     def chat(self, row: Row, root: MediaRoot) -> list[ChatTurn]:
-        """The exchanges that ``history`` lists as pairs, and the question, which may be a list of messages."""
-        history = fields.optional(row, "history", list, [])
-        if not all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-            for pair in history
-        ):
-            raise RowError("history", "wrong_type", "expected a list of pairs of a question and its answer")
-        turns = [ChatTurn(("user", "assistant")[i], text) for pair in history for i, text in enumerate(pair)]
+        """The exchanges that ``history`` lists as pairs, and the question, perhaps a list of messages."""
+        turns = list[ChatTurn]()
+        for pair in fields.optional(row, "history", list, []):
+            if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
+                raise RowError("history", "wrong_type", "expected pairs of a question and its answer")
+            turns += [ChatTurn("user", pair[0]), ChatTurn("assistant", pair[1])]
         if isinstance(row.get(self.question), list):
             turns += turns_of(row, self.question, root)
         else:
@@ -104,9 +103,8 @@ class Columns:
             row[self.answers] = answers[0] if len(answers) == 1 else list(answers)
         if self.task:
             row[self.task] = record.task
-        if self.videos and (
-            clips := [whole_clip(record, item) for item in record.media if item.kind == "video"]
-        ):
+        clips = [whole_clip(record, item) for item in record.media if item.kind == "video" and self.videos]
+        if clips:
             row[self.videos] = clips
         if paths := image_paths(record, None if self.images else 0, clips=bool(self.videos)):
             row[self.images] = paths
@@ -130,7 +128,7 @@ MINI_O3_COLUMNS = Columns(
 MINI_O3 = MINI_O3_COLUMNS.format(lambda record: {"images": [], **MINI_O3_COLUMNS.write(record)})
 
 
-# -- R1-V: rows of its training, and of its evaluation -------------------------------------------------------
+# -- R1-V ----------------------------------------------------------------------------------------------------
 
 
 def _write_r1v(record: Question) -> Row:
@@ -147,7 +145,7 @@ R1V_EVALUATION = R1V_EVALUATION_COLUMNS.format(
 )
 
 
-# -- TTRL: rows may lack the answer; ids are unique within their source --------------------------------------
+# -- TTRL: ids are unique within their source ----------------------------------------------------------------
 
 TTRL_COLUMNS = Columns(question="prompt", answers="answer", id="id", task="source", unlabelled=True)
 
@@ -155,7 +153,7 @@ TTRL_COLUMNS = Columns(question="prompt", answers="answer", id="id", task="sourc
 def _read_ttrl(row: Row, name: str, root: MediaRoot) -> Question:
     record = TTRL_COLUMNS.read(row, name, root)
     if fields.identifier(row, "source") and fields.identifier(row, "id"):
-        return record.model_copy(update={"id": f"{record.task}-{record.id}"})
+        record.id = f"{record.task}-{record.id}"
     return record
 
 
@@ -170,8 +168,7 @@ def _write_ttrl(record: Question) -> Row:
 TTRL = Format(_read_ttrl, _write_ttrl, demonstrate=TTRL_COLUMNS.demonstrate)
 
 
-# -- Reason-RFT: rows of reinforcement learning, and with the assistant's whole reply as a chain of thought
-# -------
+# -- Reason-RFT: rows of reinforcement learning, and with the assistant's whole reply as a chain of thought --
 
 REASON_RFT_COLUMNS = Columns(question="problem", answers="answer", images="image", id="id")
 REASON_RFT_TEXT_COLUMNS = Columns(question="problem", answers="solution", id="id")

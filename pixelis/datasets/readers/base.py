@@ -7,7 +7,6 @@ import csv
 import functools
 import importlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
-from pydantic_core import PydanticSerializationError
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import RowError, text
+from pixelis.datasets.fields import RowError, number, text
 from pixelis.datasets.files import Part, read_part
+from pixelis.datasets.formats.base import choices
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Annotations, Media, Question
@@ -33,7 +32,13 @@ MAX_FIELD_CHARACTERS = 1 << 28
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``."""
+    """One data set and the layout of its official release; see ``datasets.toml``.
+
+    ``task`` is the capability it grounds. ``read``: a function, or its name as ``module:function`` in this
+    package. ``layout`` is quoted in errors, and ``source`` is where it is described. ``options`` are the keys
+    of a source, with their defaults. ``exhaustive``: all objects of an annotated category are annotated, so
+    they can be counted.
+    """
 
     name: str
     task: str
@@ -65,14 +70,11 @@ class DatasetRoot:
     def number(self, key: str) -> float:
         """A numeric option. BadInput."""
         try:
-            value = float(self.options[key])
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
+            return number(self.options[key], key)
+        except RowError as error:
             raise BadInput(
-                f"{self.reader.name}: {key}={self.options[key]} is not a number", fix=f"write e.g. {key}=100"
-            )
-        return value
+                f"{self.reader.name}: {key}={error.message}", fix=f"write e.g. {key}=100"
+            ) from None
 
     def flag(self, key: str) -> bool:
         """A ``yes`` or ``no`` option. BadInput."""
@@ -88,15 +90,13 @@ class DatasetRoot:
         return path
 
     def path(self, *names: str) -> Path:
-        """The first of these paths that exists, with ``{option}`` filled in; MissingFile quotes the layout."""
+        """The first of these paths that exists, ``{option}`` filled in; MissingFile quotes the layout."""
         paths = [self._below(name) for name in names]
         for path in paths:
             if path.exists():
                 return path
-        missing = " or ".join(str(path) for path in paths)
-        raise MissingFile(
-            f"{self.reader.name}: no {missing}", fix=f"the official layout is {self.reader.layout}"
-        )
+        message = f"{self.reader.name}: no {' or '.join(map(str, paths))}"
+        raise MissingFile(message, fix=f"the official layout is {self.reader.layout}")
 
     def paths(self, pattern: str, example: str) -> list[Path]:
         """The files of a pattern in order; MissingFile without ``example``."""
@@ -122,11 +122,14 @@ class AnnotationFile:
 
     @contextlib.contextmanager
     def collect_errors(self, name: Any) -> Iterator[None]:
-        """Context for a row or a part of one: a RowError ends it, and is collected under ``name``."""
+        """Context for a row or a part of one: a RowError or ValueError ends it, and is collected."""
         try:
             yield
         except RowError as error:
             self._errors.append(BadRow(str(self.path), str(name), error.column, error.code, error.message))
+        except ValueError as error:  # values that do not fit each other, or no record
+            message = " ".join(str(error).split())[:300]
+            self._errors.append(BadRow(str(self.path), str(name), "all", "wrong_type", message))
 
     def take_errors(self) -> list[BadRow]:
         """The errors since the last call."""
@@ -138,12 +141,7 @@ class AnnotationFile:
         question = None
         with self.collect_errors(name):
             if (made := make(*arguments)) is not None:
-                try:
-                    made.model_dump_json()
-                except (
-                    PydanticSerializationError
-                ) as error:  # half a surrogate pair, which JSON can escape and no file store
-                    raise RowError("all", "wrong_type", f"a text that cannot be stored: {error}") from None
+                made.model_dump_json()  # fails on half a surrogate pair, which JSON can escape
                 question = made
         yield from self.take_errors()
         if question is not None:
@@ -203,12 +201,10 @@ class AnnotationFile:
         csv.field_size_limit(MAX_FIELD_CHARACTERS)
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restval="")
-            missing = [name for name in columns if name not in (reader.fieldnames or [])]
-            if missing:
-                raise BadInput(
-                    f"{self.path} has no column {missing[0]}, only {reader.fieldnames}",
-                    fix="give the official file",
-                )
+            there = reader.fieldnames or []
+            if missing := [name for name in columns if name not in there]:
+                message = f"{self.path} has no column {missing[0]}, only {there}"
+                raise BadInput(message, fix="give the official file")
             try:
                 for row in reader:
                     yield f"line {reader.line_num}", row
@@ -227,19 +223,18 @@ class AnnotationFile:
     ) -> Question:
         """The question of one row; ``meta`` tells its origin and how many annotations were ``dropped``."""
         reader, split, annotations = self.root.reader, self.root.split, annotations or Annotations()
-        meta = {"dropped": len(self._errors) or None, **meta}
+        meta = {"source": reader.name, "original_id": str(key), "dropped": len(self._errors) or None, **meta}
         if annotations.regions and not reader.exhaustive:
             meta["not_exhaustive"] = sorted({region.label for region in annotations.regions})
-        nonempty = {name: value for name, value in meta.items() if value not in (None, [], {}, "")}
         return Question(
-            id=f"{reader.name}-{split}-{key}" if split else f"{reader.name}-{key}",
+            id="-".join(filter(None, (reader.name, split, str(key)))),
             question=question,
             media=media if isinstance(media, list) else [media],
             answers=answers,
             scorer=scorer,
             task=reader.task,
             split=split or "train",
-            meta={"source": reader.name, "original_id": str(key), **nonempty},
+            meta={name: value for name, value in meta.items() if value not in (None, [], {}, "")},
             annotations=annotations,
         )
 
@@ -262,19 +257,14 @@ class AnnotationFile:
         return self.question(key, media, annotations, prompt, letters, "mc_letter", options=options, **meta)
 
 
-def image(uri: str, size: Size = (None, None)) -> Media:
-    return Media(id="img0", uri=uri, width=size[0], height=size[1])
+def image(uri: str, size: Size = (None, None), id: str = "img0") -> Media:
+    return Media(id=id, uri=uri, width=size[0], height=size[1])
 
 
 def clip(
     uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size: Size = (None, None)
 ) -> Media:
     return Media(id="vid0", kind="video", uri=uri, frames=frames, fps=fps, width=size[0], height=size[1])
-
-
-def choices(question: str, options: list[str]) -> str:
-    """A question with its options as lines ``A. text``."""
-    return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
 
 
 def index_of(answer: str, options: list[str]) -> int:

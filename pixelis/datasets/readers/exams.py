@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pixelis.datasets.fields import RowError, need, optional, text, whole
+from pixelis.datasets.formats.base import choices
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, choices, image, read_json
+from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, image, read_json
 from pixelis.errors import BadInput
 from pixelis.records import Media, Question
 from pixelis.rewards.mmmu import list_text

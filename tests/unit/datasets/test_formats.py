@@ -5,8 +5,6 @@ they came from.
 from __future__ import annotations
 
 import base64
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
