@@ -267,6 +267,14 @@ def clip(
     return Media(id="vid0", kind="video", uri=uri, frames=frames, fps=fps, width=size[0], height=size[1])
 
 
+def frames_in(folder: Path, column: str) -> list[str]:
+    """The frames of a clip in a folder; RowError ``media_not_found`` without any."""
+    frames = sorted(str(path) for path in folder.glob("*.jpg"))
+    if not frames:
+        raise RowError(column, "media_not_found", f"no frames in {folder}")
+    return frames
+
+
 def index_of(answer: str, options: list[str]) -> int:
     return options.index(answer) if answer in options else -1
 

@@ -10,7 +10,6 @@ https://github.com/facebookresearch/segment-anything#dataset, has one JSON file 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,17 +51,13 @@ def _category(annotation: Any, categories: Categories) -> dict[str, Any]:
 
 def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, list[Any]]:
     """The annotations by the id of their image or video, which is an error where it is unknown."""
-    known = {
-        row["id"]
-        for row in file.items(owners)
-        if isinstance(row, dict) and isinstance(row.get("id"), (int, str))
-    }
-    groups: dict[Any, list[Any]] = defaultdict(list)
+    ids = [row.get("id") for row in file.items(owners) if isinstance(row, dict)]
+    groups: dict[Any, list[Any]] = {id: [] for id in ids if isinstance(id, (int, str))}
     annotations = file.items("annotations")
     for i, annotation in enumerate(annotations):
         with file.collect_errors(f"annotations[{i}]"):
             owner = need(annotation, key, (int, str))
-            if owner not in known:
+            if owner not in groups:
                 raise RowError(key, "unknown_id", f"{owner!r} is not among the {owners}")
             groups[owner].append(annotation)
     annotations.clear()  # the groups free the annotations of each image that was read
@@ -82,6 +77,10 @@ def _images(
         categories = _categories(file, category_attribute)
         groups = _annotations_by(file, "image_id", "images")
 
+        def names_of(row: dict[str, Any], column: str) -> list[str]:
+            ids = [id for id in optional(row, column, list, []) if isinstance(id, int)]
+            return [categories[id]["name"] for id in ids if id in categories]
+
         def question(row: dict[str, Any]) -> Question:
             key = need(row, "id", (int, str))
             size = image_size(row.get("width"), row.get("height"))
@@ -89,25 +88,16 @@ def _images(
                 path = below(folder, text(row, "file_name"), "file_name")
             else:  # LVIS: .../train2017/000000391895.jpg
                 path = below(root.folder, "/".join(text(row, "coco_url").split("/")[-2:]), "coco_url")
-            media = image(path, size)
             regions = []
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
                     regions.append(_region(annotation, _category(annotation, categories), *size))
-            # LVIS: categories that the image certainly lacks, and those of which it may show more than is
-            # annotated.
+            # LVIS: categories that the image lacks, and of which it may show more than is annotated
             meta: dict[str, Any] = {
-                name: [
-                    categories[c]["name"]
-                    for c in optional(row, column, list, [])
-                    if isinstance(c, int) and c in categories
-                ]
-                for name, column in (
-                    ("absent", "neg_category_ids"),
-                    ("not_exhaustive", "not_exhaustive_category_ids"),
-                )
+                "absent": names_of(row, "neg_category_ids"),
+                "not_exhaustive": names_of(row, "not_exhaustive_category_ids"),
             }
-            return file.question(key, media, Annotations(regions=regions), **meta)
+            return file.question(key, image(path, size), Annotations(regions=regions), **meta)
 
         yield from file.take_errors()
         yield from file.each_item("images", question)
@@ -141,16 +131,12 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
         def question(video: dict[str, Any]) -> Question:
             key = need(video, "id", (int, str))
             size = image_size(video.get("width"), video.get("height"))
-            names = need(video, "file_names", list)
-            if not names or not all(isinstance(name, str) for name in names):
-                raise RowError("file_names", "wrong_type", "expected a list of file names")
+            paths = [below(folder, str(name), "file_names") for name in need(video, "file_names", list)]
             regions: list[Region] = []
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
-                    regions += _track(
-                        annotation, _category(annotation, categories)["name"], file, len(names), *size
-                    )
-            paths = [below(folder, name, "file_names") for name in names]
+                    label = _category(annotation, categories)["name"]
+                    regions += _track(annotation, label, file, len(paths), *size)
             return file.question(key, clip(frames=paths, fps=fps, size=size), Annotations(regions=regions))
 
         yield from file.take_errors()
@@ -205,13 +191,13 @@ def sa1b(root: DatasetRoot) -> Rows:
         regions, left_out = [], 0
         for i, annotation in enumerate(need(data, "annotations", list)):
             with file.collect_errors(f"annotations[{i}]"):
-                scores = {name: need(annotation, name, (int, float)) for name in thresholds}
-                if any(number(score, name) < thresholds[name] for name, score in scores.items()):
+                scores = {name: number(need(annotation, name, (int, float)), name) for name in thresholds}
+                if any(score < thresholds[name] for name, score in scores.items()):
                     left_out += 1
                 else:
                     regions.append(_unnamed_region(annotation, scores, *size))
         key = need(row, "image_id", (int, str))
-        return file.question(key, media, Annotations(regions=regions), left_out=left_out or None)
+        return file.question(key, media, Annotations(regions=regions), left_out=left_out)
 
     path = None
     for path in _json_files(root.path("")):
@@ -234,8 +220,6 @@ def _json_files(folder: Path) -> Iterator[Path]:
 
 def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width: int, height: int) -> Region:
     pairs = optional(annotation, "point_coords", list, [])
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise RowError("point_coords", "wrong_type", "expected a list of points")
     points = [[number(x, "point_coords") / width, number(y, "point_coords") / height] for x, y in pairs]
     return Region(
         id=str(need(annotation, "id", (int, str))),
