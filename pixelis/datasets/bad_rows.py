@@ -12,7 +12,7 @@ BAD_ROW = "bad_row"
 
 
 class BadRow(NamedTuple):
-    """One unusable row: ``row`` is its line, number or id, ``column`` the field, ``code`` the kind of fault."""
+    """One unusable row: ``row`` is its line, number or id, ``column`` the field, ``code`` the fault."""
 
     file: str
     row: str

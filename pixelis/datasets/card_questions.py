@@ -169,7 +169,7 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
 
 
 def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
-    """A question about one second of a clip, never the middle one, which ``dialogue.frames=1`` shows first."""
+    """A question about one second of a clip, never the middle one, which one frame would show first."""
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target

@@ -1,12 +1,9 @@
 """The card world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
 
 A picture of 768 x 768 is viewed at 64 x 64: the frame of a card is visible, but its digit must be cropped to
-be read (a classifier trained for nothing else, given the exact box, reads 43 % in the view). A URI alone
-determines a picture: ``cards:?split=train&seed=42&index=17&shift=noise,rotate``.
-``&corruption=fog&severity=3`` corrupts it, ``&crop=left,top,right,bottom`` (pixels) is a part of it,
-``&second=3`` shows each card with its digit of that second.
-
-The splits share no digit image and no source photograph.
+be read. A URI alone determines a picture: ``cards:?split=train&seed=42&index=17&shift=noise,rotate``;
+``&crop=left,top,right,bottom`` (pixels) is a part of it, ``&second=3`` shows each card with its digit of that
+second. The splits share no digit image and no source photograph.
 """
 
 from __future__ import annotations

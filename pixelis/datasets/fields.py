@@ -1,4 +1,4 @@
-"""Checked access to the fields of a row, one at a time: a row with one unusable annotation keeps its others."""
+"""Checked access to the fields of a row, one at a time: one unusable annotation does not cost the others."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
 
 
 def answers(row: Mapping[str, Any], column: str) -> list[str]:
-    r"""One or several accepted answers, inside ``<answer>`` or ``\\boxed{}`` if there; RowError ``no_label``."""
+    """One or several accepted answers, inside ``<answer>`` or a box if there; RowError ``no_label``."""
     if column not in row:
         raise RowError(column, "missing_column", "is missing")
     value = row[column]

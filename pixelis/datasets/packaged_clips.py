@@ -71,7 +71,7 @@ def clips(item: Item) -> Question:
 
 
 def _moment(item: Item) -> Question:
-    """A clip with one event: a cut between slowly passing photographs, or an object that moves for a while."""
+    """A clip with one event: a cut between passing photographs, or an object that moves for a while."""
     rng, (width, height), happening = item.rng, (320, 240), item.one_of("event")
     grounds = [GROUNDS[item.split][int(i)] for i in rng.choice(len(GROUNDS[item.split]), 2, replace=False)]
     wide = [np.asarray(Image.fromarray(ground_of(name)).resize((width + FRAMES, height))) for name in grounds]

@@ -55,7 +55,7 @@ def photograph(name: str) -> np.ndarray:
 
 
 def outlined(shape: str, height: int, width: int) -> np.ndarray:
-    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)`` in pixels."""
+    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)``."""
     mask = np.zeros((height, width), np.uint8)
     numbers = [int(n) for n in re.findall(r"\d+", shape)]
     if shape.startswith("("):
@@ -212,7 +212,7 @@ def places(
 
 
 def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edges | None:
-    """The edges of an object clipped to the frame (width, height); None if less than ``min_share`` is inside."""
+    """The edges of an object in a frame (width, height); None if less than ``min_share`` is inside."""
     left, top, width, height = place
     x0, y0, x1, y1 = max(0, left), max(0, top), min(frame[0], left + width), min(frame[1], top + height)
     inside = max(0, x1 - x0) * max(0, y1 - y0)

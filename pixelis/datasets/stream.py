@@ -54,7 +54,7 @@ def question_stream(
     on_bad_row: Callable[[BadRow], None] | None = None,
     on_labels: OnLabels | None = None,
 ) -> Iterator[Question]:
-    """The questions of ``data.train`` from number ``start`` on, endlessly, as `read_questions` returns them."""
+    """The questions of ``data.train`` from number ``start`` on, endlessly, as of `read_questions`."""
     source = data.train
     if source.startswith("cards:"):  # making a question is cheaper than passing it between processes
         yield from read_questions(source, seed, start, data.limit, on_labels=on_labels)

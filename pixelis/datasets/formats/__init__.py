@@ -135,7 +135,7 @@ class Records:
     def open(
         cls, text: str, kind: type[Question] = Question, labels: bool = True
     ) -> tuple[Records, list[str]]:
-        """The records of a source, and its files in order. MissingFile, or BadInput for an unusable option."""
+        """The records of a source, and its files in order. MissingFile, BadInput."""
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
             fix = f"one of {', '.join(FORMATS)}"
@@ -153,7 +153,7 @@ class Records:
         return cls(source, kind, system, folder, labels), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
-        """Parts of at least ``size`` bytes in order, with the format of their file (None: of its first row)."""
+        """Parts of at least ``size`` bytes in order, with the format of their file (None: unknown yet)."""
         parts: list[tuple[Part, str | None]] = []
         for path in files:
             cut, name = split_file(self.system, path, size), self.source.format

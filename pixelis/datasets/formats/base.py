@@ -93,7 +93,7 @@ def find_columns(row: Row, named: Mapping[str, str]) -> tuple[str, str, str, str
 
 
 def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[str]) -> None:
-    """RowError ``media_count`` if the marks of a ``checked`` kind are not as many as the media of that kind."""
+    """RowError ``media_count`` if the marks of a ``checked`` kind are not as many as its media."""
     for kind in checked:
         marks, count = text.count(f"<{kind}>"), kinds.count(kind)
         if marks and marks != count:

@@ -1,7 +1,6 @@
 """Chats between a user and an assistant that calls operations, into demonstrations and back.
 
-Observations are made anew when a demonstration is played: of the images in a chat only number and size
-matter.
+Observations are made anew when a demonstration is played: only number and size of a chat's images matter.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ def read_chat(
     """The demonstration of each question of a chat, with the earlier ones as its history.
 
     If it ``asks``, the last question. ``used``: the columns of the chat and its media, the chat first.
-    ``truths``: answers to the last question. Turns keep their text; with several questions, or without
-    ``own_words``, the run's dialect writes answers that have no tags. Unreadable and refused calls, and all
-    but the last ``learnt_turns``, are context. RowError.
+    ``truths``: answers to the last question. With several questions, or without ``own_words``, the run's
+    dialect writes answers that have no tags; other turns keep their text. All but the last ``learnt_turns``
+    are context. RowError.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
@@ -289,7 +288,7 @@ def _counts(turn: Step, files: Sequence[str]) -> list[int]:
 
 
 def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
-    """The user turn that reports the result of a call; ``mark`` stands for each of the ``files`` in the text."""
+    """The user turn that reports the result of a call; ``mark`` stands for each file in the text."""
     if turn.verbatim is not None and turn.verbatim.result is not None:
         text = turn.verbatim.result
         return mark * (len(files) - text.count(mark)) + text if mark else text.replace("<image>", "")

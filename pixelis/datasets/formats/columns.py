@@ -83,7 +83,7 @@ class Columns:
         return question
 
     def chat(self, row: Row, root: MediaRoot) -> list[ChatTurn]:
-        """The exchanges that ``history`` lists as pairs, and the question, perhaps a list of messages."""
+        """The exchanges that ``history`` lists as pairs, and the question, perhaps as messages."""
         turns = list[ChatTurn]()
         for pair in fields.optional(row, "history", list, []):
             if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:

@@ -1,8 +1,8 @@
-"""The four layouts in which the published Pixelis wrote its trajectories; they are only read.
+"""The four layouts in which the published Pixelis wrote its trajectories.
 
-Steps have ``action`` and ``parameters`` (generators), ``operation`` and ``arguments`` (engine), or ``type``,
-``name`` and ``parameters`` (documents); the fourth has the lists ``chain_of_thought`` and
-``visual_operations``. Coordinates are 0..1 if no number is above 1, or else pixels of the image.
+Steps have ``action`` and ``parameters``, ``operation`` and ``arguments``, or ``name`` and ``parameters``; the
+fourth has the lists ``chain_of_thought`` and ``visual_operations``. Coordinates are 0..1 if no number is
+above 1, or else pixels.
 """
 
 from __future__ import annotations

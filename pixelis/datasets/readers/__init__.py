@@ -1,7 +1,6 @@
 """Readers of annotated data sets in their official layouts, ``NAME:ROOT?split=train&key=value``.
 
-Images and clips are named, never opened; where an annotation file lacks the size of an image, its header is
-read.
+Images and clips are named, never opened; at most the header of an image is read.
 """
 
 from __future__ import annotations

@@ -32,12 +32,9 @@ MAX_FIELD_CHARACTERS = 1 << 28
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set and the layout of its official release; see ``datasets.toml``.
+    """One data set and the layout of its official release, as ``datasets.toml`` describes it.
 
-    ``task`` is the capability it grounds. ``read``: a function, or its name as ``module:function`` in this
-    package. ``layout`` is quoted in errors, and ``source`` is where it is described. ``options`` are the keys
-    of a source, with their defaults. ``exhaustive``: all objects of an annotated category are annotated, so
-    they can be counted.
+    ``read``: a function, or its name as ``module:function`` in this package.
     """
 
     name: str
@@ -90,7 +87,7 @@ class DatasetRoot:
         return path
 
     def path(self, *names: str) -> Path:
-        """The first of these paths that exists, ``{option}`` filled in; MissingFile quotes the layout."""
+        """The first of these paths that exists, options filled in; MissingFile quotes the layout."""
         paths = [self._below(name) for name in names]
         for path in paths:
             if path.exists():

@@ -1,11 +1,4 @@
-"""Benchmarks of agents that zoom, count and watch.
-
-V*, https://huggingface.co/datasets/craigwu/vstar_bench: boxes (x, y, w, h in pixels) in a JSON file beside
-each image. HR-Bench, https://huggingface.co/datasets/DreamMr/HR-Bench: images in base64, or the ``index`` of
-the row that has it. TallyQA, https://github.com/manoja328/TallyQA_dataset. Super-CLEVR,
-https://github.com/Lizw14/Super-CLEVR. MVBench, https://huggingface.co/datasets/OpenGVLab/MVBench: ``start``
-and ``end`` in seconds are the part in question. Reason-RFT, https://github.com/tanhuajie/Reason-RFT.
-"""
+"""Benchmarks: V*, HR-Bench, TallyQA, Super-CLEVR, MVBench and the test sets of Reason-RFT."""
 
 from __future__ import annotations
 

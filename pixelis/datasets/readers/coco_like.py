@@ -1,10 +1,7 @@
-"""COCO's format for images and clips, and SA-1B.
+"""COCO's format for images and clips (COCO, LVIS, PartImageNet, YouTube-VIS, UVO), and SA-1B.
 
-https://cocodataset.org/#format-data: ``bbox`` x, y, w, h. LVIS v1, https://www.lvisdataset.org/dataset, lists
-per image the categories that are absent or not annotated exhaustively. In PartImageNet (arXiv 2112.00933) a
-category is a part of a super-category. YouTube-VIS (arXiv 1905.04804) has every fifth frame of 30 a second,
-UVO (https://sites.google.com/view/unidentified-video-object) all. SA-1B,
-https://github.com/facebookresearch/segment-anything#dataset, has one JSON file beside each image.
+In PartImageNet (arXiv 2112.00933) a category is a part of a super-category. YouTube-VIS (arXiv 1905.04804)
+has every fifth frame of 30 a second, UVO all.
 """
 
 from __future__ import annotations

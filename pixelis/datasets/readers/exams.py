@@ -1,9 +1,4 @@
-"""Exams and free questions about pictures.
-
-MMMU, https://huggingface.co/datasets/MMMU/MMMU: options are a list written as Python does, pictures are named
-``<image 1>`` in the text. ScienceQA, https://github.com/lupantech/ScienceQA. MM-Vet,
-https://github.com/yuweihao/MM-Vet: answers with ``<AND>`` and ``<OR>``.
-"""
+"""Exams and free questions about pictures: MMMU, ScienceQA, MM-Vet."""
 
 from __future__ import annotations
 

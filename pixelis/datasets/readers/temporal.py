@@ -1,10 +1,7 @@
-"""Clips with events, and the questions of STAR and TVQA.
+"""Clips with events: DiDeMo, ActivityNet Captions, Assembly101, STAR, TVQA.
 
-DiDeMo, https://github.com/LisaAnne/LocalizingMoments: spans in chunks of 5 s, both ends included; the most
-frequent one counts. ActivityNet Captions (arXiv 1705.00754). Assembly101,
-https://github.com/assembly-101/assembly101-annotations: actions between frames. STAR,
-https://github.com/csbobby/STAR_Benchmark: ``bbox`` is x0, y0, x1, y1 in pixels, objects and relations are
-class numbers. TVQA, https://tvqa.cs.unc.edu/download_tvqa.html: spans in seconds.
+DiDeMo's spans count chunks of 5 s, both ends included; the most frequent one counts. STAR's objects and
+relations are class numbers, its boxes x0, y0, x1, y1 in pixels.
 """
 
 from __future__ import annotations

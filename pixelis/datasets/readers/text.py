@@ -1,9 +1,6 @@
-"""Images with annotated text.
+"""Images with annotated text: DocVQA, InfographicsVQA, TextCaps, HierText, ArT.
 
-DocVQA (task 1) and InfographicsVQA (task 3), https://rrc.cvc.uab.es/?ch=17, with text recognised by Azure
-(corners in pixels) or Textract (0..1). TextCaps, https://textvqa.org/textcaps/dataset, with Rosetta's words,
-whose rotation is not applied. HierText, https://github.com/google-research-datasets/hiertext. ArT,
-https://rrc.cvc.uab.es/?ch=14: ``###`` and ``illegibility`` mark unreadable text.
+The rotation of TextCaps' words is not applied; ``###`` and ``illegibility`` mark ArT's unreadable text.
 """
 
 from __future__ import annotations
@@ -181,7 +178,7 @@ def textcaps(root: DatasetRoot) -> Rows:
 
 
 def hiertext(root: DatasetRoot) -> Rows:
-    """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line, ..."""
+    """Lines in the order of the tree: a paragraph, its first line, that line's words, its next line, ..."""
     file, folder = root.file("gt/{split}.jsonl", "gt/{split}.jsonl.gz"), root.path("{split}")
 
     def question(row: dict[str, Any]) -> Question:

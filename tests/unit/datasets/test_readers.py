@@ -588,7 +588,7 @@ def test_mot_windows(tmp_path: Path) -> None:
     )
     assert questions[1].media[0].frames[0].endswith("000101.jpg")  # type: ignore[index]
     assert len(read(f"mot20:{tmp_path}?window=0")[0][0].media[0].frames or []) == 270
-    with pytest.raises(BadInput, match="at least 100"):
+    with pytest.raises(BadInput, match="window=99"):
         read(f"mot20:{tmp_path}?window=99")
 
 
@@ -606,7 +606,7 @@ def test_mot_bad_lines(tmp_path: Path) -> None:
     (tmp_path / "train/MOT17-04-FRCNN/gt/gt.txt").unlink()  # as in a test split
     questions, bad = read(f"mot17:{tmp_path}")
     told = [(row.row, row.code) for row in bad]
-    faults = ["duplicate_id", "missing_column", "outside", "not_a_number", "outside", "empty_box"]
+    faults = ["duplicate_id", "wrong_type", "outside", "not_a_number", "outside", "empty_box"]
     missing = [(f"MOT17-0{n}-FRCNN", "missing_file") for n in (3, 4)]
     assert told == [*((f"line {n}", code) for n, code in enumerate(faults, 2)), *missing]
     assert [len(known(question).regions) for question in questions] == [1]
