@@ -45,9 +45,8 @@ def box_xyxy(corners: Any, width: float, height: float, column: str = "bbox") ->
     x0, y0, x1, y1 = edges = _four_numbers(corners, column)
     if not (x0 < x1 and y0 < y1):
         raise RowError(column, "empty_box", f"{edges} has no area")
-    left, top, right, bottom = (
-        min(1.0, max(0.0, edge / (height if i % 2 else width))) for i, edge in enumerate(edges)
-    )
+    left, right = (min(1.0, max(0.0, x / width)) for x in (x0, x1))
+    top, bottom = (min(1.0, max(0.0, y / height)) for y in (y0, y1))
     if not (left < right and top < bottom):
         raise RowError(column, "outside", f"{edges} lies outside the image of {width:g} x {height:g}")
     return left, top, right, bottom
@@ -74,14 +73,12 @@ def polygon_points(polygon: Any, width: float, height: float, column: str) -> li
 
 def _clipped(polygon: Any, width: float, height: float, column: str) -> np.ndarray:
     """float64 [n, 2] in 0..1."""
-    if not isinstance(polygon, (list, tuple)):
-        raise RowError(column, "bad_polygon", f"{polygon!r:.60} is not a polygon")
     try:
         values = np.asarray(polygon)
     except ValueError:
         raise RowError(column, "bad_polygon", f"{polygon!r:.60} are not pairs of numbers") from None
     if values.size < 6 or values.size % 2 or (values.ndim != 1 and values.shape[1:] != (2,)):
-        raise RowError(column, "bad_polygon", f"{values.size} numbers do not make a polygon")
+        raise RowError(column, "bad_polygon", f"{polygon!r:.60} is not a polygon")
     if values.dtype.kind not in "if" or not np.isfinite(values).all():
         raise RowError(column, "not_a_number", f"{polygon!r:.60} are not all finite numbers")
     return np.clip(values.reshape(-1, 2) / (width, height), 0.0, 1.0)

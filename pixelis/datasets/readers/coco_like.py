@@ -194,7 +194,7 @@ def sa1b(root: DatasetRoot) -> Rows:
                 else:
                     regions.append(_unnamed_region(annotation, scores, *size))
         key = need(row, "image_id", (int, str))
-        return file.question(key, media, Annotations(regions=regions), left_out=left_out)
+        return file.question(key, media, Annotations(regions=regions), left_out=left_out or None)
 
     path = None
     for path in _json_files(root.path("")):

@@ -61,7 +61,11 @@ def mot(root: DatasetRoot) -> Rows:
             ]
             key = folder.name if length == len(frames) else f"{folder.name}-{start + 1:06d}"
             media = clip(frames=frames[start : start + length], fps=fps, size=size)
-            meta: dict[str, Any] = {"dropped": len(errors), "sequence": folder.name, "first_frame": start}
+            meta: dict[str, Any] = {
+                "dropped": len(errors) or None,
+                "sequence": folder.name,
+                "first_frame": start,
+            }
             yield file.question(key, media, Annotations(regions=numbered), **meta)
 
 

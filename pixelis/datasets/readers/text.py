@@ -162,15 +162,13 @@ def textcaps(root: DatasetRoot) -> Rows:
             with file.collect_errors(name):
                 if root.split != "test" or row.get("caption_str"):
                     captions.append(text(row, "caption_str"))
-        for i, item in enumerate(
-            item for _, row in words.get(key, []) for item in optional(row, "ocr_info", list, [])
-        ):
+        items = [item for _, row in words.get(key, []) for item in optional(row, "ocr_info", list, [])]
+        for i, item in enumerate(items):
             with file.collect_errors(f"image {key}, ocr_info[{i}]"):
                 bounds = need(item, "bounding_box", dict)
                 sides = [bounds.get(side) for side in ("top_left_x", "top_left_y", "width", "height")]
-                lines.append(
-                    Line(text=text(item, "word"), box=box_xywh(sides, 1, 1, "bounding_box"), level="word")
-                )
+                box = box_xywh(sides, 1, 1, "bounding_box")
+                lines.append(Line(text=text(item, "word"), box=box, level="word"))
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
         return file.question(key, media, Annotations(lines=lines, captions=captions))
 
@@ -184,35 +182,23 @@ def hiertext(root: DatasetRoot) -> Rows:
     def question(row: dict[str, Any]) -> Question:
         key = text(row, "image_id")
         size = image_size(row.get("image_width"), row.get("image_height"))
-        lines: list[Line] = []
-        unreadable = 0
-
-        def add(item: Any, level: Level, content: str, part: str) -> None:
-            nonlocal unreadable
-            with file.collect_errors(f"image {key}, {part}"):
-                if content.strip():
-                    _add_line(lines, item, content.strip(), "vertices", size, level)
-                else:
-                    unreadable += 1
-
+        items = list[tuple[Any, Level, str, str]]()
         for i, paragraph in enumerate(need(row, "paragraphs", list)):
-            inner = need(paragraph, "lines", list)
-            add(
-                paragraph,
-                "paragraph",
-                "\n".join(optional(line, "text", str, "") for line in inner),
-                f"paragraphs[{i}]",
-            )
+            inner, place = need(paragraph, "lines", list), f"paragraphs[{i}]"
+            content = "\n".join(optional(line, "text", str, "") for line in inner)
+            items.append((paragraph, "paragraph", content, place))
             for j, line in enumerate(inner):
-                add(line, "line", optional(line, "text", str, ""), f"paragraphs[{i}].lines[{j}]")
+                items.append((line, "line", optional(line, "text", str, ""), f"{place}.lines[{j}]"))
                 for k, word in enumerate(optional(line, "words", list, [])):
-                    add(
-                        word,
-                        "word",
-                        optional(word, "text", str, ""),
-                        f"paragraphs[{i}].lines[{j}].words[{k}]",
-                    )
+                    content = optional(word, "text", str, "")
+                    items.append((word, "word", content, f"{place}.lines[{j}].words[{k}]"))
+        lines = list[Line]()
+        readable = [item for item in items if item[2].strip()]
+        for item, level, content, place in readable:
+            with file.collect_errors(f"image {key}, {place}"):
+                _add_line(lines, item, content.strip(), "vertices", size, level)
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
+        unreadable = len(items) - len(readable)
         return file.question(key, media, Annotations(lines=lines), unreadable=unreadable or None)
 
     yield from file.each_item("annotations", question)
@@ -231,16 +217,13 @@ def art(root: DatasetRoot) -> Rows:
                 content, box = text(item, "transcription"), enclosing_box(points, "points")
                 readable = content != "###" and not item.get("illegibility")
                 attributes: dict[str, Any] = {"readable": readable}
-                if isinstance(item.get("language"), str):
-                    attributes["language"] = item["language"]
-                label = "unreadable text"
+                if isinstance(language := item.get("language"), str):
+                    attributes["language"] = language
                 if readable:
-                    label, attributes["text"] = "text", content
-                    lines.append(
-                        Line(
-                            text=content, box=box, level="word" if item.get("language") == "Latin" else "line"
-                        )
-                    )
+                    attributes["text"] = content
+                    level: Level = "word" if language == "Latin" else "line"
+                    lines.append(Line(text=content, box=box, level=level))
+                label = "text" if readable else "unreadable text"
                 regions.append(
                     Region(id=f"text{i}", label=label, box=box, outline=[points], attributes=attributes)
                 )
