@@ -60,23 +60,13 @@ class DemonstrationStore:
                     if row.kind not in kinds:
                         refused[row.kind] += 1
                         continue
-                    line = (
-                        json.dumps(row.origin).encode()
-                        + b"\t"
-                        + row.model_dump_json(exclude=UNUSED_FIELDS).encode()
-                        + b"\n"
-                    )
-                    offsets.append(offsets[-1] + file.write(line))
+                    line = f"{json.dumps(row.origin)}\t{row.model_dump_json(exclude=UNUSED_FIELDS)}\n"
+                    offsets.append(offsets[-1] + file.write(line.encode()))
                     levels.append(LEVELS.index(row.level) if row.level else -1)
                     weights.append(row.weight)
             if not weights:
-                message = (
-                    f"none of its {sum(refused.values())} demonstrations" if refused else "no demonstration"
-                )
-                raise DataFailure(
-                    f"there is {message} of kind {', '.join(sorted(kinds))} to learn from",
-                    fix="see sft.kinds",
-                )
+                message = f"none of {refused.total()} demonstrations is of kind {', '.join(sorted(kinds))}"
+                raise DataFailure(message, fix="see sft.kinds")
             np.savez(
                 aside / INDEX,
                 offsets=np.asarray(offsets),
@@ -123,33 +113,29 @@ class BatchSampler:
 
     def check(self, stages: Iterable[StageConfig]) -> None:
         """BadInput when a stage draws demonstrations of a level without any."""
+        counts = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
         for stage in stages:
-            for level, share, pool in zip(LEVELS, stage.mixture, self.pools[1:], strict=True):
-                if share > 0 and not len(pool):
-                    counts = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
-                    raise BadInput(
-                        (
-                            f"stage {stage.name} draws {level} demonstrations, but the {len(self)} have the "
-                            f"levels {counts}"
-                        ),
-                        fix="give demonstrations a level (pixelis refine), or set sft.curriculum.stages",
-                    )
+            for level, share in zip(LEVELS, stage.mixture, strict=True):
+                if share > 0 and not counts[level]:
+                    message = f"stage {stage.name} draws {level} demonstrations; there are {counts}"
+                    fix = "give demonstrations a level (pixelis refine), or set sft.curriculum.stages"
+                    raise BadInput(message, fix=fix)
 
     def rows(self, step: int, mixture: Mixture | None = None) -> np.ndarray:
         """The rows of batch ``step``, int64 [batch]; each level has its share, rounded up or down."""
         if mixture is None:
             return np.asarray([self._row(0, step * self.batch + slot) for slot in range(self.batch)])
-        # Systematic sampling of each batch so far: its slots are equidistant points, shifted at random, among
+        # Systematic sampling: the slots of each batch so far are equidistant points, shifted at random, among
         # the shares.
         ends = np.cumsum(mixture)
         # Of a step the same, however many there are
         shifts = np.random.default_rng([self.seed, 2]).random((step + 1, 1))
         counts = np.diff(np.ceil(ends / ends[-1] * self.batch - shifts).astype(np.int64), axis=1, prepend=0)
-        # As if this mixture had applied from the first step, so that a level's shuffle is exhausted before
-        # the next one.
-        spans = enumerate(zip(counts[:step].sum(0).tolist(), counts.sum(0).tolist(), strict=True), 1)
+        # As if this mixture had applied from the first step: a level's shuffle is exhausted before the next
+        starts, stops = counts[:step].sum(0).tolist(), counts.sum(0).tolist()
+        spans = enumerate(zip(starts, stops, strict=True), 1)
         return np.asarray(
-            [self._row(pool, position) for pool, (start, end) in spans for position in range(start, end)]
+            [self._row(pool, position) for pool, (start, stop) in spans for position in range(start, stop)]
         )
 
     def share(self, step: int, mixture: Mixture | None, share: int, shares: int) -> np.ndarray:

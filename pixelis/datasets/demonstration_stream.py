@@ -81,9 +81,8 @@ def store_settings(config: Config) -> dict[str, Any]:
 
 
 def batch_sampler(config: Config, store: DemonstrationStore) -> BatchSampler:
-    return BatchSampler(
-        store, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:")
-    )
+    shuffle = not config.data.demonstrations.startswith("cards:")  # those are independent of each other
+    return BatchSampler(store, config.sft, config.run.seed, shuffle)
 
 
 def demonstration_stream(
@@ -93,20 +92,13 @@ def demonstration_stream(
 
     Every step is a separate block, because a step may have to wait for the evaluation of the one before.
     """
+    arguments = (config, str(resolve(config.policy.model)), str(store), start, rank, schedule)
     with ray.data.DataContext.current(stream_context()):
         # One task at a time: Ray would start a process for each CPU, only to count.
-        return ray.data.range(
-            steps - start, override_num_blocks=max(1, steps - start), concurrency=1
-        ).map_batches(
+        blocks = ray.data.range(steps - start, override_num_blocks=max(1, steps - start), concurrency=1)
+        return blocks.map_batches(
             Prepare,
-            fn_constructor_args=(
-                config,
-                str(resolve(config.policy.model)),
-                str(store),
-                start,
-                rank,
-                schedule,
-            ),
+            fn_constructor_args=arguments,
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=1),
             num_cpus=CPUS,
@@ -152,23 +144,14 @@ class Prepare:
         try:
             sample = train_sample(self.player, row)
         except (DataFailure, BadInput) as error:
-            return (
-                b"",
-                b"",
-                b"",
-                b"",
-                b"",
-                json.dumps(BadRow.of_error(row, self.config.data.demonstrations, error)),
-            )
-        weights = b"" if sample.weights is None else sample.weights.tobytes()
-        views = b"".join(view.tobytes() for view in sample.views)
-        shapes = np.asarray([view.shape[:2] for view in sample.views], np.int32).tobytes()
+            bad = BadRow.of_error(row, self.config.data.demonstrations, error)
+            return b"", b"", b"", b"", b"", json.dumps(bad)
         return (
             sample.tokens.astype(np.int32).tobytes(),
             sample.mask.astype(np.uint8).tobytes(),
-            weights,
-            views,
-            shapes,
+            b"" if sample.weights is None else sample.weights.tobytes(),
+            b"".join(view.tobytes() for view in sample.views),
+            np.asarray([view.shape[:2] for view in sample.views], np.int32).tobytes(),
             "",
         )
 
@@ -176,18 +159,17 @@ class Prepare:
 def train_sample(player: Player, row: Demonstration) -> TrainSample:
     """A demonstration as a training sample; DataFailure or BadInput if it cannot be played."""
     trajectory, views = player.play(row)
+    part_weights = player.config.sft.weights
+    weights = token_parts.weights(trajectory, row.turns, player.renderer.tokenizer, part_weights)
     tokens = np.asarray(trajectory.token_ids(), np.int64)
-    return TrainSample(
-        tokens=tokens,
-        mask=np.asarray(trajectory.loss_mask(), bool),
-        log_probs=np.zeros(len(tokens), np.float32),
-        advantage=1.0,
-        views=views,
-        id=row.id,
-        weights=token_parts.weights(
-            trajectory, row.turns, player.renderer.tokenizer, player.config.sft.weights
-        ),
-    )
+    return _sample(tokens, np.asarray(trajectory.loss_mask(), bool), views, row.id, weights)
+
+
+def _sample(
+    tokens: np.ndarray, mask: np.ndarray, views: list[np.ndarray], id: str, weights: np.ndarray | None
+) -> TrainSample:
+    log_probs = np.zeros(len(tokens), np.float32)
+    return TrainSample(tokens, mask, log_probs, advantage=1.0, views=views, id=id, weights=weights)
 
 
 def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
@@ -195,18 +177,10 @@ def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
     samples = []
     for i in np.flatnonzero(batch["error"] == "").tolist():
         tokens = np.frombuffer(batch["tokens"][i], np.int32).astype(np.int64)
+        mask = np.frombuffer(batch["mask"][i], np.uint8).astype(bool)
         weights = np.frombuffer(batch["weights"][i], np.float32)
-        samples.append(
-            TrainSample(
-                tokens=tokens,
-                mask=np.frombuffer(batch["mask"][i], np.uint8).astype(bool),
-                log_probs=np.zeros(len(tokens), np.float32),
-                advantage=1.0,
-                views=_views(batch["views"][i], batch["shapes"][i]),
-                id=str(batch["id"][i]),
-                weights=weights if len(weights) else None,
-            )
-        )
+        views = _views(batch["views"][i], batch["shapes"][i])
+        samples.append(_sample(tokens, mask, views, str(batch["id"][i]), weights if len(weights) else None))
     return samples
 
 
