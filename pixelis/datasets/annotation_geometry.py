@@ -67,7 +67,7 @@ def _four_numbers(values: Any, column: str) -> list[float]:
 
 
 def polygon_points(polygon: Any, width: float, height: float, column: str) -> list[Point]:
-    """A polygon ``[[x, y], ...]`` or ``[x, y, x, y, ...]`` in pixels -> points 0..1, clipped to the image."""
+    """A polygon ``[[x, y], ...]`` or ``[x, y, x, y, ...]`` in pixels -> points 0..1."""
     return [(x, y) for x, y in _clipped(polygon, width, height, column).tolist()]
 
 
@@ -114,7 +114,7 @@ def mask_rle(segmentation: Any, width: int, height: int, column: str = "segmenta
 def time_span(
     label: str, start: Any, end: Any, duration: float | None = None, column: str = "timestamps"
 ) -> Event:
-    """The event ``label`` from ``start`` to ``end`` seconds, clipped to a clip of ``duration``."""
+    """Clipped to a clip of ``duration`` seconds."""
     first, last = number(start, column), number(end, column)
     if first >= last:
         raise RowError(column, "empty_span", f"the span from {first:g} to {last:g} seconds is empty")

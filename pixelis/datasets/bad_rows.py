@@ -36,7 +36,6 @@ class BadRow(NamedTuple):
         return f"{self.file}, row {self.row}{own}{column}: {self.message}"
 
     def error(self) -> DataFailure:
-        """The failure to raise where bad rows are not tolerated."""
         return DataFailure(str(self), code=self.code)
 
 

@@ -28,7 +28,6 @@ from pixelis.records import Demonstration, Question
 
 
 def read(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
-    """Questions of a `cards:` source from number ``start`` on; an epoch has ``count``."""
     options = _options(source, "shift", "corruption", "severity")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
     corruption, shift = corruption_of(source, options), options.get("shift", "")
@@ -40,7 +39,6 @@ def read(source: str, seed: int | None, start: int, count: int, epochs: int | No
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """The first ``count`` demonstrations of a `cards:` source."""
     options = _options(source, "aim")
     shares = {name: _share(source, options, name) for name in ("aim", "follow_up", "clips", "crops")}
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
@@ -77,8 +75,8 @@ def demonstration_rows(
 ) -> Iterator[dict]:
     """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
-    Boxes miss the card's centre by up to a grid step plus ``aim`` (0..1 of the picture): a policy that learns
-    from far misses zooms in without having located the card.
+    Boxes miss the card's centre by up to a grid step plus ``aim``: a policy that learns from far misses zooms
+    in without having located the card.
     """
     _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
@@ -122,9 +120,8 @@ def question_row(
     """One question about the picture of this number, as a plain row.
 
     A share of ``follow_up`` are the second question of a conversation; for a share of ``crops`` of these the
-    history shows a crop: half of them of the card in question (``meta.seen``), half of another card. A share
-    of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so that scores can be
-    paired.
+    history shows a crop: half of them of the card in question (``meta.seen``). A share of ``clips`` are about
+    one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
@@ -195,7 +192,7 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
 
 
 def _zoom(card: Card, media: str) -> dict[str, Any]:
-    """The call that shows a card's digit, see `pixelis.evaluation.capabilities`."""
+    """The call that shows a card's digit, as `pixelis.evaluation.capabilities` counts it."""
     left, top = card.left + FRAME, card.top + FRAME
     return {
         "op": "zoom_in",

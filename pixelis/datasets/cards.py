@@ -95,7 +95,6 @@ class Card:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """x1, y1, x2, y2, 0..1 of the picture."""
         return (
             self.left / PICTURE,
             self.top / PICTURE,
@@ -142,7 +141,6 @@ class Background:
         self.pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
 
     def origin(self, u: float, v: float) -> tuple[int, int]:
-        """Left and top in pixels of the cut at (u, v), 0..1 of the possible ones."""
         height, width = self.pixels.shape[:2]
         cuts_x, cuts_y = ((side - PICTURE) // GRID_PIXELS + 1 for side in (width, height))
         return int(u * cuts_x) * GRID_PIXELS, int(v * cuts_y) * GRID_PIXELS
@@ -155,20 +153,20 @@ class World:
         self.backgrounds = backgrounds
 
     def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
-        """The picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in pixels."""
+        """The picture, uint8 [768, 768, 3], or its part from left, top to right, bottom in pixels."""
         pixels = self.draw(scene, *crop)
         if scene.light == _WHITE_LIGHT:
             return pixels
         return (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
 
     def cut(self, scene: Scene) -> tuple[int, int, int]:
-        """The number of a scene's background, and the left and top of its cut in pixels."""
+        """The number of a scene's background, and the left and top of its cut."""
         which, u, v = scene.background
         number = int(which * len(self.backgrounds))
         return number, *self.backgrounds[number].origin(u, v)
 
     def draw(self, scene: Scene, x1: int, y1: int, x2: int, y2: int) -> np.ndarray:
-        """A part of the picture in white light, uint8 [y2 - y1, x2 - x1, 3]."""
+        """A part of the picture in white light."""
         number, left, top = self.cut(scene)
         rows = self.backgrounds[number].pixels[top + y1 : top + y2]
         if scene.mirrored:
@@ -210,7 +208,6 @@ def draw_card(card: Card) -> np.ndarray:
 
 
 def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> Scene:
-    """The scene with this number in a second of its clip. BadInput."""
     if not 0 <= second < CLIP_SECONDS:
         raise BadInput(f"the clip of a scene has no second {second}", fix=f"use 0 to {CLIP_SECONDS - 1}")
     shifts = {name for name in shift.split(",") if name}
@@ -281,12 +278,11 @@ def picture_uri(
 
 
 def describe(uri: str) -> Scene:
-    """The scene of a picture, without drawing it. BadInput."""
     return _parse(uri)[0]
 
 
 def render(uri: str) -> np.ndarray:
-    """The picture of a URI, uint8 [768, 768, 3], or its crop. BadInput, MissingFile."""
+    """The picture of a URI, uint8 [768, 768, 3], or its crop."""
     scene, crop, options = _parse(uri)
     if (corruption := corruption_of(uri, options)) is None:
         return world(scene.split).picture(scene, crop)
@@ -297,7 +293,6 @@ def render(uri: str) -> np.ndarray:
 
 
 def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
-    """The scene of a URI, its crop, and all of its options."""
     scheme, _, query = uri.partition("?")
     if scheme != "cards:":
         fix = "name one as cards:?split=train&seed=0&index=0"
@@ -331,7 +326,6 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
 
 @functools.lru_cache(maxsize=len(SPLITS))
 def world(split: str) -> World:
-    """The world of one split; its photographs take up to 60 MB."""
     check_split(split)
     return World([Background(photo) for name in PHOTOGRAPHS[split] for photo in _photographs(name)])
 
@@ -382,7 +376,6 @@ def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def _members(source: str, split: str) -> np.ndarray:
-    """Numbers of the digit images of a split: 70 % train, 10 % validation, 20 % test, by a fixed shuffle."""
     count = len(_digits(source)[1])
     return split_part(np.random.default_rng(20).permutation(count), split, (7, 8))
 

@@ -33,14 +33,12 @@ class Corruption(NamedTuple):
     def apply(
         self, picture: UInt8[np.ndarray, "height width 3"], rng: np.random.Generator
     ) -> UInt8[np.ndarray, "height width 3"]:
-        """A corrupted copy; the same generator gives the same one."""
         kind, parameters = KINDS[self.kind]
         result = kind(picture.astype(np.float32) / 255, parameters[self.severity - 1], rng)
         return (np.clip(result, 0, 1) * 255).astype(np.uint8)
 
 
 def corruption_of(source: str, options: Mapping[str, str]) -> Corruption | None:
-    """The options `corruption` and `severity` (default 3) of a source or URI; None without. BadInput."""
     if not (kind := options.get("corruption", "")):
         if "severity" in options:
             raise BadInput(

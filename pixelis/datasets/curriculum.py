@@ -23,8 +23,6 @@ BACKOFF = 2.0
 
 
 class Curriculum:
-    """Advances by evaluations; ``mixture`` are the current shares of LEVELS."""
-
     def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
         self.state: dict[str, Any] = {
@@ -117,7 +115,6 @@ class Curriculum:
             self.state |= {"stage": last, "before": None}
 
     def metrics(self, event: Event | None = None) -> dict[str, float]:
-        """Stage (from 0), event (1 advance, -1 rollback), mixture and counts."""
         return {
             "curriculum/stage": float(self.state["stage"]),
             "curriculum/event": {"advance": 1.0, "rollback": -1.0}.get(event or "", 0.0),

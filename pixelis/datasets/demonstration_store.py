@@ -50,7 +50,7 @@ class DemonstrationStore:
         kinds: Iterable[str],
         about: Mapping[str, Any] | None = None,
     ) -> DemonstrationStore:
-        """Write the rows of these kinds, and the plain values ``about``; DataFailure without rows."""
+        """Write the rows of these kinds, and the plain values ``about``. DataFailure."""
         kinds, refused = set(kinds), Counter[str]()
         offsets, levels, weights = array("q", [0]), array("b"), array("d")
 
@@ -112,7 +112,6 @@ class BatchSampler:
         return max(1, math.ceil(epochs * len(self) / self.batch))
 
     def check(self, stages: Iterable[StageConfig]) -> None:
-        """BadInput when a stage draws demonstrations of a level without any."""
         counts = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
         for stage in stages:
             for level, share in zip(LEVELS, stage.mixture, strict=True):

@@ -66,7 +66,6 @@ def demonstrations(
 
 
 def fill_store(config: Config, folder: Path) -> DemonstrationStore:
-    """Write the demonstrations for training into ``folder``."""
     rows = demonstrations(config, config.data.demonstrations, config.sft.steps * config.sft.batch)
     return DemonstrationStore.fill(folder, rows, config.sft.kinds, store_settings(config))
 
@@ -157,7 +156,6 @@ class Prepare:
 
 
 def train_sample(player: Player, row: Demonstration) -> TrainSample:
-    """A demonstration as a training sample; DataFailure or BadInput if it cannot be played."""
     trajectory, views = player.play(row)
     part_weights = player.config.sft.weights
     weights = token_parts.weights(trajectory, row.turns, player.renderer.tokenizer, part_weights)

@@ -37,8 +37,6 @@ from pixelis.records import (
 
 
 class Player:
-    """Plays demonstrations into trajectories and views."""
-
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = ModelSpec.load(model_folder, tokenizer)
@@ -61,7 +59,7 @@ class Player:
             raise error.about(question.place) from None
 
     def problem(self, question: Question, source: str) -> BadRow | None:
-        """Why a question cannot be shown, or a demonstration cannot be played; opens its media."""
+        """Why a question cannot be shown or played; opens its media."""
         try:
             if isinstance(question, Demonstration):
                 self._play(question)
@@ -175,7 +173,6 @@ class Player:
     def _act(
         self, environment: Environment, actions: Sequence[Action]
     ) -> list[tuple[Observation, list[np.ndarray]]]:
-        """The observations of actions in an environment, refused ones as errors."""
         results = list[tuple[Observation, list[np.ndarray]]]()
         for action in actions:
             if results and is_done(results[-1][0]):

@@ -86,8 +86,6 @@ def stream_context(ahead_bytes: int | None = None) -> DataContext:
 
 
 class Parts(Datasource):
-    """One read task for each part of a source, in order."""
-
     def __init__(self, name: str, reads: list[Read]):
         super().__init__()
         self.name, self.reads = name, reads
@@ -112,7 +110,6 @@ def _blocks(read: Read) -> Iterator[pa.Table]:
 def execute(
     name: str, reads: list[Read], passes: int, change: Change | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The rows of all tasks of these passes in order."""
     context = stream_context(AHEAD_BYTES)
     context.target_max_block_size = BLOCK_BYTES
     with ray.data.DataContext.current(context):
@@ -120,7 +117,7 @@ def execute(
             Parts(name, reads * passes),
             override_num_blocks=len(reads) * passes,
             concurrency=min(READERS, len(reads)),
-            ray_remote_args={"num_cpus": 0},
+            num_cpus=0,
         )
         if change is not None:
             blocks = blocks.map_batches(

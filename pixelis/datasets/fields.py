@@ -23,7 +23,6 @@ class RowError(Exception):
 
 
 def need(row: Any, column: str, kind: Kind) -> Any:
-    """A required field of this kind; RowError ``missing_column`` or ``wrong_type``."""
     if not isinstance(row, Mapping):
         raise _wrong_type(column, dict, row)
     value = row.get(column)
@@ -39,7 +38,6 @@ def optional(row: Any, column: str, kind: Kind, default: Any = None) -> Any:
 
 
 def text(row: Any, column: str) -> str:
-    """A required text, stripped; RowError ``empty``."""
     value = need(row, column, str).strip()
     if not value:
         raise RowError(column, "empty", "the text is empty")
@@ -47,7 +45,7 @@ def text(row: Any, column: str) -> str:
 
 
 def number(value: Any, column: str) -> float:
-    """A finite number, or its text; RowError ``not_a_number``."""
+    """A finite number, or its text."""
     try:
         result = (
             float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
@@ -60,7 +58,7 @@ def number(value: Any, column: str) -> float:
 
 
 def whole(value: Any, column: str, least: int = 0) -> int:
-    """A whole number of at least ``least``, or its text; RowError ``not_a_number``."""
+    """A whole number of at least ``least``, or its text."""
     result = number(value, column)
     if result != int(result) or result < least:
         raise RowError(column, "not_a_number", f"{value!r:.60} is not a whole number of at least {least}")
@@ -102,7 +100,6 @@ def answers(row: Mapping[str, Any], column: str) -> list[str]:
 
 
 def objects(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
-    """A required list of objects."""
     value = need(row, column, list)
     if not all(isinstance(item, dict) for item in value):
         raise RowError(column, "wrong_type", "expected a list of objects")
@@ -110,7 +107,6 @@ def objects(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
 
 
 def parse_json(value: str, column: str, kind: type = dict) -> Any:
-    """The value of JSON text inside a row; RowError ``not_json`` or ``wrong_type``."""
     try:
         result = json.loads(value)
     except (ValueError, RecursionError) as error:

@@ -79,12 +79,10 @@ class Source:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of a table that are named."""
         return {key: column for key in COLUMNS if (column := getattr(self, key)) is not None}
 
     @classmethod
     def of(cls, text: str) -> Source:
-        """Parse a source; BadInput for an unknown option."""
         path, _, query = text.partition("?")
         pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
         own = {key: value for key, value in pairs if key in OPTIONS and value}
@@ -135,7 +133,7 @@ class Source:
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a file in a folder of rows is hidden, or a lineage record (`telemetry.lineage`)."""
+    """Whether a file below a folder of rows is hidden, or a lineage record (`telemetry.lineage`)."""
     parts = PurePosixPath(path).parts
     return any(part.startswith((".", "_")) for part in parts) or f".{parts[-1]}".endswith(".lineage.json")
 
@@ -197,7 +195,6 @@ def _split_parquet(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 
 
 def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
-    """Cut after the first end of a line beyond each ``size`` bytes."""
     parts, start, position, lines, rows_before = [], 0, 0, 0, 0
     with system.open_input_stream(path, compression=None, buffer_size=0) as stream:
         while chunk := stream.read(CHUNK):
@@ -331,10 +328,7 @@ def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
 
 
 def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """Samples of a webdataset: consecutive files whose names are equal up to the first dot are one row.
-
-    A JSON file contains columns; other text is a column named after the suffix of its file.
-    """
+    """Samples of a webdataset: consecutive files whose names are equal up to the first dot are one row."""
 
     def sample(member: tarfile.TarInfo) -> str:
         path = PurePosixPath(member.name)

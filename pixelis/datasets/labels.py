@@ -41,7 +41,6 @@ OnLabels = Callable[[str, Labels], None]
 
 
 def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[str, Any]:
-    """A copy of a row of any format without its truths, which are in these columns."""
     masked: dict[str, Any] = {
         key: MASK if key in columns else value for key, value in row.items() if key not in REMOVED
     }
@@ -72,7 +71,6 @@ def without_truths(question: Question) -> Question:
 
 
 def read_without_truths(question: Question) -> Question:
-    """``without_truths`` of a question of an annotated set."""
     # Super-CLEVR chooses between ``count`` and ``exact`` by the truth, Reason-RFT's tests between
     # ``mc_letter`` and ``math``.
     scorer = {"count": "exact", "mc_letter": "math"}.get(question.scorer, question.scorer)

@@ -30,7 +30,7 @@ def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
 
 
 def encoded_card(uri: str, settings: ToolboxConfig) -> str:
-    """A picture of the card world as a BMP in a ``data:`` URL, which costs no compression."""
+    """As a BMP, which costs no compression."""
     file = io.BytesIO()
     Image.fromarray(_draw_card(uri, settings.max_image_pixels)).save(file, "BMP")
     return "data:image/bmp;base64," + base64.b64encode(file.getvalue()).decode("ascii")

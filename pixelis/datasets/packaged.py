@@ -118,7 +118,6 @@ SIGNS = (
 
 
 def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
-    """The annotated items of a ``packaged:`` source. BadInput, MissingFile."""
     name = source.removeprefix(SCHEME).partition("?")[0]
     if name not in SOURCES:
         fix = f"choose from {', '.join(SOURCES)}"
@@ -163,7 +162,6 @@ def _drawings(split: str) -> tuple[tuple[int, str], ...]:
 
 
 def shapes(item: Item) -> Question:
-    """A board of one to nine drawings with their colour, exact to the pixel."""
     rng, drawings = item.rng, _drawings(item.split)
     columns, rows = ((1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 3))[int(rng.integers(6))]
     board = np.zeros((rows * TILE, columns * TILE, 3), np.uint8)
@@ -232,7 +230,7 @@ def digits(item: Item) -> Question:
 
 
 def coins(item: Item) -> Question:
-    """Neighbouring coins, enlarged and perhaps mirrored; two rows train, one validates, one tests."""
+    """Neighbouring coins, enlarged; two rows train, one validates, one tests."""
     rng, picture = item.rng, photograph("skimage/data/coins.png")
     rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[item.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
@@ -272,7 +270,6 @@ def _free_window(inside: np.ndarray, others: np.ndarray) -> tuple[slice, slice]:
 
 
 def photos(item: Item) -> Question:
-    """Two to seven objects of one to three kinds, pasted without touching each other."""
     rng = item.rng
     ground = GROUNDS[item.split][int(rng.integers(len(GROUNDS[item.split])))]
     picture = ground_of(ground).copy()

@@ -31,7 +31,6 @@ CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
 
 
 def clips(item: Item) -> Question:
-    """One or two objects, each in its own band: boxes in every frame, and the time in view."""
     if item.one_of("event"):
         return _moment(item)
     rng = item.rng
@@ -120,7 +119,6 @@ def _region(label: str, number: int, frame: int, place: Place, width: int, heigh
 
 
 def _film(item: Item, frames: Callable[[], Sequence[np.ndarray]], width: int, height: int) -> Media:
-    """The media of a clip, which is written unless it exists."""
     path = item.folder / f"{item.id}.mp4"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,6 @@ CUT_OUTS = tomllib.loads(Path(__file__).with_name("cut_outs.toml").read_text(enc
 
 @dataclass(frozen=True)
 class Item:
-    """The item to generate; ``options`` are its source's own."""
-
     name: str
     split: str
     seed: int
@@ -51,13 +49,12 @@ class Item:
 
     @property
     def rng(self) -> np.random.Generator:
-        """A new random generator for this item."""
         return np.random.default_rng(
             [NAMES.index(self.name), SPLITS.index(self.split), self.seed, self.index]
         )
 
     def one_of(self, option: str) -> str:
-        """The one name that an option lists that applies to this item; empty without."""
+        """The one of the listed names that applies to this item; empty without."""
         names = [name for name in self.options.get(option, "").split(",") if name]
         return names[self.index % len(names)] if names else ""
 
@@ -102,7 +99,6 @@ def picture_of(item: Item, pixels: np.ndarray, photo: bool = True, part: str = "
 
 @functools.cache
 def coin_rows() -> list[list[np.ndarray]]:
-    """Masks of the coins row by row from the top, each row from the left."""
     coins = sorted(pasting.coin_masks(), key=lambda mask: float(np.nonzero(mask)[0].mean()))
     rows = [coins[i : i + 6] for i in range(0, len(coins), 6)]
     return [sorted(row, key=lambda mask: float(np.nonzero(mask)[1].mean())) for row in rows]
@@ -138,7 +134,6 @@ def cut_outs(split: str) -> tuple[CutOut, ...]:
 
 
 def _largest(mask: np.ndarray) -> np.ndarray:
-    """The largest connected part of a mask, bool [H, W], with its holes filled."""
     labels, _ = ndimage.label(mask)
     sizes = np.bincount(labels.ravel())[1:]
     return np.asarray(ndimage.binary_fill_holes(labels == 1 + int(np.argmax(sizes))))

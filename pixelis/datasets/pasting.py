@@ -47,7 +47,7 @@ PHRASE_WORDS = (1, 1, 2, 3)
 
 @functools.lru_cache(maxsize=32)
 def photograph(name: str) -> np.ndarray:
-    """A picture inside an installed package by ``package/path``: read-only uint8 [H, W, 3]. MissingFile."""
+    """A picture by ``package/path``, read-only uint8 [H, W, 3]. MissingFile."""
     with Image.open(package_file(name)) as image:
         pixels = np.array(image.convert("RGB"))
     pixels.setflags(write=False)
@@ -68,7 +68,7 @@ def outlined(shape: str, height: int, width: int) -> np.ndarray:
 
 @functools.cache
 def coin_masks() -> list[np.ndarray]:
-    """The coins of scikit-image's picture, bool [303, 384] each, by the watershed of its manual."""
+    """By the watershed of scikit-image's manual."""
     from skimage.filters import sobel
     from skimage.segmentation import watershed
 
@@ -98,7 +98,7 @@ def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class CutOut:
-    """An object to paste: pixels uint8 [h, w, 3], mask bool [h, w], and the name of its photograph."""
+    """An object to paste: pixels uint8 [h, w, 3], mask bool [h, w]."""
 
     label: str
     pixels: np.ndarray
@@ -117,7 +117,6 @@ class CutOut:
 
 
 def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
-    """The part of a photograph under a mask, bool [H, W], as an object."""
     x, y, w, h = cv2.boundingRect(mask.astype(np.uint8))
     return CutOut(label, photograph(source)[y : y + h, x : x + w], mask[y : y + h, x : x + w], source)
 
@@ -237,7 +236,7 @@ def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Plac
 
 @functools.lru_cache(maxsize=4)
 def footage(name: str, start: int, count: int, step: int, width: int, height: int) -> tuple[np.ndarray, ...]:
-    """``count`` frames of a packaged clip, each ``step``-th from ``start`` on: uint8 [height, width, 3]."""
+    """Each ``step``-th frame of a packaged clip, ``count`` in all, uint8 [height, width, 3]."""
     import av
 
     numbers = range(start, start + count * step, step)

@@ -35,7 +35,6 @@ _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 
 
 def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
-    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput."""
     scorer, template = options.get("scorer"), options.get("prompt")
     seed = None
     if text := options.get("shuffle_options"):
@@ -55,7 +54,7 @@ def question_changes(source: str, options: Mapping[str, str | None]) -> Callable
 
 
 class PromptTemplate:
-    """A compiled template; MissingFile or BadInput for one that cannot be used."""
+    """A compiled template. MissingFile, BadInput."""
 
     def __init__(self, name: str):
         self.name, path = name, Path(name)

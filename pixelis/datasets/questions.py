@@ -35,7 +35,7 @@ def _module(kind: str) -> Any:
 
 
 class BadRowBudget:
-    """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is an error.
+    """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is BadInput.
 
     Without a limit it is a held-out set, which must be complete.
     """
@@ -48,7 +48,6 @@ class BadRowBudget:
         self.rows, self.causes, self.first = 0, Counter[str](), list[BadRow]()
 
     def add(self, row: BadRow | None) -> None:
-        """Count a row, bad or not (None); BadInput if too many are bad."""
         self.rows += 1
         if row is not None:
             self.causes[row.code] += 1
@@ -59,7 +58,7 @@ class BadRowBudget:
             self.check()
 
     def check(self) -> None:
-        """BadInput if too many of the rows so far are bad; called after the last one too."""
+        """Called after the last row too."""
         bad = self.causes.total()
         if bad <= math.floor(self.limit if self.limit >= 1 else self.limit * self.rows):
             return
@@ -131,7 +130,6 @@ def count_questions(
 
 
 def require_text(question: Question, source: str) -> Question:
-    """The question; BadInput if it has annotations alone."""
     if not question.question.strip():
         message = f"{source}: {question.id} has no question text"
         raise BadInput(message, code="no_question", fix="generate questions from it with jobs.synthesize")
@@ -139,7 +137,6 @@ def require_text(question: Question, source: str) -> Question:
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """``count`` demonstrations: of a file, shuffled in every epoch, or generated."""
     if source.startswith("cards:"):
         return _module("cards").read_demonstrations(source, count, seed, direct_share)
     rows = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
@@ -176,7 +173,7 @@ def read_rows(
 
 
 def is_annotated(source: str) -> bool:
-    """Whether a source is an annotated data set or packaged media, which are read as a whole."""
+    """Whether a source is read as a whole."""
     return source.startswith("packaged:") or readers.is_dataset(source)
 
 
@@ -257,7 +254,6 @@ def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) ->
 
 
 def sampling_weight(question: Question) -> float:
-    """``meta.weight`` of a question, by default 1. BadInput."""
     weight = question.meta.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
         raise BadInput(

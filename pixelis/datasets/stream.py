@@ -38,8 +38,6 @@ END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "pro
 
 
 class Text(NamedTuple):
-    """A record as JSON, and its labels if they were cut off."""
-
     id: str
     text: str
     weight: float

@@ -83,7 +83,6 @@ FORMATS = {
 
 
 def load_format(name: str, columns: Mapping[str, str] | None = None) -> Format:
-    """The format of this name; ``columns``: those that a source names of a table."""
     module, _, attribute = FORMATS[name].place.partition(":")
     format_ = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return format_(columns or {}) if name == "table" else format_
@@ -113,7 +112,7 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
 
 
 class Record(NamedTuple):
-    """A row with its place: the record, or what is wrong with it, and the labels that were cut off."""
+    """A row: the record, or what is wrong with it, and the labels that were cut off."""
 
     file: str
     row: str
@@ -165,7 +164,7 @@ class Records:
         return parts
 
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
-        """The records of a part in order. BadInput for a damaged file or an unknown format."""
+        """The records of a part in order. BadInput."""
         name, format = name or self.source.format, None
         path = PurePosixPath(part.path).with_suffix("")
         file = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path

@@ -103,7 +103,7 @@ def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[
 def question_text(text: str, column: str, media: Sequence[Media]) -> str:
     """The text without leading ``<image>`` and ``<video>``; RowError ``media_count`` or ``empty``.
 
-    Marks inside the text, or in another order than the media, stay: they say where the media are shown.
+    Marks inside the text, or in another order than the media, say where the media are shown.
     """
     kinds = [item.kind for item in media]
     check_marks(text, column, kinds, ("image", "video"))
@@ -143,14 +143,13 @@ def _is_json(value: Any) -> bool:
 
 
 def marked(record: Question, placeholder: str) -> str:
-    """The text of a question with a mark for each of its media, unless it has marks already."""
     if "<image>" in record.question or "<video>" in record.question:
         return record.question
     return "".join(placeholder.format(item.kind) for item in record.media) + record.question
 
 
 def image_paths(record: Question, limit: int | None = None, clips: bool = False) -> list[str]:
-    """The image files of a question; BadInput for more than ``limit``, or for clips unless ``clips``."""
+    """The image files of a question; BadInput for more than ``limit``, or for other media."""
     paths = [item.uri for item in record.media if item.kind == "image" and item.uri]
     unsupported = not clips and len(paths) != len(record.media)
     if unsupported or (limit is not None and len(paths) > limit):

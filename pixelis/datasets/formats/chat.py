@@ -77,15 +77,12 @@ def read_chat(
 
 
 class _Exchanged(NamedTuple):
-    """A question of a chat, the turns that answer it, and the number of the chat's media up to it."""
-
     record: Exchange
     steps: list[Step]
     media_end: int
 
 
 def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], list[Media]]:
-    """The questions of a chat with the turns that answer them, and all media in the order they are shown."""
     if not chat or chat[0].role != "user":
         raise RowError(column, "no_question", "the chat does not begin with a user turn")
     dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
@@ -203,7 +200,6 @@ class _Reader:
 
 
 def _dialect(replies: str) -> Dialect:
-    """The dialect of the assistant's turns, recognised by the tools they call."""
     if "<grounding>" in replies:
         return DIALECTS["mini_o3"]
     if "image_zoom_in_tool" in replies or "image_rotate_tool" in replies:
@@ -239,12 +235,11 @@ def _observation_ids(number: int, count: int) -> list[str]:
 
 
 def calls_of(record: Demonstration) -> list[Step]:
-    """The turns that a result follows: calls, also those that cannot be read."""
+    """The turns that a result follows."""
     return [turn for turn in record.turns if turn.answer is None]
 
 
 def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
-    """The assistant's turns in a dialect, verbatim where they were read in it. BadInput."""
     sizes = dict[str, tuple[int, int]]()
     for item in record.media:
         for name in (item.id, *(f"{item.id}.{i}" for i in range(len(item.frames or [])))):
@@ -301,7 +296,6 @@ def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
 
 
 def has_failed(turn: Step, files: Sequence[str]) -> bool:
-    """Whether a call was an error, which takes no observation number."""
     if turn.verbatim is not None and turn.verbatim.result is not None:
         return turn.verbatim.failed
     return (

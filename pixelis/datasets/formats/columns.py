@@ -96,7 +96,6 @@ class Columns:
         return show_media(turns, root.media(row, self.images, self.videos), self.question)
 
     def write(self, record: Question) -> Row:
-        """The row of a question; BadInput if the format cannot hold its media."""
         row: Row = {self.id: record.id} if self.id else {}
         row[self.question] = marked(record, self.placeholder)
         if answers := record.answers:
@@ -185,7 +184,6 @@ def _write_reason_rft(record: Question) -> Row:
 
 
 def _with_image(row: Row) -> Row:
-    """The row with one image as text instead of a list, and without an empty list."""
     paths = row.pop("image", [])
     return row | ({"image": paths[0] if len(paths) == 1 else paths} if paths else {})
 

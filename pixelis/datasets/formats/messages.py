@@ -128,7 +128,6 @@ def _part(part: Row, place: str) -> tuple[str, Any]:
 
 
 def _written_calls(text: str, place: str) -> str:
-    """The text of a message that is calls alone, or after a thought: each one in tags."""
     thought, closing, body = text.rpartition("</think>")
     if "<tool_call>" in body:
         return text
@@ -157,6 +156,5 @@ def _response(text: str) -> str:
 
 
 def reply_of(answer: Any) -> str:
-    """The reply that gives an answer alone: the first of several."""
     first = next(filter(None, answer), "") if isinstance(answer, list) else answer
     return first if isinstance(first, str) else fields.answers({"answer": first}, "answer")[0]

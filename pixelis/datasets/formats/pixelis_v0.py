@@ -49,8 +49,6 @@ KINDS = {"positive": "golden", "golden_positive": "golden", "trap_sample": "trap
 
 
 class _Step(NamedTuple):
-    """One step of any layout; ``column`` is its place in the row."""
-
     action: str
     parameters: dict[str, Any]
     thought: Any

@@ -1,7 +1,4 @@
-"""ShareGPT chats: ``conversations`` of ``from`` and ``value``, ``messages`` of ``role`` and ``content``.
-
-The images lie in the column ``images``, in the order of the ``<image>`` in the user turns.
-"""
+"""ShareGPT chats: ``conversations`` or ``messages``, with media in columns of the row."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ class ChatColumns:
         )
 
     def read(self, row: Row, name: str, root: MediaRoot, reply: bool = False) -> list[Question]:
-        """The demonstrations of a row, or its question; ``reply``: with the separate answer as a turn."""
         images, videos, truth = (first_column(row, names) for names in (IMAGES, VIDEOS, ANSWERS))
         turns = show_media(turns_of(row, self.chat, root), root.media(row, images, videos), self.chat)
         asks = turns[-1].role == "user" and bool(truth)

@@ -33,7 +33,6 @@ def plain(named: Mapping[str, str]) -> Format:
 
 
 def _with_options(row: Row, columns: Columns) -> Row:
-    """The row with an instruction's input and the options in the question, and a letter as the answer."""
     row = dict(row)
     question, images = row.get(columns.question), row.get(columns.images)
     if isinstance(images, str) and images.startswith("["):
@@ -54,7 +53,6 @@ def _with_options(row: Row, columns: Columns) -> Row:
 
 
 def _options(row: Row) -> list[str]:
-    """The options of a question: a list in ``options`` or ``choices``, or the columns A, B, ..."""
     value = row.get(first_column(row, ("options", "choices")))
     if isinstance(value, str) and value.startswith("["):
         value = fields.parse_json(value.replace("'", '"'), "options", list)

@@ -31,7 +31,7 @@ def write_question(record: Question, format: str) -> Row:
 
 
 def _with_meta(row: Row, record: Question, format: str) -> Row:
-    """The row with the columns that the record was read with, unless they would make it another format's."""
+    """The row with the columns that the record was read with, unless they make it another format's."""
     full = {**{key: value for key, value in record.meta.items() if key != "system"}, **row}
     return full if [name for name, entry in FORMATS.items() if entry.matches(set(full))] == [format] else row
 

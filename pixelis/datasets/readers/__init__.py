@@ -24,14 +24,12 @@ def is_dataset(source: str) -> bool:
 
 
 def read(source: str) -> Rows:
-    """The rows of a source in the order of its files. BadInput; MissingFile quotes the official layout."""
     root = find(source)
     change = question_changes(source, root.options)
     return (row if isinstance(row, BadRow) else change(row) for row in root.reader.rows(root))
 
 
 def find(source: str) -> DatasetRoot:
-    """The data set, folder and options that a source names. BadInput."""
     name, _, rest = source.partition(":")
     if name not in READERS:
         raise BadInput(

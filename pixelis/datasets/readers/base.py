@@ -65,7 +65,6 @@ class DatasetRoot:
         return self.options.get("split", "")
 
     def number(self, key: str) -> float:
-        """A numeric option. BadInput."""
         try:
             return number(self.options[key], key)
         except RowError as error:
@@ -74,7 +73,6 @@ class DatasetRoot:
             ) from None
 
     def flag(self, key: str) -> bool:
-        """A ``yes`` or ``no`` option. BadInput."""
         if self.options[key] not in ("yes", "no"):
             raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is neither yes nor no")
         return self.options[key] == "yes"
@@ -96,7 +94,6 @@ class DatasetRoot:
         raise MissingFile(message, fix=f"the official layout is {self.reader.layout}")
 
     def paths(self, pattern: str, example: str) -> list[Path]:
-        """The files of a pattern in order; MissingFile without ``example``."""
         files = self.folder.glob(str(self._below(pattern).relative_to(self.folder)))
         return sorted(files) or [self.path(example)]
 
@@ -129,7 +126,6 @@ class AnnotationFile:
             self._errors.append(BadRow(str(self.path), str(name), "all", "wrong_type", message))
 
     def take_errors(self) -> list[BadRow]:
-        """The errors since the last call."""
         errors, self._errors = self._errors, []
         return errors
 
@@ -151,7 +147,6 @@ class AnnotationFile:
         return read_json(self.path)
 
     def items(self, key: str) -> list[Any]:
-        """The list under ``key`` of the JSON object; BadInput if there is none: it is another file."""
         return self._part(key, list, "list")
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -166,7 +161,7 @@ class AnnotationFile:
     def group(
         self, rows: Iterable[Any], column: str, list_name: str = ""
     ) -> dict[str, list[tuple[str, Any]]]:
-        """The rows of a list, each with its name, by the text in a column; rows without it are errors."""
+        """The rows of a list, each with its name, by the text in a column."""
         groups: dict[str, list[tuple[str, Any]]] = {}
         for i, row in enumerate(rows):
             with self.collect_errors(name := f"{list_name}[{i}]"):
@@ -194,7 +189,6 @@ class AnnotationFile:
     def table_rows(
         self, columns: Iterable[str], delimiter: str = ","
     ) -> Iterator[tuple[str, dict[str, str]]]:
-        """The rows of a table with a header, with their names. BadInput."""
         csv.field_size_limit(MAX_FIELD_CHARACTERS)
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restval="")
@@ -246,7 +240,6 @@ class AnnotationFile:
         annotations: Annotations | None = None,
         **meta: Any,
     ) -> Question:
-        """A question with options; ``answer`` is the index of the right one, None if it is not published."""
         if answer is not None and not 0 <= answer < len(options):
             raise RowError(column, "no_label", f"the answer names none of the {len(options)} options")
         letters = None if answer is None else [chr(ord("A") + answer)]
@@ -265,7 +258,6 @@ def clip(
 
 
 def frames_in(folder: Path, column: str) -> list[str]:
-    """The frames of a clip in a folder; RowError ``media_not_found`` without any."""
     frames = sorted(str(path) for path in folder.glob("*.jpg"))
     if not frames:
         raise RowError(column, "media_not_found", f"no frames in {folder}")
@@ -285,7 +277,6 @@ def below(folder: Path, name: str, column: str) -> str:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """A whole JSON file, gzipped or not, that holds a ``kind``. BadInput."""
     try:
         with pa.input_stream(path, compression="detect") as file:
             value = json.load(file)
@@ -297,7 +288,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_json_row(path: Path) -> dict[str, Any]:
-    """A JSON file that is one row of many: RowError if it is missing or damaged."""
+    """A JSON file that is one row of many. RowError."""
     if not path.is_file():
         raise RowError("file", "missing_file", f"no {path}")
     try:

@@ -48,7 +48,6 @@ def flickr30k(root: DatasetRoot) -> Rows:
 
 
 def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region], Size]:
-    """The regions of an image and its size; a region's label is the first phrase that mentions it."""
     annotation = Path(below(folder, f"Annotations/{key}.xml", "name"))
     sentences = folder / "Sentences" / f"{key}.txt"
     try:

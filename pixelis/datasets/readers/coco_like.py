@@ -25,7 +25,6 @@ from pixelis.datasets.readers.base import (
 from pixelis.records import Annotations, Question, Region
 
 Categories = dict[Any, dict[str, Any]]
-"""The name and other attributes of each category, by id."""
 
 
 def _categories(file: AnnotationFile, attribute: str = "") -> Categories:
@@ -47,7 +46,6 @@ def _category(annotation: Any, categories: Categories) -> dict[str, Any]:
 
 
 def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, list[Any]]:
-    """The annotations by the id of their image or video, which is an error where it is unknown."""
     ids = [row.get("id") for row in file.items(owners) if isinstance(row, dict)]
     groups: dict[Any, list[Any]] = {id: [] for id in ids if isinstance(id, (int, str))}
     annotations = file.items("annotations")
@@ -67,8 +65,6 @@ def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, li
 def _images(
     *annotations: str, images: str = "{split}", category_attribute: str = "supercategory"
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of images in COCO's format: where ``annotations`` may lie, and the folder of ``images``."""
-
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*annotations), root.path(images)
         categories = _categories(file, category_attribute)
@@ -119,8 +115,6 @@ def _region(annotation: dict[str, Any], category: dict[str, Any], width: int, he
 
 
 def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot], Rows]:
-    """A reader of clips in COCO's format: where ``annotations`` may lie, and the folder of ``frames``."""
-
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*annotations), root.path(frames)
         categories, groups = _categories(file), _annotations_by(file, "video_id", "videos")
@@ -145,7 +139,6 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
 def _track(
     annotation: Any, label: str, file: AnnotationFile, frames: int, width: int, height: int
 ) -> list[Region]:
-    """The regions of one object, one per frame; faulty ones are left out."""
     track = str(need(annotation, "id", (int, str)))
     masks, boxes = need(annotation, "segmentations", list), need(annotation, "bboxes", list)
     # UVO may annotate an object from a later frame on.

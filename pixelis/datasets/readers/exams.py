@@ -63,7 +63,6 @@ def mmmu(root: DatasetRoot) -> Rows:
 def _mmmu_question(
     file: AnnotationFile, media_root: MediaRoot, only: str, row: dict[str, Any]
 ) -> Question | None:
-    """The question of a row; None if it is not of the subject ``only``."""
     key, prompt, answer = text(row, "id"), text(row, "question"), text(row, "answer")
     subject = key.partition("_")[2].rpartition("_")[0]  # of the id validation_Art_Theory_1
     if only not in ("all", subject):

@@ -70,7 +70,6 @@ def mot(root: DatasetRoot) -> Rows:
 
 
 def _read_sequence(folder: Path) -> tuple[list[str], float, tuple[int, int]]:
-    """Frames, frames a second, and width and height of a sequence."""
     config = configparser.ConfigParser(interpolation=None)
     try:
         if not config.read(folder / "seqinfo.ini", encoding="utf-8"):

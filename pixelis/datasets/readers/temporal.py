@@ -120,7 +120,6 @@ def star(root: DatasetRoot) -> Rows:
 
 
 def _star_classes(root: DatasetRoot) -> dict[str, str]:
-    """Names of objects and relations by their class number, from lines ``o000 person``."""
     names = {}
     for kind in ("object", "relationship"):
         path = root.path(f"STAR_classes/{kind}_classes.txt", f"classes/{kind}_classes.txt")
@@ -133,7 +132,6 @@ def _star_classes(root: DatasetRoot) -> dict[str, str]:
 def _star_graph(
     frame: str, graph: Any, picture: Path, names: dict[str, str]
 ) -> tuple[list[Region], list[Relation]]:
-    """The objects and relations of one frame, numbered from 1 at the frame rate of the clip."""
     size, number = header_size(picture), whole(frame, "situations", 1) - 1
     regions = [
         Region(

@@ -38,7 +38,6 @@ _read_recognised = functools.lru_cache(maxsize=4)(read_json_row)
 def _add_line(
     lines: list[Line], item: Any, content: str, corners: str, size: tuple[int, int], level: Level
 ) -> None:
-    """Add a text with the box around the polygon in its column ``corners``."""
     points = polygon_points(need(item, corners, list), *size, corners)
     lines.append(Line(text=content, box=enclosing_box(points, corners), level=level))
 
@@ -53,8 +52,6 @@ def _documents(
     image_column: str,
     lines_of: Callable[[dict[str, Any], AnnotationFile, str], tuple[list[Line], Size]],
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of questions about documents; ``lines_of`` converts the file of recognised text."""
-
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*questions), root.path(*images)
         texts = root.path(*recognised) if root.flag("ocr") else None
@@ -93,7 +90,7 @@ def _documents(
 
 
 def _answer_boxes(answers: list[str] | None, lines: list[Line]) -> list[Box]:
-    """The boxes, 0..1, around each run of words that spells an accepted answer."""
+    """The boxes around each run of words that spells an accepted answer."""
     words = [(_letters(line.text), line.box) for line in lines if line.level == "word" and line.box]
     boxes: dict[tuple[int, int], Box] = {}
     for answer in answers or []:

@@ -67,7 +67,6 @@ def youtube_vos(root: DatasetRoot) -> Rows:
 
 
 def _object_numbers(path: Path) -> np.ndarray:
-    """The values of a palette image, uint8 [height, width]."""
     try:
         with Image.open(path, formats=("PNG",)) as palette:
             image_size(palette.width, palette.height)
