@@ -61,10 +61,9 @@ class MediaRoot:
         if isinstance(value, str) and len(value) > 64 and value.startswith(BASE64):
             value = f"data:;base64,{value}"
         if isinstance(value, str) and value[:5].lower() == "data:":
+            is_image = value[:11].lower() == "data:image/"
             try:  # the bytes are in memory anyway: `open_media` checks the caps
-                value = read_encoded(
-                    value, len(value), "image" if value[:11].lower() == "data:image/" else "video"
-                )
+                value = read_encoded(value, len(value), "image" if is_image else "video")
             except BadImage as error:
                 raise RowError(column, "bad_media", error.message) from None
         if isinstance(value, bytes):
@@ -72,26 +71,24 @@ class MediaRoot:
         if value is None or value == "":
             raise RowError(column, "no_media", "no image or clip is named")
         if not isinstance(value, str):
-            raise RowError(
-                column, "media_type", f"a reference to an image is text, not {type(value).__name__}"
-            )
+            raise RowError(column, "media_type", f"a reference is text, not {type(value).__name__}")
         if scheme := _SCHEME.match(value):
             if scheme[1].lower() in ("cards", "packaged"):
                 return value
             raise RowError(column, "media_scheme", f"references to {scheme[1]}: are not followed")
-        if "\0" in value:
-            raise RowError(column, "media_traversal", "the reference contains a NUL character")
-        if os.path.isabs(value):
-            return _existing(column, value)
-        path = os.path.normpath(f"{self.folder}/{value}")
-        if path != self.folder and not path.startswith(self.folder.rstrip("/") + "/"):
-            raise RowError(column, "media_traversal", f"{value[:100]} leads out of the media folder")
-        if self.local:
-            return _existing(column, path)
+        path = os.path.normpath(os.path.join(self.folder, value))
+        inside = path == self.folder or path.startswith(self.folder.rstrip("/") + "/")
+        if "\0" in value or not (inside or os.path.isabs(value)):
+            raise RowError(column, "media_traversal", f"{value[:100]!r} leads out of the media folder")
+        missing = RowError(column, "media_not_found", f"there is no file {path[:300]}")
+        if self.local or os.path.isabs(value):
+            if not os.path.isfile(path):
+                raise missing
+            return path
 
         def copy(file: IO[bytes]) -> None:
             if self.system.get_file_info(path).type != fs.FileType.File:
-                raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
+                raise missing
             with self.system.open_input_stream(path) as stream:
                 shutil.copyfileobj(stream, file, COPY_BYTES)
 
@@ -124,12 +121,6 @@ class MediaRoot:
                 message = f"no file could be written below {self.cache}: {error}"
                 raise InfraFailure(message, fix="check network, disk and permissions") from None
         return str(target)
-
-
-def _existing(column: str, path: str) -> str:
-    if not os.path.isfile(path):
-        raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
-    return path
 
 
 def _as_list(value: Any) -> list[Any]:

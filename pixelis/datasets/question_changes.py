@@ -35,10 +35,9 @@ _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 
 
 def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
-    scorer, template = options.get("scorer"), options.get("prompt")
-    seed = None
-    if text := options.get("shuffle_options"):
-        seed = whole_option(source, {"shuffle_options": text}, "shuffle_options", 0)
+    """The change that `OPTIONS` of a source make to each question. MissingFile, BadInput."""
+    scorer, template, order = (options.get(name) for name in OPTIONS)
+    seed = whole_option(source, {"shuffle_options": order}, "shuffle_options", 0) if order else None
     prompt = PromptTemplate(template) if template else None
     if scorer:
         find_scorer(scorer)
@@ -59,9 +58,8 @@ class PromptTemplate:
     def __init__(self, name: str):
         self.name, path = name, Path(name)
         if name not in PROMPTS and not path.is_file():
-            raise MissingFile(
-                f"there is no prompt template {name}", fix=f"name a file, or one of {', '.join(PROMPTS)}"
-            )
+            fix = f"name a file, or one of {', '.join(PROMPTS)}"
+            raise MissingFile(f"there is no prompt template {name}", fix=fix)
         text = PROMPTS.get(name) or path.read_text(encoding="utf-8")
         # The result is text for a model, not HTML: nothing is to be escaped.
         environment = ImmutableSandboxedEnvironment(autoescape=False, undefined=jinja2.StrictUndefined)
@@ -94,13 +92,12 @@ def shuffle_options(question: Question, seed: int) -> Question:
         return question
     key = int.from_bytes(hashlib.sha256(f"{seed}:{question.id}".encode()).digest()[:8])
     order = np.random.default_rng(key).permutation(len(lines)).tolist()
-    text, end = [], 0
+    text, end, texts = "", 0, [line[4] for line in lines]
     for line, old in zip(lines, order, strict=True):
-        text += [question.question[end : line.start(4)], lines[old][4]]
+        text += question.question[end : line.start(4)] + texts[old]
         end = line.end(4)
-    text.append(question.question[end:])
+    text += question.question[end:]
     letters = {chr(ord("A") + old): chr(ord("A") + new) for new, old in enumerate(order)}
-    texts = [line[4] for line in lines]
 
     def moved(answer: str) -> str:
         signs = letter(answer, texts) if question.scorer == "mc_letter" else None
@@ -112,4 +109,4 @@ def shuffle_options(question: Question, seed: int) -> Question:
     meta = {**question.meta, "option_order": order}
     if isinstance(options := meta.get("options"), list) and len(options) == len(order):
         meta["options"] = [options[old] for old in order]
-    return question.model_copy(update={"question": "".join(text), "answers": answers, "meta": meta})
+    return question.model_copy(update={"question": text, "answers": answers, "meta": meta})

@@ -64,19 +64,14 @@ class BadRowBudget:
             return
         lines = "\n".join(f"    {row}" for row in self.first)
         if self.limit == 0:
-            fix = (
-                "correct the row, or set data.max_bad_rows to skip and count a number or a share of bad rows"
-            )
+            fix = "correct the row, or set data.max_bad_rows to skip and count a number or a share of them"
             if self.complete:
                 fix = "correct or remove the row: a held-out set must be complete"
             raise BadInput(lines.strip(), code=self.first[0].code, fix=fix)
         causes = ", ".join(f"{code} {count}" for code, count in self.causes.most_common())
-        message = (
-            f"{self.source}: {bad} bad rows of {self.rows} ({causes}) exceed data.max_bad_rows={self.limit:g}"
-        )
-        raise BadInput(
-            f"{message}; the first:\n{lines}", code="bad_rows", fix="correct them, or raise data.max_bad_rows"
-        )
+        message = f"{self.source}: {bad} bad rows of {self.rows} ({causes}) exceed {self.limit:g}; the first:"
+        fix = "correct them, or raise data.max_bad_rows"
+        raise BadInput(f"{message}\n{lines}", code="bad_rows", fix=fix)
 
 
 def read_questions(
@@ -119,20 +114,17 @@ def count_questions(
     """The number of questions in one pass; BadConfig for `cards:` without a limit."""
     if source.startswith("cards:"):
         if not limit:
-            raise BadConfig(
-                f"an epoch of {source} has no end", fix="set data.limit, or steps instead of epochs"
-            )
+            fix = "set data.limit, or steps instead of epochs"
+            raise BadConfig(f"an epoch of {source} has no end", fix=fix)
         return limit
-    return sum(
-        1
-        for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows, on_labels=on_labels)
-    )
+    rows = read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows, on_labels=on_labels)
+    return sum(1 for _ in rows)
 
 
 def require_text(question: Question, source: str) -> Question:
     if not question.question.strip():
         message = f"{source}: {question.id} has no question text"
-        raise BadInput(message, code="no_question", fix="generate questions from it with jobs.synthesize")
+        raise BadInput(message, code="no_question", fix="generate questions from it with pixelis synthesize")
     return question
 
 
@@ -140,10 +132,8 @@ def read_demonstrations(source: str, count: int, seed: int, direct_share: float)
     if source.startswith("cards:"):
         return _module("cards").read_demonstrations(source, count, seed, direct_share)
     rows = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
-    budget = BadRowBudget(source)
-    return list(
-        itertools.islice(epochs_of(rows, sampling_weight, budget, seed=seed, kind="demonstration"), count)
-    )
+    shuffled_rows = epochs_of(rows, sampling_weight, BadRowBudget(source), seed=seed, kind="demonstration")
+    return list(itertools.islice(shuffled_rows, count))
 
 
 def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
@@ -164,7 +154,7 @@ def read_rows(
         return _module("rows").read_records(source, kind, on_labels)
     if not issubclass(Question, kind):
         message = f"{source} holds annotated media, not demonstrations"
-        raise BadInput(message, fix="generate demonstrations from it with jobs.synthesize")
+        raise BadInput(message, fix="generate demonstrations from it with pixelis synthesize")
     ids, read = UniqueIds(), _module("packaged").read if source.startswith("packaged:") else readers.read
     checked = (
         row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in read(source)
@@ -210,25 +200,20 @@ def epochs_of(
             continue
         first = number
         usable = _usable(rows(), limit, budget if epoch == 0 else None)
-        if seed is None:
-            for row in usable:
-                if number >= start:
-                    yield row
-                number += 1
-        else:
-            windows = iter(lambda: list(itertools.islice(usable, window)), [])  # noqa: B023
-            for position, block in enumerate(windows):
-                order = shuffled(
-                    [weight(row) for row in block], np.random.default_rng([seed, epoch, position])
-                )
-                for i in order[max(0, start - number) :]:
-                    yield block[i]
-                number += len(block)
+        # Without a seed each row is a window
+        windows = iter(lambda: list(itertools.islice(usable, window if seed is not None else 1)), [])  # noqa: B023
+        for position, block in enumerate(windows):
+            order = np.arange(len(block))
+            if seed is not None:
+                rng = np.random.default_rng([seed, epoch, position])
+                order = shuffled([weight(row) for row in block], rng)
+            for i in order[max(0, start - number) :]:
+                yield block[i]
+            number += len(block)
         length, epoch = number - first, epoch + 1
         if not length:
-            raise BadInput(
-                f"{budget.source} holds no {kind}", code="no_rows", fix="name a source that has some"
-            )
+            message = f"{budget.source} holds no {kind}"
+            raise BadInput(message, code="no_rows", fix="name a source that has some")
 
 
 def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None) -> Iterator[T]:
@@ -256,7 +241,6 @@ def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) ->
 def sampling_weight(question: Question) -> float:
     weight = question.meta.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise BadInput(
-            f"{question.id}: meta.weight {weight!r} is not a positive number", fix="remove or correct it"
-        )
+        message = f"{question.id}: meta.weight {weight!r} is not a positive number"
+        raise BadInput(message, fix="remove or correct it")
     return float(weight)
