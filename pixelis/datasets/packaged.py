@@ -58,62 +58,10 @@ PAGE = (
 )
 """The text of scikit-image's page."""
 SIGNS = (
-    *(
-        "Library",
-        "Bakery",
-        "Museum",
-        "Harbour",
-        "Station",
-        "Garden",
-        "Market",
-        "Pharmacy",
-        "Exit",
-        "Entrance",
-        "Closed",
-        "Open",
-    ),
-    *(
-        "Welcome",
-        "Danger",
-        "Platform",
-        "Ticket",
-        "Office",
-        "Coffee",
-        "Sugar",
-        "Butter",
-        "Orange",
-        "Winter",
-        "Summer",
-        "Monday",
-    ),
-    *(
-        "Friday",
-        "North",
-        "South",
-        "Bridge",
-        "Castle",
-        "Theatre",
-        "Hotel",
-        "Airport",
-        "Parking",
-        "Private",
-        "Public",
-        "Street",
-    ),
-    *(
-        "Avenue",
-        "School",
-        "Doctor",
-        "Engine",
-        "Signal",
-        "Number",
-        "Total",
-        "Invoice",
-        "Receipt",
-        "Discount",
-        "Weather",
-        "Forest",
-    ),
+    "Library Bakery Museum Harbour Station Garden Market Pharmacy Exit Entrance Closed Open Welcome Danger "
+    "Platform Ticket Office Coffee Sugar Butter Orange Winter Summer Monday Friday North South Bridge Castle "
+    "Theatre Hotel Airport Parking Private Public Street Avenue School Doctor Engine Signal Number Total "
+    "Invoice Receipt Discount Weather Forest"
 )
 
 
@@ -125,21 +73,16 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
     own, corrupted = OPTIONS.get(name, ()), () if name == "clips" else ("corruption", "severity")
     options = parse_options(source, ("split", "count", "seed", "folder", *own, *corrupted))[1]
     count, seed = whole_option(source, options, "count", 200), whole_option(source, options, "seed", 0)
-    split, level = options.get("split", "train"), options.get("level", "simple")
-    if split not in SPLITS:
-        raise BadInput(f"{source}: unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
-    if level not in LEVELS:
-        raise BadInput(f"{source}: unknown level {level!r}", fix=f"use one of {', '.join(LEVELS)}")
-    for option, values in (("shift", SHIFTS), ("event", EVENTS)):
-        if unknown := [value for value in options.get(option, "").split(",") if value not in ("", *values)]:
-            raise BadInput(
-                f"{source}: unknown {option} {unknown[0]!r}", fix=f"use {', '.join(values)}, joined by commas"
-            )
+    known = {"split": SPLITS, "level": LEVELS, "shift": SHIFTS, "event": EVENTS}
+    for option, values in known.items():
+        if unknown := set(filter(None, options.get(option, "").split(","))) - set(values):
+            raise BadInput(f"{source}: unknown {option} {min(unknown)!r}", fix=f"use {', '.join(values)}")
     path = Path(options.get("folder", folder or FOLDER))
     own_options = {key: options[key] for key in own if key in options}
     corruption = corruption_of(source, options)
     for index in range(count):
-        yield SOURCES[name](Item(name, split, seed, index, path, own_options, corruption))
+        item = Item(name, options.get("split", "train"), seed, index, path, own_options, corruption)
+        yield SOURCES[name](item)
 
 
 # Drawings
@@ -152,10 +95,9 @@ def _drawings(split: str) -> tuple[tuple[int, str], ...]:
         rows = json.load(file)
     shapes: dict[int, str] = {}
     for text, answer, number in rows:
-        shapes_in_row = [shape for shape in SHAPES if f" {shape}?" in text and text.startswith("what")]
-        shapes_in_row += [answer] if answer in SHAPES else []
-        if shapes_in_row:
-            shapes[number] = shapes_in_row[0]
+        named = [shape for shape in SHAPES if f" {shape}?" in text and text.startswith("what")]
+        if named or answer in SHAPES:
+            shapes[number] = named[0] if named else answer
     drawings = sorted(shapes.items())
     order = np.random.default_rng(20).permutation(len(drawings))
     return tuple(drawings[i] for i in cards.split_part(order, split, (8, 9)))
@@ -216,12 +158,9 @@ def digits(item: Item) -> Question:
         x0, y0 = card.left - left, card.top - top
         edges = (x0, y0, x0 + cards.CARD, y0 + cards.CARD)
         if min(edges) >= 0 and max(edges) <= side:
+            id, box = f"r{len(regions)}", shares(edges, side, side)
             attributes = {"color": card.colour, "digit": str(card.digit)}
-            regions.append(
-                Region(
-                    id=f"r{len(regions)}", label="card", box=shares(edges, side, side), attributes=attributes
-                )
-            )
+            regions.append(Region(id=id, label="card", box=box, attributes=attributes))
     media = Media(id="img0", uri=uri, width=side, height=side)
     return question_of(item, media, Annotations(regions=regions), level=level)
 
@@ -235,13 +174,10 @@ def coins(item: Item) -> Question:
     rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[item.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
     left, right = sorted(int(v) for v in rng.integers(0, 6, 2))
-    selected = [
-        coin_rows()[row][column] for row in range(first, last + 1) for column in range(left, right + 1)
-    ]
-    others = np.logical_or.reduce(
-        [mask for row in coin_rows() for mask in row if not any(mask is one for one in selected)]
-    )
-    window = _free_window(np.logical_or.reduce(selected), others)
+    selected = [mask for row in coin_rows()[first : last + 1] for mask in row[left : right + 1]]
+    inside = np.logical_or.reduce(selected)
+    every = np.logical_or.reduce([mask for row in coin_rows() for mask in row])
+    window = _free_window(inside, every & ~inside)
     scale, steps = int(rng.integers(2, 5)), tuple(int(v) for v in rng.choice((-1, 1), 2))
 
     def crop(pixels: np.ndarray) -> np.ndarray:
@@ -249,9 +185,8 @@ def coins(item: Item) -> Question:
 
     size = crop(picture).shape[1] * scale, crop(picture).shape[0] * scale
     pixels = np.asarray(Image.fromarray(crop(picture)).resize(size, Image.Resampling.BICUBIC))
-    regions = [
-        region_of(i, "coin", crop(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(selected)
-    ]
+    enlarged = [crop(mask).repeat(scale, 0).repeat(scale, 1) for mask in selected]
+    regions = [region_of(i, "coin", mask) for i, mask in enumerate(enlarged)]
     return question_of(item, picture_of(item, pixels), Annotations(regions=regions))
 
 
@@ -307,7 +242,7 @@ def text(item: Item) -> Question:
     numbers = [f"{v / 100:.2f}" for v in rng.integers(100, 99999, 8)] + [
         str(v) for v in rng.integers(10, 9999, 8)
     ]
-    words, dice = [*SIGNS, *numbers], random.Random(int(rng.integers(2**31)))
+    words, dice = [*SIGNS.split(), *numbers], random.Random(int(rng.integers(2**31)))
     max_words = int(rng.integers(3, 12))
     pixels, phrases = pasting.write_words(ground, dice, words, (20, 26, 34, 44), max_words=max_words)
     height, width = pixels.shape[:2]

@@ -86,8 +86,7 @@ def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
     the shape.
     """
     colours, counts = np.unique(drawing.reshape(-1, 3), axis=0, return_counts=True)
-    order = np.argsort(-counts)
-    ground, ink = colours[order[0]].astype(float), colours[order[1]].astype(float)
+    ground, ink = colours[np.argsort(-counts)[:2]].astype(float)
     share = (drawing - ground) @ (ink - ground) / max(1.0, float((ink - ground) @ (ink - ground)))
     red, green, blue = (int(v) for v in ink)
     return share >= 0.5, (red, green, blue)
@@ -123,19 +122,13 @@ def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
 
 def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarray:
     """Paste into a picture, uint8 [H, W, 3], in place; returns the mask of the object, bool [H, W]."""
-    height, width = picture.shape[:2]
     rows, columns = cut_out.mask.shape
-    x0, y0, x1, y1 = max(0, left), max(0, top), min(width, left + columns), min(height, top + rows)
-    whole = np.zeros((height, width), bool)
-    if x0 >= x1 or y0 >= y1:
-        return whole
-    part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
-    cover = cv2.GaussianBlur(np.pad(cut_out.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][part][
-        ..., None
-    ]
-    region = picture[y0:y1, x0:x1]
-    region[:] = (cut_out.pixels[part] * cover + region * (1 - cover)).astype(np.uint8)
-    whole[y0:y1, x0:x1] = cut_out.mask[part]
+    part = slice(top, top + rows), slice(left, left + columns)
+    # The rim is blended over about a pixel, as by a lens
+    cover = cv2.GaussianBlur(np.pad(cut_out.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][..., None]
+    picture[part] = (cut_out.pixels * cover + picture[part] * (1 - cover)).astype(np.uint8)
+    whole = np.zeros(picture.shape[:2], bool)
+    whole[part] = cut_out.mask
     return whole
 
 
@@ -199,14 +192,10 @@ def places(
     """
     result = []
     for number in range(count):
-        time = number / count
-        height = round(size(time))
+        x, y = path(number / count)
+        height = round(size(number / count))
         width = round(height * aspect)
-        left, top = (
-            round(at * side - half / 2)
-            for at, side, half in zip(path(time), frame, (width, height), strict=True)
-        )
-        result.append((left, top, width, height))
+        result.append((round(x * frame[0] - width / 2), round(y * frame[1] - height / 2), width, height))
     return result
 
 
@@ -221,12 +210,10 @@ def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edg
 def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Place) -> np.ndarray:
     """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place."""
     left, top, width, height = place
-    x0 = max(0, left)
-    y0 = max(0, top)
-    x1 = min(ground.shape[1], left + width)
-    y1 = min(ground.shape[0], top + height)
+    x0, y0 = max(0, left), max(0, top)
+    x1, y1 = min(ground.shape[1], left + width), min(ground.shape[0], top + height)
     frame = ground.copy()
-    if max(0, x1 - x0) * max(0, y1 - y0):
+    if x0 < x1 and y0 < y1:
         part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
         cover = cv2.resize(mask, (width, height), interpolation=cv2.INTER_AREA)[part][..., None]
         scaled = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)[part]
