@@ -13,7 +13,7 @@ import numpy as np
 
 from pixelis.config import DialogueConfig, RewardsConfig, ToolboxConfig
 from pixelis.config.synthesis import SynthesisConfig
-from pixelis.datasets.synthesis.checking import is_right
+from pixelis.datasets.synthesis.checking import SAMPLE_WEIGHTS, is_right
 from pixelis.datasets.synthesis.corrections import make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
 from pixelis.datasets.synthesis.executor import Executor, sample_id
@@ -77,9 +77,9 @@ class SampleBuilder:
         self.rewriter = LlmRewriter(settings.writer, cache) if settings.writer.url else None
         self.imitator = self.distiller = None
         if settings.method == "imitation":
-            self.imitator = Imitator(settings.imitation, self.executor, examples, dialogue, rewards, cache)
+            self.imitator = Imitator(settings.teacher, self.executor, examples, dialogue, rewards, cache)
         if settings.method == "distillation":
-            self.distiller = Distiller(settings.distillation, rewards, cache)
+            self.distiller = Distiller(settings.teacher, rewards, cache)
 
     def build(self, attempt: Attempt, question: Question) -> Demonstration:
         """The sample of an attempt. DataFailure, or BadInput for unreadable media, says why there is none.
@@ -104,12 +104,7 @@ class SampleBuilder:
             raise DataFailure(f"{question.id}: {type(error).__name__}: {error}", code="crashed") from error
         if sample.kind in ("golden", "self_correction") and not is_right(sample, sample.final, self.rewards):
             raise DataFailure(f"{question.id}: the answer {sample.final!r} is not right", code="not_right")
-        weight = {
-            "trap_perceptual": "trap",
-            "trap_logical": "trap",
-            "self_correction": "self_correction",
-        }.get(sample.kind)
-        return sample.model_copy(update={"weight": getattr(self.settings.weights, weight) if weight else 1.0})
+        return sample.model_copy(update={"weight": SAMPLE_WEIGHTS.get(sample.kind, 1.0)})
 
     def close(self) -> None:
         """Close the clients."""
