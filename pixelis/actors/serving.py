@@ -65,7 +65,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
                 c = config.evolution.canary
                 name = f"{prefix}-canary"
                 group = reservations.reserve(
-                    reservations.generator_bundles(config, c.cpus, c.gpus), name=name
+                    reservations.generator_bundles(config, config.engine.cpus, c.gpus), name=name
                 )
                 placed.groups["canary"] = group
                 arguments = (config, actors.store_name, config.engine.workers)

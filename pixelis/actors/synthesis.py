@@ -31,8 +31,8 @@ def sample_builder(config: Config) -> SampleBuilder:
     Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster.
     """
     s, examples = config.synthesis, list[Demonstration]()
-    if s.method == "imitation" and s.imitation.demonstrations:
-        examples = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
+    if s.method == "imitation" and s.teacher.demonstrations:
+        examples = read_demonstrations(s.teacher.demonstrations, s.teacher.shots, config.run.seed, 0.0)
     folder = Path(config.run.dir)
     return SampleBuilder(
         s, config.run.seed, config.toolbox, config.dialogue, config.rewards, examples, folder

@@ -50,7 +50,7 @@ PATHS = (
     ("evolution", "canary", "questions"),
     ("sft", "validation"),
     ("ranks", "tuned"),
-    ("synthesis", "imitation", "demonstrations"),
+    ("synthesis", "teacher", "demonstrations"),
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )

@@ -99,8 +99,8 @@ def inputs(config: Config) -> Iterator[Input]:
         f"datasources.{quota.source}.path": synthesis.datasources[quota.source].path
         for quota in quotas(synthesis)
     }
-    if synthesis.method == "imitation" and synthesis.imitation.demonstrations:
-        sources["imitation.demonstrations"] = synthesis.imitation.demonstrations
+    if synthesis.method == "imitation" and synthesis.teacher.demonstrations:
+        sources["teacher.demonstrations"] = synthesis.teacher.demonstrations
     for key, source in sorted(sources.items()):
         yield dry_run.Input(f"synthesis.{key}", source, functools.partial(dry_run.read_first, config))
 

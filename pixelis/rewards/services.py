@@ -247,7 +247,7 @@ class Services:
     @property
     def math_workers(self) -> WorkerPool:
         """The workers for formulas."""
-        timeout_s = self.settings.math.timeout_s
+        timeout_s = self.settings.timeout_s
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
         return self._once(
             "math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math")
@@ -256,7 +256,7 @@ class Services:
     @property
     def own_workers(self) -> WorkerPool:
         """The workers for users' functions."""
-        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.own_timeout_s))
+        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.timeout_s))
 
     def _once(self, name: str, factory: Callable[[], Any]) -> Any:
         with self._lock:

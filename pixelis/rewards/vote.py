@@ -31,6 +31,8 @@ TRAJECTORY = "trajectory"
 """Strategy that votes on answers and sequences of operations."""
 CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
 """Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
+DECAY_HOURS = 24.0
+"""Age at which the vote of an experience weighs 1/e."""
 MIN_VOTES = 3
 """Fewer votes are no evidence of agreement: one sample always agrees with itself."""
 CONFIDENT = 0.5
@@ -90,7 +92,7 @@ def called_wrong(experience: Experience) -> bool:
 
 
 def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
-    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x
+    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / DECAY_HOURS) x priority x
     similarity.
 
     success = 0.5 + 0.5 rate after the first retrieval, 1 before; priority = 0.5 + 0.5 min(priority, 2) / 2.
@@ -102,7 +104,7 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
         0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
     )
     age_hours = max(now - experience.created_at, 0.0) / 3600
-    decay = math.exp(-age_hours / config.neighbours.decay_hours)
+    decay = math.exp(-age_hours / DECAY_HOURS)
     priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
@@ -243,7 +245,7 @@ def vote(
     reason, and no update is made of them:
 
     - ``tie``: the first of the tied answers is reported.
-    - ``insufficient_votes``: of fewer than ``min_votes`` answers the first is reported at half confidence.
+    - ``insufficient_votes``: of fewer than MIN_VOTES answers the first is reported at half confidence.
     - ``abstained``: the winner has less than the share ``abstain`` of all votes; no answer is reported.
     - ``overruled``: the samples alone would not have elected the winner.
     """
@@ -301,10 +303,10 @@ def direct(trajectories: Sequence[Trajectory]) -> Verdict:
     )
 
 
-def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES, same: Same = same_text) -> Verdict:
+def majority(answers: Sequence[str | None], same: Same = same_text) -> Verdict:
     """The unweighted vote of answers without trajectories: the label of TTRL."""
     votes = [Vote(answer=answer) for answer in answers]
-    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority", min_votes=min_votes))
+    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority"))
 
 
 def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
@@ -337,7 +339,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
         return verdict
     cast = [i for i, name in enumerate(names) if name is not None]
     share = sum(name == elected.key for name in names) / len(votes)
-    if len(cast) < config.min_votes:
+    if len(cast) < MIN_VOTES:
         winner, first = names[cast[0]], votes[cast[0]]
         own = names.count(winner) / len(votes) if config.strategy == "majority" else first.weight
         verdict.answer, verdict.confidence, verdict.reason = first.answer, _unit(own) / 2, INSUFFICIENT
