@@ -1,7 +1,7 @@
 """Sources of learner batches: the protocol, and scored groups from the Coordinator for RFT and TTRL.
 
 The sources of SFT and of online evolution are in ``demonstrations`` and ``update_source``. Every worker holds
-its own copy of a source. All workers call each method together and take the same decisions.
+its own copy. All workers call each method together and take the same decisions.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ class BatchSource(ABC):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Report that ``batch`` is learnt and published as ``version``; returns results that are available by
-        now.
-        """
+        """Report that ``batch`` is learnt and published as ``version``; returns what is known by now."""
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint beside that of the last batch. Called on the first worker only."""
@@ -121,10 +119,7 @@ class RolloutSource(BatchSource):
         self.incarnation = int(sum_over_workers([float(incarnation)])[0])
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups with their views.
-
-        Computes KL penalties of rewards and advantages of tokens, if configured.
-        """
+        """This worker's groups with KL penalties of rewards and advantages of tokens, if configured."""
         share = self._share()
         if share is None:
             return None
@@ -161,10 +156,7 @@ class RolloutSource(BatchSource):
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 
     def _share(self) -> RolloutBatch | None:
-        """This worker's part of the batch.
-
-        If the actor has restarted, all workers start it again at the same batch.
-        """
+        """This worker's part of the batch. If the actor has restarted, all workers start it again there."""
         for _ in range(MAX_RESTARTS):
             share, has_restarted = None, False
             try:
@@ -190,10 +182,7 @@ class RolloutSource(BatchSource):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Load the version on the generators and advance the rewards.
-
-        Waits for evaluations only after the last batch.
-        """
+        """Load the version on the generators and advance the rewards; wait for evaluations at the end only."""
         if self.config.engine.colocate:
             release_cached_memory()
         if self.rank:
@@ -210,19 +199,15 @@ class RolloutSource(BatchSource):
         return StepResult(merged, next((result.boundary for result in results if result.boundary), None))
 
     def state(self) -> dict[str, Any]:
-        """The running state of the rewards."""
         return ray.get(self.actor.reward_state.remote())
 
     def end(self) -> None:
-        """Wait for running evaluations, also if the run was stopped early."""
         if self.rank == 0:
             ray.get(self.actor.finish.remote())
 
 
 def samples_of(groups: list[Group], views: list[Views]) -> list[TrainSample]:
-    """Samples of the trajectories that have an advantage and whose log-probabilities are those of the
-    pictures as they are.
-    """
+    """Samples of the trajectories with an advantage that saw the pictures as they are."""
     return [
         from_trajectory(trajectory, group_views[trajectory.id])
         for group, group_views in zip(groups, views, strict=True)

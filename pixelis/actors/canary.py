@@ -25,14 +25,11 @@ from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
 
 Pictures = Mapping[str, ray.ObjectRef]
-"""References to the decoded pictures of a question by media id; empty if they are to be opened."""
+"""References to decoded pictures by media id; empty if they are to be opened."""
 
 
 def canary_questions(config: CanaryConfig) -> list[Question]:
-    """The labelled questions.
-
-    Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers.
-    """
+    """The labelled questions. Raises MissingFile; BadInput for too few, or ones without answers."""
     questions = list(
         itertools.islice(read_questions(config.questions, limit=config.count, epochs=1), config.count)
     )
@@ -55,10 +52,7 @@ def canary_questions(config: CanaryConfig) -> list[Question]:
 class Canary:
     """Answers `evolution.canary.count` questions greedily and scores the answers.
 
-    Ground truth never leaves this class.
-
-    generator: one that serves no requests, because it loads candidates; pictures: stores those of traffic
-    questions.
+    Ground truth never leaves this class. generator: one that serves no requests, because it loads candidates.
     """
 
     def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
@@ -75,7 +69,6 @@ class Canary:
         )
 
     async def ready(self) -> None:
-        """Read the questions. Raises the errors of `canary_questions`."""
         if not self.questions:
             self.questions = await asyncio.to_thread(canary_questions, self.config.evolution.canary)
 

@@ -69,9 +69,7 @@ LOCAL_ENV = {
 
 
 def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> None:
-    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one.
-
-    Does nothing if connected.
+    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Idempotent.
 
     Warns if a joined cluster has less than ``store_bytes`` in all object stores. Raises InfraFailure if no
     node can hold ``largest_object`` bytes, and with the cause if a cluster cannot start.
@@ -139,10 +137,9 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
 
 
 def worker_variables(config: Config, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables of a driver's environment that its workers get: those that may be logged, and secrets.
+    """The driver's variables that workers get: those that may be logged, and secrets.
 
-    Secrets are passwords, keys and tokens by name, addresses with a password, and what the configuration
-    names (`*_env`).
+    Secrets are passwords, keys and tokens by name, addresses with a password, and what `*_env` keys name.
     """
     keys = {
         str(value)
@@ -161,11 +158,6 @@ def worker_variables(config: Config, environment: Mapping[str, str]) -> tuple[di
 
 
 def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
-    """A function that sets variables in a worker.
-
-    Ray logs and shows the variables of a runtime_env, but not this function.
-    """
-
     def set_secrets() -> None:
         os.environ.update(secrets)
 
@@ -173,21 +165,18 @@ def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
 
 
 def local_cpus(config: Config) -> float:
-    """CPU slots of a local cluster: at least 4 even on fewer cores, because most actors wait most of the
-    time.
-    """
+    """CPU slots of a local cluster: at least 4, because most actors wait most of the time."""
     return config.cluster.cpus or max(4, os.cpu_count() or 4)
 
 
 def _local_store_bytes(needed: int) -> int:
-    """Size of a local object store: what is needed, as far as the shared memory of this machine holds it."""
+    """What is needed, as far as the shared memory of this machine holds it."""
     shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else needed
     return max(SMALLEST_STORE, min(max(needed, DEFAULT_STORE), int(0.8 * shared)))
 
 
 def check_object_stores(nodes: Sequence[Mapping[str, Any]], needed: int, largest: int) -> str:
-    """Warn if the object stores of the nodes, as `ray.nodes()` returns them, are smaller than needed; returns
-    the warning.
+    """Warn if the object stores of the `ray.nodes()` are smaller than needed; returns the warning.
 
     Raises InfraFailure if none can hold the largest object.
     """
@@ -223,16 +212,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
-    """Start an actor of a `ray.remote` class with these options."""
     return kind.options(**options).remote(*arguments)
 
 
 def use_reserved_gpus() -> list[str]:
     """Restrict this process to the GPUs that it has reserved, if any; returns their ids.
 
-    Call it before CUDA is used.
-
-    Ray shows a process that reserved no GPU all GPUs of its node.
+    Call it before CUDA is used: Ray shows a process that reserved no GPU all GPUs of its node.
     """
     ids = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
@@ -240,29 +226,18 @@ def use_reserved_gpus() -> list[str]:
 
 
 def lower_priority(config: Config) -> None:
-    """Without a GPU, raise the niceness of this busy process: short requests to other processes come
-    first.
-    """
+    """Without a GPU, raise the niceness of this busy process: short requests come first."""
     if not config.engine.gpus:
         os.nice(4)
 
 
 def yield_to_serving() -> None:
-    """Raise the niceness of this thread, and of those it starts, to that of the generators.
-
-    For a learner beside a service on one machine: it must neither delay replies nor starve while requests
-    keep it busy.
-    """
+    """Raise the niceness of this thread to that of the generators: a learner must not delay replies."""
     os.nice(4)
 
 
 def freeze_gc() -> None:
-    """Exclude all existing objects from garbage collection.
-
-    Call it when a process has loaded its model and libraries.
-
-    A full collection stops all requests, in a gateway for 0.13 s.
-    """
+    """Exclude all existing objects from garbage collection: a full collection stops all requests."""
     gc.collect()
     gc.freeze()
 
@@ -278,10 +253,7 @@ def first_answer(method: Any) -> ray.ObjectRef:
 
 
 def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
-    """Wait for the first answers of the actors of each role.
-
-    Raises InfraFailure with the role that exceeds the timeout.
-    """
+    """Wait for the first answers of each role. Raises InfraFailure with the role that is late."""
     deadline = time.monotonic() + timeout_s
     for role, refs in roles.items():
         if not refs:
@@ -302,9 +274,7 @@ _TYPED = re.compile(r"pixelis\.errors\.(\w+): (.*?)(?:\n *fix: (.*?))?\s*\Z", re
 
 
 def unwrap_ray_error(error: BaseException) -> PixelisError | None:
-    """The PixelisError in errors of Ray, or a failure of Ray itself or of a disk as an InfraFailure; None for
-    any other error.
-    """
+    """The PixelisError in errors of Ray; a failure of Ray or of a disk as an InfraFailure; else None."""
     pending, failure = [error], None
     while pending:
         inner = pending.pop()

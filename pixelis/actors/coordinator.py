@@ -1,5 +1,4 @@
-"""The Coordinator actor: admits questions, buffers scored groups, serves batches to the learner, runs
-evaluations.
+"""The Coordinator actor: admits questions, buffers scored groups, serves batches, runs evaluations.
 
 Admission bounds staleness: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) *
 prompts_per_step``, where ``step`` counts the batches whose weights the generators have loaded. With 0, a
@@ -46,10 +45,9 @@ __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 class Coordinator:
     """Handles records and references only, never pixels or tensors.
 
-    Generators, scorers and the embedder are actors or their names; those named in ``elastic`` join when they
-    have started. ``store``: name of the PolicyStore if the learner broadcasts its versions. A restarted
-    Coordinator has no state: the learner notices the new ``incarnation`` and starts it at its current batch,
-    and groups in flight are rolled out again.
+    Generators named in ``elastic`` join when they have started. ``store``: name of the PolicyStore if the
+    learner broadcasts its versions. A restarted Coordinator has no state: the learner notices the new
+    ``incarnation`` and starts it at its current batch, and groups in flight are rolled out again.
     """
 
     def __init__(
@@ -93,12 +91,11 @@ class Coordinator:
     async def begin(
         self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True
     ) -> int:
-        """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation, which later
-        calls must pass.
+        """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation for later calls.
 
-        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted. In
-        the latter case the scorers keep their state (``resumes_rewards`` is false). Raises InfraFailure
-        ``restarted`` if another call overtakes it.
+        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted: the
+        scorers then keep theirs (``resumes_rewards`` is false). Raises InfraFailure ``restarted`` if another
+        call overtakes it.
         """
         # Calls of the learner before, also waiting ones, change nothing
         incarnation = self.incarnation = random.getrandbits(48)
@@ -142,11 +139,9 @@ class Coordinator:
         return incarnation
 
     async def has_begun(self) -> bool:
-        """Whether a learner runs."""
         return self.incarnation != 0
 
     async def _join(self, name: str) -> None:
-        """Give a generator work from when it has started."""
         while True:
             try:
                 generator = await asyncio.to_thread(actor_handle, name)
@@ -158,10 +153,7 @@ class Coordinator:
         self.log.write(events.JOINED, generator=name, generators=len(self.router.members))
 
     async def _produce(self, prompts: Prompts) -> None:
-        """Admit questions whenever the staleness bound allows it.
-
-        The learner gets the error that ends production.
-        """
+        """Admit questions whenever the staleness bound allows it; the learner gets the error that ends this."""
         try:
             async with asyncio.TaskGroup() as groups:
                 while True:
@@ -191,7 +183,6 @@ class Coordinator:
         return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
 
     async def _group(self, number: int, question: Question, step: int) -> None:
-        """Roll out one question and add the result to the buffer."""
         started = time.monotonic()
         result = await self.rollouts.group(question, step)
         async with self.changed:
@@ -213,8 +204,7 @@ class Coordinator:
     async def next_batch(
         self, rank: int, world: int, step: int, incarnation: int | None = None
     ) -> RolloutBatch | None:
-        """Share of ``rank`` in batch ``step``: whole groups of about equally many tokens; None at the end of
-        the run.
+        """Share of ``rank`` in batch ``step``: whole groups of about equally many tokens; None at the end.
 
         Raises the error that stopped production, and InfraFailure ``restarted`` for another ``incarnation``.
         """
@@ -295,9 +285,7 @@ class Coordinator:
         return True
 
     def _account(self, batch: RolloutBatch) -> None:
-        """Record the batch: question numbers for checkpoints, ids in ``consumed.jsonl``, sample groups in
-        ``rollouts.jsonl``.
-        """
+        """Record the batch: question numbers for checkpoints, ``consumed.jsonl`` and ``rollouts.jsonl``."""
         if self.bad_rows:
             batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
         batch.metrics |= self.evaluations.take_metrics()
@@ -315,11 +303,9 @@ class Coordinator:
             lines.write(json.dumps(row) + "\n")
 
     async def step_done(self, step: int, version: int, incarnation: int | None = None) -> StepResult:
-        """Load ``version``, which the learner published after batch ``step``; admit questions; start an
-        evaluation if due.
+        """Load ``version``, published after batch ``step``; admit questions; start an evaluation if due.
 
-        Returns reward metrics after the generators have loaded the version. Ignores calls of another
-        ``incarnation``, and does nothing more once another learner has begun.
+        Returns reward metrics after the generators have loaded it. Ignores calls of another ``incarnation``.
         """
         if self._outdated(incarnation):
             return StepResult()
@@ -360,15 +346,11 @@ class Coordinator:
         return {"rewards": base64.b64encode(await self.scorers[0].state.remote()).decode()}
 
     async def finish(self) -> dict[str, float]:
-        """Wait for running evaluations; returns their metrics."""
         await self.evaluations.wait()
         return self.evaluations.take_metrics()
 
     async def stop(self, evaluations: bool = True) -> None:
-        """Stop production and, unless ``evaluations`` is false, evaluations.
-
-        The learner then writes its last checkpoint.
-        """
+        """Stop production and, unless ``evaluations`` is false, evaluations."""
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -377,7 +359,6 @@ class Coordinator:
                 task.cancel()
 
     async def progress(self) -> dict[str, Any]:
-        """Finished steps, evaluated episodes, skipped rows by cause and the router's statistics."""
         counts = {"evaluated": dict(self.evaluations.finished), "bad_rows": dict(self.bad_rows)}
         return {"step": self.step, **counts, **self.router.stats()}
 
@@ -386,22 +367,18 @@ class Coordinator:
     async def evaluate(
         self, source: str, count: int, version: int, operations: bool, **options: Any
     ) -> tuple[list[Group], list[GroupViews]]:
-        """Episodes of the first ``count`` questions (0: all) of ``source`` with ``version``, as scored groups
-        and their views.
+        """Scored groups of the first ``count`` questions (0: all) of ``source`` with ``version``, and their
+        views.
 
         Options: ``name`` of the evaluation; ``seed`` that shuffles the questions; ``samples`` per question;
         ``seeds`` that replace ``run.seed``, with ``samples`` episodes of each; ``share`` of the generators
-        that are reserved. Raises InfraFailure if that fails, and an error for an unusable question: a
-        held-out set must be complete.
+        that are reserved. Raises an error for an unusable question: a held-out set must be complete.
         """
         return await self.evaluations.evaluate(source, count, version, operations, **options)
 
     async def evaluate_held_out(
         self, step: int, version: int, count: int, levels: Sequence[str]
     ) -> dict[str, float]:
-        """Metrics of ``count`` questions of each held-out set after ``step``; see
-        ``Evaluations.held_out``.
-        """
         return (await self.evaluations.held_out(step, version, count, levels=levels))[1]
 
 
@@ -413,7 +390,6 @@ class Consumed:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Consumed:
-        """Restore from a checkpoint's state."""
         questions = state.get("questions") or {}
         return cls(questions.get("cursor", 0), set(questions.get("ahead", [])))
 
@@ -425,5 +401,4 @@ class Consumed:
             self.cursor += 1
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}

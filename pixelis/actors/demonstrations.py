@@ -1,5 +1,4 @@
-"""SFT's batch source: demonstrations by Ray Data, evaluation during training, and the mixture of the
-curriculum.
+"""SFT's batch source: demonstrations by Ray Data, evaluation during training, and the curriculum's mixture.
 
 After each evaluation the Schedule chooses the mixture of the following batches. A batch depends only on the
 seed, its step and the mixture, so a resumed run gets the same batches.
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
 
 EXAMPLES = 5
-"""Number of unusable demonstrations listed in the error about too many of them."""
+"""Unusable demonstrations listed in the error about too many of them."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=64)
@@ -49,10 +48,7 @@ class Schedule:
         self.changed = asyncio.Condition()
 
     async def begin(self, step: int, state: dict[str, Any]) -> dict[str, float]:
-        """Start or restart at `step` from the state of a checkpoint (empty for a new run).
-
-        Returns metrics.
-        """
+        """Start or restart at `step` from the state of a checkpoint; returns metrics."""
         self.curriculum = Curriculum(self.settings)
         self.curriculum.load_state_dict(state)
         async with self.changed:
@@ -79,16 +75,11 @@ class Schedule:
         return event, self.curriculum.metrics(event)
 
     async def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return self.curriculum.state_dict()
 
 
 class DemonstrationSource(BatchSource):
-    """Batches of demonstrations by Ray Data.
-
-    start: step of the dataset's first batch; schedule: Schedule actor of a curriculum; actors: for episodes
-    during evaluation.
-    """
+    """Batches of demonstrations by Ray Data; start: step of the dataset's first batch."""
 
     kind: Literal["sft", "policy"] = "sft"
 
@@ -108,10 +99,7 @@ class DemonstrationSource(BatchSource):
         self.unusable, self.log = 0, events.EventLog(config.run.dir)
 
     def prepare(self, step: int) -> None:
-        """Start preparing this worker's first batch.
-
-        A worker restarted within a run skips the batches before `step`.
-        """
+        """Start preparing this worker's first batch; a restarted worker skips those before `step`."""
         import ray.train
 
         context = ray.train.get_context()
@@ -141,10 +129,7 @@ class DemonstrationSource(BatchSource):
             self.evaluation.load(self.share, self.shares)
 
     def next(self) -> LearnerBatch | None:
-        """The next batch, None at the end.
-
-        Raises DataFailure if more than `data.max_bad_rows` demonstrations are unusable.
-        """
+        """The next batch, None at the end. Raises DataFailure beyond `data.max_bad_rows`."""
         from pixelis.datasets.demonstration_stream import samples_of
 
         if (step := self.trainer.batches) >= self.steps:
@@ -203,14 +188,11 @@ class DemonstrationSource(BatchSource):
         return StepResult(results)
 
     def state(self) -> dict[str, Any]:
-        """The curriculum's state."""
         return {"curriculum": ray.get(self.schedule.state.remote())} if self.schedule is not None else {}
 
 
 class HeldOut:
-    """Evaluation during SFT: loss on held-out demonstrations and, with a Coordinator, accuracy of
-    episodes.
-    """
+    """Loss on held-out demonstrations and, with a Coordinator, accuracy of episodes."""
 
     def __init__(self, config: Config, coordinator: ActorHandle | None):
         self.config, self.coordinator = config, coordinator
@@ -231,10 +213,7 @@ class HeldOut:
         ]
 
     def loss(self, trainer: Trainer) -> dict[str, float]:
-        """Mean negative log-likelihood of the held-out tokens, over all and by level.
-
-        All workers must call it together.
-        """
+        """Mean negative log-likelihood of the held-out tokens, over all and by level. Collective."""
         sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
         for (level, _), values in zip(
             self.samples, trainer.model.log_probs([sample for _, sample in self.samples]), strict=True
@@ -254,9 +233,7 @@ class HeldOut:
         return {f"evaluate/loss{'_' + name if name else ''}": mean for name, mean in means.items()}
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
-        """Accuracy of `version` on the held-out sets, answered in episodes: their mean, by set and by
-        level.
-        """
+        """Accuracy of `version` on the held-out sets: their mean, by set and by level."""
         if self.coordinator is None:
             return {}
         request = (step, version, self.config.sft.evaluate_episodes, LEVELS)

@@ -42,9 +42,7 @@ STALE_S = 60.0
 
 @contextmanager
 def log_failures(message: str) -> Iterator[None]:
-    """Log an exception of the block with ``message`` and continue, so that a periodic action is tried
-    again.
-    """
+    """Log an exception of the block and continue, so that a periodic action is tried again."""
     try:
         yield
     except Exception:
@@ -52,9 +50,7 @@ def log_failures(message: str) -> Iterator[None]:
 
 
 async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: str) -> None:
-    """Await ``action`` every ``every_s`` seconds until cancelled; exceptions are logged with the message
-    ``failure``.
-    """
+    """Await ``action`` every ``every_s`` seconds until cancelled; exceptions are logged as ``failure``."""
     while True:
         await asyncio.sleep(every_s)
         with log_failures(failure):
@@ -88,9 +84,7 @@ class EvolutionMonitor:
         metrics: Mapping[str, float],
         skipped: bool,
     ) -> None:
-        """Write the audit event of an update: what it learnt from, the largest shares of it, and the numbers
-        of the step.
-        """
+        """Write the audit event of an update: what it learnt from, the largest shares, and its numbers."""
         numbers = {name.partition("/")[2]: metrics[name] for name in AUDITED if name in metrics}
         details = {
             "step": step,
@@ -101,13 +95,10 @@ class EvolutionMonitor:
         await self.note("update", "learner", "step", "skipped" if skipped else "success", details)
 
     def report(self, metrics: Mapping[str, float], source: str) -> None:
-        """Set the metrics of ``source``, replacing its earlier ones."""
         self.reported[source] = (time.monotonic(), dict(metrics))
 
     def metrics(self) -> dict[str, float]:
-        """The owner's metrics, this machine's memory usage (0..1), and the largest recent value of any
-        gateway.
-        """
+        """The owner's metrics, this machine's memory usage, and the largest recent value of any gateway."""
         result = {**self.health(), "memory_usage": psutil.virtual_memory().percent / 100}
         for reported_at, metrics in self.reported.values():
             if time.monotonic() - reported_at < STALE_S:

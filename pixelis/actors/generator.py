@@ -44,10 +44,7 @@ FirstViews = list[np.ndarray] | None
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024, concurrency_groups={"health": 2})
 class Generator:
-    """Runs episodes of the current policy.
-
-    Its own toolboxes decode images and run operations; they end with it.
-    """
+    """Runs episodes of the current policy. Its own toolboxes decode images and run operations."""
 
     def __init__(self, config: Config, store: str, index: int = 0):
         # A name, because a handle argument is kept in the object store, where its loss can make a restart
@@ -101,7 +98,6 @@ class Generator:
         await self.engine.sleep()
 
     async def wake(self) -> None:
-        """Take the GPU again."""
         await self._exit_if_engine_died()
         await self.engine.wake()
 
@@ -111,7 +107,6 @@ class Generator:
             os._exit(1)
 
     async def ready(self) -> None:
-        """Return once engine and toolboxes are ready."""
         await self.tools.ready()
 
     @ray.method(concurrency_group="health")
@@ -144,8 +139,7 @@ class Generator:
     async def stream(
         self, request: RolloutRequest
     ) -> AsyncIterator[list[TurnEvent | TextEvent] | Group | AddedViews | FirstViews]:
-        """`rollout` as a stream: lists of new turns and text as they are generated, then the results of
-        `rollout`.
+        """Lists of new turns and text as they are generated, then the results of `rollout`.
 
         Cancelling the call or closing the stream ends the episodes and frees their rows in the engine.
         """
@@ -185,9 +179,7 @@ class Generator:
         watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
         read: Callable[[str], None] | None = None,
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
-        """The results of `rollout`. watch: called with each new turn; read: with new text of the first
-        sample.
-        """
+        """The results of `rollout`. watch: called with each turn; read: with new text of the first sample."""
         if not self.started:  # a new or restarted process must not serve the bare model
             async with self.loading:
                 if not self.started:
@@ -266,7 +258,6 @@ class Generator:
 
 
 async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:
-    """`run_episode` as a span."""
     with tracing.span("episode") as span:
         episode = await run_episode(
             TracedSession(session) if span.is_recording() else session, *arguments, **details
@@ -290,12 +281,10 @@ class TracedSession:
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Generate a turn."""
         with tracing.span("generate", prompt_tokens=len(tokens), views=len(views)) as span:
             completion = await self.session.generate(tokens, views, sampling, on_tokens)
             span.set_attribute("pixelis.tokens", len(completion.tokens))
             return completion
 
     def close(self) -> None:
-        """Release the episode's memory."""
         self.session.close()

@@ -1,6 +1,4 @@
-"""Views and pictures in the object store, each content once: those of rollout groups, and those of update
-tasks.
-"""
+"""Views and pictures in the object store, each content once: of rollout groups and of update tasks."""
 
 from __future__ import annotations
 
@@ -42,8 +40,8 @@ class MediumViews:
 class GroupViews:
     """References to the views of a group.
 
-    added: reference to {trajectory id: the views after `first`, or None if the trajectory shows no image};
-    first: what the question starts with, by medium.
+    added: to {trajectory id: the views after `first`, or None if it shows no image}; first: what the question
+    starts with, by medium: a list of views, a picture that is its own view, or None.
     """
 
     added: ray.ObjectRef
@@ -51,7 +49,6 @@ class GroupViews:
 
     @property
     def refs(self) -> list[ray.ObjectRef]:
-        """All references."""
         return [self.added, *(views.ref for views in self.first)]
 
     async def get(self) -> Views:
@@ -61,7 +58,7 @@ class GroupViews:
 
 
 def fetch_groups(groups: Sequence[GroupViews]) -> list[Views]:
-    """The views of groups; each object is fetched once. Blocks. Raises RayError if some are lost."""
+    """The views of groups; each object is fetched once. Raises RayError if some are lost."""
     refs = list(dict.fromkeys(ref for group in groups for ref in group.refs))
     values = dict(zip(refs, ray.get(refs), strict=True))
     return [_assemble(values[group.added], [values[views.ref] for views in group.first]) for group in groups]
@@ -83,10 +80,7 @@ class SharedViews:
         self._known: WeakValueDictionary[str, MediumViews] = WeakValueDictionary()
 
     def of(self, media: Sequence[Media]) -> dict[str, MediumViews]:
-        """Known views by medium id.
-
-        Another group of `media` need not store them again if they are still right.
-        """
+        """Known views by medium id, which another group of `media` need not store again."""
         return {item.id: views for item in media if (views := self._known.get(item.uri)) is not None}
 
     async def collect(
@@ -97,8 +91,7 @@ class SharedViews:
         known: Mapping[str, MediumViews],
         pictures: Mapping[str, ray.ObjectRef],
     ) -> GroupViews:
-        """The views of a group whose request named the `known` ones; `added` and `first` are the generator's
-        results.
+        """The views of a group whose request named the `known` ones.
 
         The generator does not store a picture of the caller that is its own view.
         """
@@ -127,7 +120,7 @@ async def first_views(
     known: Mapping[str, ray.ObjectRef],
     pictures: Mapping[str, ray.ObjectRef],
 ) -> list[list[np.ndarray] | None]:
-    """What a generator stores of the first views: those of each medium, None where the caller has them.
+    """What a generator stores of the first views of each medium, None where the caller has them.
 
     known: references to views that the caller expects to be the same; they are compared.
     """
@@ -157,7 +150,7 @@ async def first_views(
 
 
 class Picture:
-    """A picture in the object store. It is freed with the last reference to this object."""
+    """An object in the object store, freed with the last reference to this one."""
 
     __slots__ = ("__weakref__", "ref")
 
@@ -170,29 +163,21 @@ PictureViews = dict[str, list[Picture]]
 
 
 class UpdatePictures:
-    """Stores pictures by the hash of their content.
-
-    Its process owns them: they outlive the process that sent them.
-
-    A picture lives as long as a task, a batch or the canary holds its ``Picture``.
-    """
+    """Stores pictures by the hash of their content; its process owns them, whoever sent them."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[str, Picture] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def hold(self, views: Mapping[str, Sequence[np.ndarray]]) -> PictureViews:
-        """Store the pictures whose content is new; ``views`` by trajectory id.
-
-        Blocks while it hashes and copies.
-        """
+        """Store the pictures whose content is new; ``views`` by trajectory id. Blocks."""
         # The trajectories of a task share the arrays of the question's pictures: hash each once.
         distinct = {id(view): view for arrays in views.values() for view in arrays}
         stored = {key: self.add(view) for key, view in distinct.items()}
         return {name: [stored[id(view)] for view in arrays] for name, arrays in views.items()}
 
     def add(self, picture: np.ndarray) -> Picture:
-        """Store a picture if its content is new; blocks as ``hold``."""
+        """Store a picture if its content is new. Blocks."""
         digest = hashlib.sha256(str((picture.dtype.str, picture.shape)).encode())
         digest.update(np.ascontiguousarray(picture).data)
         with self._lock:
@@ -208,10 +193,7 @@ def references(views: PictureViews) -> Refs:
 
 
 def fetch(views: Sequence[Refs]) -> list[Views]:
-    """The pixels of several tasks; each picture is fetched once.
-
-    Raises RayError for pictures that are lost.
-    """
+    """The pixels of several tasks; each picture is fetched once. Raises RayError if some are lost."""
     refs = list(dict.fromkeys(ref for task in views for part in task.values() for ref in part))
     pixels = dict(zip(refs, ray.get(refs), strict=True))
     return [{id: [pixels[ref] for ref in part] for id, part in task.items()} for task in views]

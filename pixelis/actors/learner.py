@@ -1,6 +1,4 @@
-"""Starts a learner: Ray Train runs the training loop on its workers and restarts them from the last
-checkpoint.
-"""
+"""Starts a learner: Ray Train runs the training loop on its workers."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ from pixelis.telemetry.events import EventLog
 PLACED = "learner/placed"
 """Event with the node of each learner, in the order of their ranks."""
 ROOM_POLL_S = 5.0
-"""Seconds to wait for room for a number of learners, until the groups of the failed ones are gone."""
 REPEAT_S = 15.0
 """Seconds after which the notice about what the learners wait for is repeated."""
 PERMANENT = (
@@ -61,8 +58,7 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
 
     A failing worker writes a `learner/failure` event. Failures of machines are retried `learner.max_failures`
     times from the last checkpoint, when there is room for the learners or for `learner.min_workers` of them;
-    errors of code or data are not retried. Raises the error that stopped the run. name: prefix of the names
-    of the job's placement groups.
+    errors of code or data are raised. name: prefix of the job's placement groups.
     """
     config = job.config
     latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
@@ -149,17 +145,12 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
 
 
 def collective_timeout_s(config: Config) -> int:
-    """Seconds that ranks may wait for the first one, which alone waits for loading generators and
-    evaluations.
-    """
+    """Seconds that ranks may wait for the first, which alone waits for loads and evaluations."""
     return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 
 def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
-    """Wait until there is room for the learners; None if the run is to stop.
-
-    Repeats what is missing until then. elastic: `learner.min_workers` are enough.
-    """
+    """Wait for room for the learners, or with `elastic` for `learner.min_workers`; None to stop the run."""
     learner, waiting_since = config.learner, 0.0
     fewest = (learner.min_workers or learner.workers) if elastic else learner.workers
     shares = {n: learner.shares(n) for n in range(learner.workers, fewest - 1, -learner.sequence_parallel)}
@@ -197,10 +188,7 @@ def _notice(config: Config, text: str, waiting: bool = False) -> None:
 
 
 def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> None:
-    """Run the loop, unless it is a restart after a permanent failure in this attempt.
-
-    Write failures as events.
-    """
+    """Run the loop and write failures as events; nothing after a permanent failure in this attempt."""
     run_dir = job.config.run.dir
     if not job.config.learner.gpus:  # Ray Train chooses the GPU of a learner that reserves one
         use_reserved_gpus()
@@ -231,7 +219,6 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
 
 
 def _log_nodes(run_dir: str, attempt: str) -> None:
-    """Write the event with the nodes of all workers. Collective."""
     import torch.distributed as dist
 
     node = ray.get_runtime_context().get_node_id()
@@ -243,7 +230,6 @@ def _log_nodes(run_dir: str, attempt: str) -> None:
 
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
-    """The permanent error of this attempt, if any."""
     event = events.last(run_dir, events.LEARNER_FAILURE)
     if event is None or event["attempt"] != attempt or not event["permanent"]:
         return None

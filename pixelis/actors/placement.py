@@ -1,6 +1,4 @@
-"""Places the actors of a job in placement groups within a timeout, or reports the part that does not fit the
-cluster.
-"""
+"""Places the actors of a job in placement groups within a timeout, or reports the part that does not fit."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ from pixelis.telemetry.progress import stage
 class Actors:
     """Actors of a job by role.
 
-    name: prefix of their names; names: of the generators; groups: placement groups by the name or role of
-    their actors; elastic: generators that may not have started.
+    name: prefix of their names; names: of the generators; groups: placement groups by name or role of their
+    actors; elastic: generators that may not have started.
     """
 
     store: Any = None
@@ -62,7 +60,6 @@ class Actors:
     elastic_groups: list[PlacementGroup] = field(default_factory=list)
 
     def all(self) -> list[ActorHandle]:
-        """All actors."""
         single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
         return [*self.generators, *self.elastic, *self.scorers, *single]
 
@@ -74,21 +71,17 @@ ELASTIC_WAIT_S, ELASTIC_PAUSE_S = 2.0, 3.0
 def start_generator(
     config: Config, store: str, index: int, name: str, group: PlacementGroup | None = None
 ) -> tuple[ActorHandle, PlacementGroup]:
-    """Start a generator in its own placement group with its toolboxes, without waiting for either.
+    """Start a generator with its toolboxes in a placement group, its own if None, without waiting.
 
     Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node.
-    store: name of the policy store; group: placement group, if there is one. Release it after killing the
-    actor.
+    Release the group after killing the actor.
     """
     group = group or reserve(generator_bundles(config), name=name)
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
 def object_store_bytes(config: Config) -> tuple[int, int]:
-    """Bytes that the job needs of the object store, and of its largest object.
-
-    The job reports a missing model itself.
-    """
+    """Bytes that the job needs of the object store, and of its largest object."""
     try:
         return storage.needed_bytes(config)
     except MissingFile:
@@ -96,10 +89,7 @@ def object_store_bytes(config: Config) -> tuple[int, int]:
 
 
 def _start(config: Config, actors: Actors, initial: str | None, more: int) -> list[str]:
-    """Start the actors of a job; waits until they have room.
-
-    Returns the names of ``more`` elastic generators to start later.
-    """
+    """Start the actors of a job and wait for room; returns the names of ``more`` generators for later."""
 
     def names(role: str, count: int) -> list[str]:
         return [f"{actors.name}-{role}-{index}" for index in range(count)]

@@ -1,7 +1,4 @@
-"""Promotes policy versions: candidate, canary, promotion, rollback.
-
-Serves only what passed the canary or a person forced.
-"""
+"""Decides which policy version serves: only one that passed the canary or that a person forced."""
 
 from __future__ import annotations
 
@@ -34,11 +31,10 @@ AuditWriter = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
 
 
 class Promotion:
-    """Decides which version serves. Transitions are serialised; judging takes long and blocks none.
+    """Candidate, canary, promotion, rollback. Transitions are serialised; judging blocks none.
 
     ``base``: version that the learner's weights descend from; ``restore``: version that the learner must
-    reset to before its next step, None when ``base`` is promoted. Without a canary every candidate is
-    promoted.
+    reset to before its next step. Without a canary every candidate is promoted.
     """
 
     def __init__(
@@ -69,10 +65,7 @@ class Promotion:
         self.file = Path(config.run.dir) / "versions" / "canary.json"
 
     async def open(self) -> None:
-        """Serve the promoted version and load the state of an earlier incarnation.
-
-        Raises as ``Canary.ready``.
-        """
+        """Serve the promoted version and load the state of an earlier incarnation."""
         if self.canary is not None:
             await self.canary.ready()
         async with self.transition:
@@ -80,7 +73,7 @@ class Promotion:
             self._load()
 
     async def begin(self, base: int | None) -> None:
-        """The learner starts with weights that descend from ``base``; it must reset them unless ``base`` is
+        """The learner starts with weights that descend from ``base``; it must reset them unless that is
         promoted.
         """
         async with self.transition:
@@ -99,12 +92,9 @@ class Promotion:
     # -- candidates ------------------------------------------------------------------------------------------
 
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
-        """Judge a candidate and promote or refuse it; True when it serves now.
+        """Judge a candidate and promote or refuse it; True if it serves now.
 
-        ``shares`` of its tasks: for the audit log.
-
-        If the canary fails or is inconclusive, the version stays a candidate and the learner continues from
-        it.
+        If the canary fails or is inconclusive, it stays a candidate and the learner continues from it.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
@@ -154,9 +144,7 @@ class Promotion:
             self.candidate = None
 
     async def _judge(self, version: int) -> tuple[Decision, Scores]:
-        """Compare a version with the promotion history on the canary, then with the served one on questions
-        of the traffic.
-        """
+        """Compare a version with the promotion history on the canary, then with the served one on traffic."""
         canary, served, settings = self.canary, self.served, self.config.evolution.canary
         assert canary is not None
         if self.history is None:
@@ -247,11 +235,10 @@ class Promotion:
         self.unjudged = scores is None
 
     async def roll_back(self, version: int | None, by: str, reason: str) -> int:
-        """Serve ``version`` again (None: the version promoted before the served one) and withdraw later
-        versions.
+        """Serve ``version`` again (None: the one promoted before) and withdraw later ones; returns the served
+        one.
 
-        Returns the version that serves now. Raises BadInput when there is no earlier version, MissingFile
-        without its weights.
+        Raises BadInput if there is no earlier version, MissingFile without its weights.
         """
         async with self.transition:
             return await self._roll_back(version, by, reason)
@@ -284,7 +271,7 @@ class Promotion:
         return target
 
     async def check_served(self, by: str = "watch") -> bool:
-        """Judge the served version again; True when it fell and its predecessor serves again."""
+        """Judge the served version again; True if it fell and its predecessor serves again."""
         if self.canary is None:
             return False
         version = self.served
@@ -319,13 +306,11 @@ class Promotion:
     # -- state -----------------------------------------------------------------------------------------------
 
     async def use_generators(self, names: Sequence[str]) -> None:
-        """Load versions on the generators of these names from now on."""
         if list(names) != self.generators:
             self.router.set_members([await asyncio.to_thread(actor_handle, name) for name in names])
             self.generators = list(names)
 
     async def _serve(self, version: int) -> None:
-        """Load ``version`` on all generators; the router does not use a generator until it has loaded it."""
         await self.router.load(version)
         records = await self.store.list.remote()
         self.served = version
@@ -345,9 +330,7 @@ class Promotion:
         return record
 
     def _save(self, pending: dict[str, Any] | None = None) -> None:
-        """Write the state; with ``pending``, the promotion under way, so that a restart in between completes
-        it.
-        """
+        """Write the state; a restart completes a promotion that is ``pending``."""
         history = self.history.state() if self.history is not None else None
         state = {
             "key": self.key,
@@ -359,9 +342,7 @@ class Promotion:
         write_json(self.file, state)
 
     def _load(self) -> None:
-        """Load the saved state unless questions or starting policy differ or it does not know the served
-        version.
-        """
+        """Load the saved state if it is about these questions and this starting policy and served version."""
         if not self.file.is_file():
             return
         state = json.loads(self.file.read_text(encoding="utf-8"))

@@ -28,47 +28,38 @@ from pixelis.errors import BadConfig, InfraFailure
 Bundle = dict[str, float]
 """Resources of one process by name: CPU, GPU."""
 SMALLEST_CPU = 0.001
-"""CPUs reserved for a process that reserves nothing, because Ray has no empty bundles."""
+"""CPUs reserved for a process that reserves nothing: Ray has no empty bundles."""
 RAY_NODE_ID_KEY = "ray.io/node-id"
-"""Label of each node that Ray sets to the node's id."""
 LEARNER_SHARE = 0.4
-"""Share of a GPU that a learner reserves beside a generator's.
-
-Two generators fit no GPU, so each gets one learner.
-"""
+"""Share of a GPU that a learner reserves beside a generator: no GPU has room for two generators."""
 ONE_NODE_WAIT_S = 2.0
 """Seconds to wait for a node with room for all learners, before they are split over nodes."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Resources of `count` equal parts of a job; the bundles of a part must be on one node."""
+    """`count` equal parts of a job; the bundles of a part must be on one node."""
 
     role: str
     count: int
     bundles: tuple[Bundle, ...]
 
     def total(self, resource: str) -> float:
-        """Amount of a resource in one part."""
         return sum(bundle.get(resource, 0.0) for bundle in self.bundles)
 
 
 def bundle(cpus: float, gpus: float = 0.0) -> Bundle:
-    """Bundle of a process."""
     return {"CPU": cpus if cpus or gpus else SMALLEST_CPU, **({"GPU": gpus} if gpus else {})}
 
 
 def learner_bundle(config: Config) -> Bundle:
-    """Bundle of a learner process."""
     return bundle(config.learner.cpus, config.learner.gpus * (LEARNER_SHARE if config.engine.colocate else 1))
 
 
 def generator_bundles(
     config: Config, cpus: float | None = None, gpus: float | None = None
 ) -> tuple[Bundle, ...]:
-    """Bundles of a generator and of each of its toolboxes. cpus, gpus: of the generator, instead of the
-    engine's.
-    """
+    """Bundles of a generator, with other cpus and gpus than the engine's if given, and of its toolboxes."""
     engine, toolbox = config.engine, config.toolbox
     share = 1 - LEARNER_SHARE if engine.colocate else 1
     generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus * share if gpus is None else gpus)
@@ -76,12 +67,11 @@ def generator_bundles(
 
 
 def embedder_bundle(config: Config) -> Bundle:
-    """Bundle of an embedder: the base model fits one GPU."""
     return bundle(config.engine.cpus, 0 if config.engine.colocate else min(1.0, config.engine.gpus))
 
 
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
-    """Resources of a job by part, without generators that may join later. online: include serving.
+    """Parts of a job, without generators that may join later. online: include serving.
 
     Raises BadConfig for a service with a broadcast of versions or, if it learns, with `engine.colocate`.
     """
@@ -119,10 +109,9 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
 
 
 def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
-    """Raise InfraFailure with the parts of a job that exceed the cluster, or with one that exceeds each of
-    its nodes.
+    """Raise InfraFailure with the parts of a job that exceed the cluster or each of its nodes.
 
-    online: include serving. Does nothing for a cluster that can add nodes.
+    Does nothing for a cluster that can add nodes.
     """
     if config.cluster.autoscaling:
         return
@@ -213,10 +202,7 @@ def may_fit(bundles: Sequence[Bundle]) -> bool:
 
 
 def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> None:
-    """Wait for groups by role.
-
-    Raises InfraFailure with the first role that does not fit within the timeout, and why.
-    """
+    """Wait for groups by role. Raises InfraFailure with the first that does not fit, and why."""
     deadline = time.monotonic() + timeout_s
     for role, group in groups.items():
         if not group.wait(max(0.0, deadline - time.monotonic())):
@@ -232,9 +218,7 @@ def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> Non
 
 
 def inside(group: PlacementGroup, index: int = 0, *, children: bool = False) -> dict[str, Any]:
-    """Options of an actor that uses a bundle of a group completely. children: actors that it starts join the
-    group.
-    """
+    """Options of an actor that uses a bundle of a group; `children`: so do the actors that it starts."""
     resources = group.bundle_specs[index]
     strategy = PlacementGroupSchedulingStrategy(group, index, placement_group_capture_child_tasks=children)
     return {
@@ -250,7 +234,7 @@ def release(group: PlacementGroup) -> None:
 
 
 class Room(NamedTuple):
-    """Room for learners: their number, and the strategy and node of each for Ray Train's placement group."""
+    """Room for learners: strategy and node labels of Ray Train's placement group."""
 
     workers: int
     strategy: str
@@ -259,8 +243,7 @@ class Room(NamedTuple):
 
 @contextmanager
 def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
-    """Reserve the learners' resources during the block: on one node if possible, colocated ones beside the
-    generators of `job`.
+    """Reserve the learners during the block: on one node if possible, colocated beside generators of `job`.
 
     Leave the block before Ray Train makes its own reservation. Raises InfraFailure after
     `cluster.placement_timeout_s`.
@@ -275,10 +258,7 @@ def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
 
 
 def fitting_learners(config: Config, counts: Sequence[int], wait_s: float, job: str = "") -> Room | None:
-    """Room for the first of these numbers of learners that fits; None if none does.
-
-    Waits up to `wait_s` seconds for each.
-    """
+    """Room for the first of these numbers of learners that fits, within `wait_s` for each; None if none does."""
     for count in counts:
         group, room = _reserve_learners(config, count, job)
         fits = group.wait(wait_s)

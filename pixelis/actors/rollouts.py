@@ -1,7 +1,7 @@
 """Turns questions into batches: rolls out and scores groups, selects them, assigns advantages.
 
-A group is rolled out, scored and kept or dropped as a whole, independently of batch size, group size and
-number of workers.
+A group is rolled out, scored and kept or dropped as a whole, whatever the batch, group size and number of
+workers.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ from pixelis.telemetry.events import EventLog
 
 @dataclass
 class RolloutBatch:
-    """A learner batch: groups with advantages, and a reference to the views of each, or to each view of an
-    update task.
+    """A learner batch: groups with advantages, and references to the views of each.
 
-    ``numbers`` are those of the batch's questions; ``state`` is the resume state after it; ``options`` are
-    passed to the optimizer step, which starts from the weights of version ``restore`` if that is set.
+    ``numbers`` of the questions; ``state`` to resume after it; ``options`` of the optimizer step, which
+    starts from the weights of version ``restore`` if that is set.
     """
 
     step: int
@@ -53,9 +52,7 @@ class RolloutBatch:
     restore: int | None = None
 
     def share(self, rank: int, world: int) -> RolloutBatch:
-        """Part of worker ``rank`` out of ``world``: whole groups, so that all workers have about equally many
-        tokens.
-        """
+        """Whole groups for worker ``rank`` of ``world``, so that all have about equally many tokens."""
         sizes = [sum(t.tokens for t in group.trajectories) for group in self.groups]
         part = balanced_shares(sizes, world)[rank]
         greedy = [self.greedy[i] for i in part] if self.greedy else []
@@ -66,10 +63,8 @@ class RolloutBatch:
 
 @dataclass
 class StepResult:
-    """Results of a step.
-
-    ``boundary`` names the checkpoint to keep at the end of a reward phase; ``state`` is the source's state
-    for checkpoints, if the source reports it at each step.
+    """``boundary`` names the checkpoint to keep at the end of a reward phase; ``state`` is the source's for
+    checkpoints.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -158,10 +153,7 @@ class Rollouts:
     async def episodes(
         self, request: RolloutRequest, step: int | None = None, reserved: Reservation | None = None
     ) -> ScoredGroup:
-        """Scored episodes of one question.
-
-        Raises InfraFailure, and DataFailure or BadInput that name the question's row.
-        """
+        """Scored episodes of one question. Raises InfraFailure; DataFailure or BadInput that name its row."""
         try:
             rollout = await self.router.rollout(request, reserved)
             states = (
@@ -176,12 +168,10 @@ class Rollouts:
             raise (unwrap_ray_error(error) or error).about(request.question.place) from None
 
     def informative(self, scored: ScoredGroup) -> bool:
-        """Whether the group has advantages and ``rft.filter`` keeps it."""
         return informative(scored.group, self.config.rft)
 
     def assemble(self, step: int, selection: Selection) -> RolloutBatch:
-        """Assemble the batch of a selection: assigns advantages and adds replayed rollouts, which keep
-        theirs.
+        """Assign advantages to the groups of a selection, and add replayed rollouts, which keep theirs.
 
         Raises DataFailure if no group has a majority, or if the episodes of all groups are excluded.
         """
@@ -245,9 +235,7 @@ class Rollouts:
 
 
 def measured(group: Group, accuracy: Mapping[str, float]) -> Group:
-    """A copy of the group for metrics, with the accuracy by trajectory that no reward, filter or advantage
-    sees.
-    """
+    """The group with the accuracy by trajectory that no reward, filter or advantage sees."""
     if not accuracy:
         return group
     known = [

@@ -1,6 +1,4 @@
-"""Places the actors behind a service: memory shards, the Embedder, Evolution and the generator of its
-canary.
-"""
+"""Places the actors behind a service: memory shards, Embedder, Evolution and its canary's generator."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from pixelis.config import Config
 
 @dataclass
 class ServingActors:
-    """Actors of a service beside its generators; ``names`` are actor names by role, for other processes."""
+    """Actors of a service beside its generators; ``names`` by role, for other processes."""
 
     evolution: ActorHandle | None = None
     canary: ActorHandle | None = None
@@ -32,14 +30,12 @@ class ServingActors:
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
     def all(self) -> list[ActorHandle]:
-        """All of these actors."""
         return [a for a in (self.evolution, self.canary, self.embedder, *self.memory) if a is not None]
 
 
 @contextmanager
 def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[ServingActors]:
-    """Place the actors that ``config`` requires beside ``actors``, wait until they are ready, and kill them
-    at exit.
+    """Place the actors that ``config`` requires beside ``actors``; kill them at exit.
 
     ``job``: part of the actors' names. A read-only service has no memory and no Evolution. Raises
     InfraFailure if an actor is not ready within ``cluster.placement_timeout_s``.
@@ -118,5 +114,4 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
 
 
 def has_memory(config: Config) -> bool:
-    """True when a service of this configuration has a memory."""
     return config.memory.enabled and not config.serve.read_only

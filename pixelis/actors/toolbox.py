@@ -1,7 +1,7 @@
 """The Toolbox actor: opens media and runs pixel operations in a process with limits on time and memory.
 
-A SIGALRM timer ends the process when a call takes too long, even if the call never releases the GIL.
-RLIMIT_DATA turns exhausted memory into an error. `toolbox_pool` handles the death of the process.
+A SIGALRM timer ends the process when a call takes too long, even if it never releases the GIL; RLIMIT_DATA
+turns exhausted memory into an error. `toolbox_pool` handles the death of the process.
 """
 
 from __future__ import annotations
@@ -54,11 +54,9 @@ LINUX = sys.platform == "linux"
 
 @dataclass(slots=True)
 class Call:
-    """An operation of an episode. media: index of each medium among the arguments of `Toolbox.execute`, by
-    id.
+    """An operation of an episode. media: index of each medium in the arguments of `Toolbox.execute`.
 
-    episode: id of the episode whose environment carries out the action; with a question, the environment
-    starts.
+    episode: whose environment carries out the action; with a question, the environment starts.
     """
 
     action: Action
@@ -71,10 +69,7 @@ class Call:
 
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class Toolbox:
-    """Opens media and runs operations; images are passed by reference.
-
-    Its only state: environments of running episodes.
-    """
+    """Opens media and runs operations on references to them; holds the environments of running episodes."""
 
     def __init__(self, config: Config, multiple: int, kind: str):
         use_reserved_gpus()
@@ -98,16 +93,13 @@ class Toolbox:
         self.idle_bytes = _data_bytes()
 
     def health(self) -> tuple[int, str]:
-        """Process id and node."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
-        """Each medium at full resolution as a separate return value, question by question, and a list as the
-        last one.
+        """Each medium at full resolution as a separate return value, question by question, and a list.
 
-        The list has (initial views of each clip, content hash of each medium, both by id) for each question,
-        or a BadImage if it cannot be decoded. The caller makes the views of pictures, so that they are not
-        stored as well.
+        The list has (initial views of each clip, content hash of each medium) by id for each question, or a
+        BadImage. The caller makes the views of pictures, so that they are not stored as well.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)
@@ -136,10 +128,9 @@ class Toolbox:
     def execute(
         self, calls: Sequence[Call], timeout_s: float, *media: Any
     ) -> tuple[list[tuple[Outcome, int]], bool]:
-        """Run calls in order on the ``media`` of their questions. Errors are outcomes.
+        """(outcome, size in bytes) of each call in order, and whether this process should end.
 
-        Returns (outcome, size in bytes) of each call, and whether this process should end: if the calls left
-        much memory behind and it holds no environment.
+        It should if the calls left much memory behind and it holds no environment. Errors are outcomes.
         """
         with self._limits(timeout_s):
             results = [self._execute(call, {id: media[i] for id, i in call.media.items()}) for call in calls]
@@ -149,7 +140,6 @@ class Toolbox:
         )
 
     def release(self, episode: str) -> None:
-        """End the environment of an episode, if there is one."""
         self.episodes.pop(episode, None)
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
@@ -189,8 +179,7 @@ class Toolbox:
     def _execute_in_environment(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         """Start the environment of an episode, or carry out one of its actions.
 
-        An error of the environment itself ends it, and is an outcome with a code that begins with
-        `environment_`.
+        An error of the environment itself ends it, and is an outcome with a code `environment_...`.
         """
         assert call.episode is not None
         try:
@@ -237,12 +226,11 @@ class Toolbox:
 
 
 def _data_bytes() -> int:
-    """Writable private memory of this process, which RLIMIT_DATA limits; 0 on systems other than Linux."""
+    """Writable private memory of this process, which RLIMIT_DATA limits."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() if LINUX else 0
 
 
 def _content_hash(media: Media, opened: np.ndarray | Clip) -> str:
-    """Hash of the encoded source of an image or clip."""
     if isinstance(opened, Clip):
         return opened.sha256
     if media.is_inline:
@@ -252,12 +240,10 @@ def _content_hash(media: Media, opened: np.ndarray | Clip) -> str:
 
 
 def error_outcome(code: str, text: str) -> Outcome:
-    """Outcome of a failed operation."""
     return Observation(status="error", code=code, text=text), []
 
 
 def decode_error(media: Sequence[Media], problem: str, code: str) -> BadImage:
-    """Error of media that cannot be decoded."""
     kind = "video" if any(item.kind == "video" for item in media) else "image"
     names = ", ".join(item.id for item in media)
     return BadImage(

@@ -1,9 +1,7 @@
-"""A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory, and runs equal
-calls once.
+"""A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory.
 
 A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls and images
-to open are batched; the jobs of a failed batch are retried one by one. A full batch of quick calls may wait
-on a worker behind its running batch; if that one fails, the waiting batch goes to another worker.
+to open are batched; the jobs of a failed batch are retried one by one. Equal calls run once.
 """
 
 from __future__ import annotations
@@ -32,17 +30,16 @@ from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media
 
 QUICK_BATCH = 64
-"""Maximum number of quick calls in a batch."""
+"""Most quick calls in a batch."""
 OPEN_BATCH = 16
-"""Maximum number of questions whose images are opened in a batch."""
+"""Most questions whose images are opened in a batch."""
 BATCH_SHARE = 0.25
 """Share of the timeout that a batch gets. The rest is left to retry its jobs one by one."""
 GRACE_S = 0.5
 """Seconds after a task's timeout by which the alarm must have ended its process."""
 PICTURE_SHARE = 0.25
-"""Share of `toolbox.cache_bytes` for pictures that no group is using, which stay in the object store."""
+"""Share of `toolbox.cache_bytes` for pictures that no group uses any more."""
 PING_S = 0.1
-"""Seconds between pings to a starting worker."""
 
 
 class ToolboxPool:
@@ -50,8 +47,7 @@ class ToolboxPool:
 
     multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call
     that hangs, crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds
-    after a worker got it. Results of equal calls and equal pictures are reused as long as they fit in
-    `toolbox.cache_bytes`.
+    after a worker got it.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
@@ -91,8 +87,8 @@ class ToolboxPool:
     ) -> tuple[Opened, InitialViews]:
         """Open the media of a question. The views are read-only and may be shared with other callers.
 
-        decoded: references to images that are decoded already, uint8 [H, W, 3], by id; the URIs of `media`
-        are then their content hashes. Raises BadImage, InfraFailure.
+        decoded: references to decoded images, uint8 [H, W, 3], by id; the URIs of `media` are then content
+        hashes. Raises BadImage, InfraFailure.
         """
         if not media:
             return Opened({}, {}), ([], [])
@@ -113,10 +109,7 @@ class ToolboxPool:
     async def execute(
         self, action: Action, images: list[ImageView], objects: Objects, opened: Opened
     ) -> Outcome:
-        """Run an operation; its failures are error observations. The views are read-only and may be shared.
-
-        Raises InfraFailure if no worker is available.
-        """
+        """Run an operation; its failures are error observations. The views are read-only and may be shared."""
         self.counts["calls"] += 1
         operation, key = self.operations.get(action.op), None
         if operation is not None and self.config.toolbox.cache_bytes:
@@ -138,19 +131,14 @@ class ToolboxPool:
         return await self._wait(job)
 
     def environment_worker(self) -> Worker:
-        """The worker with the fewest environments."""
         return min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
 
     async def execute_on(self, worker: Worker, call: Call, opened: Opened) -> Outcome:
-        """Run a call of an environment on the worker that holds it.
-
-        Raises InfraFailure when the worker is lost.
-        """
+        """Run a call of an environment on its worker. Raises InfraFailure when the worker is lost."""
         self.counts["calls"] += 1
         return await self._wait(self._submit(call, opened=opened, worker=worker))
 
     def health(self) -> dict[str, Any]:
-        """Number and process ids of workers, calls, failures by code, restarts and cache size."""
         return {
             "size": len(self.workers),
             "alive": sum(worker.alive for worker in self.workers),
@@ -163,7 +151,6 @@ class ToolboxPool:
         }
 
     def close(self) -> None:
-        """End the workers. Only needed if the owner lives longer than the pool."""
         for task in self.tasks:
             task.cancel()
         for worker in self.workers:
@@ -234,10 +221,7 @@ class ToolboxPool:
         worker.tasks.append(self._spawn(self._complete(worker, jobs, refs, start, timeout_s, previous)))
 
     def _next_jobs(self) -> list[Job]:
-        """Jobs of the next task: the oldest job, batched with others of its kind.
-
-        An even share for each idle worker.
-        """
+        """The oldest job, batched with others of its kind: an even share for each idle worker."""
         for queue in (self.quick, self.slow):
             while queue and not queue[0].waiters:  # cancelled
                 self._unregister(queue.popleft()).future.cancel()
@@ -269,7 +253,6 @@ class ToolboxPool:
         return task
 
     async def _start(self, worker: Worker) -> None:
-        """Start or restart a worker and make it idle once a new process answers."""
         timeout_s = self.config.cluster.placement_timeout_s
         deadline, cause = time.monotonic() + timeout_s, "it does not start"
         if worker.pid:
@@ -327,12 +310,7 @@ class ToolboxPool:
         timeout_s: float,
         previous: asyncio.Task[bool] | None,
     ) -> bool:
-        """Wait for a task of a worker; answer its jobs or queue them again.
-
-        Returns whether the worker survived.
-
-        previous: the task that the worker runs first.
-        """
+        """Wait for a task of a worker; answer its jobs or queue them again."""
         outcomes: list[tuple[Any, int]] = []
         should_end, code, refusal = False, None, None
         reply = self._spawn(self._reply(jobs, refs))
@@ -473,6 +451,6 @@ class ToolboxPool:
 
 
 def _retrieve_exception(future: asyncio.Future) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it if no caller waits any more."""
+    """Keep asyncio from logging the exception if no caller waits any more."""
     if not future.cancelled():
         future.exception()

@@ -1,6 +1,4 @@
-"""Decides what becomes of an update task: it is dropped, held out for the canary, reviewed, or queued for the
-learner.
-"""
+"""Decides what becomes of an update task: dropped, held out for the canary, reviewed, or queued."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ from pixelis.rewards.vote import agrees, contradicts
 REMEMBERED = 100_000
 """Latest deletions and feedback remembered for tasks that are still on their way."""
 LONGEST = 1600
-"""Longer side at most of a picture that is held out for the canary, which stores and keeps it in memory."""
+"""Longest side of a picture that is held out for the canary, which keeps it in memory."""
 MAX_WAITING = 1000
 """Updates that may wait for review; further ones are applied without one."""
 MIN_TRAJECTORIES = 2
@@ -49,7 +47,6 @@ class UpdateIntake:
     """Admits tasks to the queue, whose ``counts`` get the outcomes.
 
     While ``paused`` only approved tasks are queued; while ``draining`` or when ``stopped`` none are.
-    ``pictures`` also stores those of the canary.
     """
 
     def __init__(
@@ -90,10 +87,7 @@ class UpdateIntake:
         originals: Mapping[str, ray.ObjectRef] | None = None,
         unclear: int = 0,
     ) -> bool:
-        """See ``Evolution.submit``.
-
-        ``step`` is the update that the learner makes next, None without a learner.
-        """
+        """See ``Evolution.submit``. ``step``: the update that the learner makes next, None without a learner."""
         enough = verdict is None or self.clear.add(task.user, unclear)
         self.unclear = 0 if enough else self.unclear + 1
         if cause := self._refusal(task) or ("" if enough else "unclear"):
@@ -153,7 +147,7 @@ class UpdateIntake:
         return queued
 
     async def disown(self, experience_id: str, feedback: Feedback) -> None:
-        """Remove the tasks of an experience whose label the feedback calls wrong, also those submitted later.
+        """Remove the tasks of an experience whose label the feedback calls wrong, also later ones.
 
         Those that wait for review are left to a person.
         """
@@ -174,9 +168,6 @@ class UpdateIntake:
         await asyncio.to_thread(self.reviews.dispute, experience_id, feedback)
 
     async def forget(self, experience_ids: Sequence[str]) -> int:
-        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number
-        dropped now.
-        """
         ids = set(experience_ids)
         _remember(self.forgotten, dict.fromkeys(ids - {""}))
         async with self.queue.changed:
@@ -186,22 +177,17 @@ class UpdateIntake:
         return len(removed) + held_out + await asyncio.to_thread(self.reviews.forget, list(experience_ids))
 
     async def expire(self) -> None:
-        """Remove the questions held out longer than ``memory.retention_days``."""
         if self.traffic.expire(time.time() - self.retention_s):
             await asyncio.to_thread(self.traffic.save)
 
     async def _withdraw(self, cause: str, chosen: Callable[[QueuedTask], bool]) -> None:
-        """Remove the chosen tasks from the queue and count them under ``cause``."""
         async with self.queue.changed:
             removed = self.queue.remove(chosen)
             self.counts[cause] += len(removed)
         await asyncio.to_thread(self.reviews.done, [task.id for task in removed])
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
-        """Why a task must be dropped, empty when it need not.
-
-        An approved task is queued even while paused.
-        """
+        """Why a task must be dropped, empty if it need not. An approved task is queued even while paused."""
         if self.draining or self.stopped or task.experience_id in self.forgotten:
             return "refused"
         if self.paused and not approved:
@@ -222,8 +208,8 @@ class UpdateIntake:
     async def _hold_out(
         self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]
     ) -> bool:
-        """Hold a task out for the canary with the question's pictures, not the policy's views of them; True
-        if it was.
+        """Hold a task out for the canary with the question's pictures, not the policy's views; True if it
+        was.
 
         Questions about clips or with lost pictures are not held out, nor any if the memory stores no
         pictures.
@@ -244,7 +230,6 @@ class UpdateIntake:
             return False
 
         def store() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-            """The stored pictures, and their pixels in the object store, which the process then shares."""
             held = {
                 id: self.pictures.add(shrink(array, LONGEST)) for id, array in zip(ids, arrays, strict=True)
             }
@@ -274,11 +259,10 @@ class UpdateIntake:
 
 
 class UpdateScoring:
-    """Scores update tasks whose rewards need a Scorer actor: one with a state, or with vectors of the
-    embedder.
+    """Scores update tasks whose rewards need a Scorer actor (a state, or vectors of the embedder).
 
-    ``names``: of the Scorer and of the Embedder of its states. Raises BadConfig without those that the
-    rewards need. Without ``rewards.needs_scorer`` tasks arrive scored and are returned as they are.
+    ``names``: of the Scorer and of the Embedder of its states. Without ``rewards.needs_scorer`` tasks arrive
+    scored and are returned as they are.
     """
 
     def __init__(self, config: Config, names: tuple[str, str] | None):
@@ -292,8 +276,8 @@ class UpdateScoring:
     ) -> UpdateTask:
         """The task scored against its label; unscored if that fails.
 
-        ``views`` are the arrays by trajectory id, or references to them. With ``step`` the rewards learn from
-        the task.
+        ``views``: arrays by trajectory id, or references to them. With ``step`` the rewards learn from the
+        task.
         """
         if self.names is None:
             return task
@@ -308,7 +292,6 @@ class UpdateScoring:
         return task.model_copy(update={"trajectories": scored.trajectories})
 
     async def advance(self, step: int) -> None:
-        """Let the rewards learn from the tasks of update ``step``."""
         if self.names is not None and self.rewards.stateful:
             with log_failures("the rewards did not learn from an update"):
                 await (await asyncio.to_thread(actor_handle, self.names[0])).advance.remote(step)
@@ -321,7 +304,7 @@ def _put_for_review(
     question: Question,
     views: Mapping[str, Sequence[np.ndarray]],
 ) -> bool:
-    """Store a redacted update until a person decides; False when too little of it may be stored.
+    """Store a redacted update until a person decides; False if too little of it may be stored.
 
     Trajectories whose tokens spell redacted text are left out: nothing may be learnt from them.
     """
@@ -339,14 +322,13 @@ def _put_for_review(
 
 
 def representative(task: UpdateTask) -> Trajectory:
-    """The trajectory that stands for a task: the first that gave its label."""
+    """The first trajectory that gave the task's label."""
     return next((t for t in task.trajectories if agrees(t.answer, task.pseudo_label)), task.trajectories[0])
 
 
 def _prompt_key(
     task: UpdateTask, question: Question | None, views: Mapping[str, Sequence[np.ndarray]]
 ) -> str:
-    """A hash of the question and of the pixels of its first picture."""
     digest = hashlib.sha256((question.conversation if question is not None else "").encode())
     for view in views.get(task.trajectories[0].id, [])[:1]:
         digest.update(view.tobytes())

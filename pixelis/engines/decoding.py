@@ -37,8 +37,8 @@ COMPACT = 0.5
 class KeyValues:
     """KV cache of a batch, [rows, kv heads, columns, width] per layer, written in place.
 
-    valid: the columns that contain a token of the row; the others are padding and never attended to. used:
-    filled columns.
+    valid: columns with a token of the row; the others are padding and never attended to. used: filled
+    columns.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device):
@@ -53,9 +53,7 @@ class KeyValues:
         value: Float[Tensor, "rows heads new width"],
         layer: int,
     ) -> tuple[Float[Tensor, "rows heads columns width"], Float[Tensor, "rows heads columns width"]]:
-        """Store the new columns of a layer and return all columns so far; called by the attention of
-        transformers.
-        """
+        """Store the new columns of a layer and return all so far; called by the attention of transformers."""
         rows, heads, new, width = key.shape
         if layer == len(self.keys):
             shape = (rows, heads, self.valid.shape[1], width)
@@ -69,8 +67,7 @@ class KeyValues:
 
 @dataclass(slots=True)
 class Past:
-    """The state of an episode between turns: its row in a KV cache, the last sampled token (not in the cache)
-    and its position.
+    """An episode between turns: its row in a KV cache, and the last token, which is not in the cache.
 
     origin: hash of the first prompt.
     """
@@ -88,7 +85,7 @@ class Row:
 
     key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's
     random numbers. on_token: called with the number and the id of each new token. `Decoder.prepare` sets the
-    others: ids (from the last sampled token on), positions, the next free position, hash of the first prompt,
+    others: ids from the last sampled token on, positions, the next free one, hash of the first prompt,
     digests of the views.
     """
 
@@ -186,9 +183,7 @@ class Decoder:
         return join(parts, extra)
 
     def _prefill(self, rows: Sequence[Row], store: KeyValues) -> Float[Tensor, "rows width"]:
-        """Append the rows' tokens to the store, padded at the right; returns the hidden state of each row's
-        last token.
-        """
+        """Append the rows' tokens to the store, padded at the right; returns the last tokens' hidden states."""
         lengths = [len(row.ids) for row in rows]
         longest = max(lengths)
         tokens = np.full((len(rows), longest), self.spec.pad, dtype=np.int64)
@@ -396,19 +391,14 @@ class Sampler:
 def nucleus(
     logits: Float[Tensor, "rows vocab"], top_p: Float[Tensor, " rows"]
 ) -> Float[Tensor, "rows vocab"]:
-    """Set logits outside the smallest set of tokens with probability >= top_p to -inf; rows with top_p 1 are
-    unchanged.
-    """
+    """Set logits outside the smallest set of tokens with probability >= top_p to -inf."""
     ranked, index = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
     outside = (ranked.cumsum(dim=-1) - ranked >= top_p[:, None]) & (top_p < 1)[:, None]
     return logits.masked_fill(torch.zeros_like(outside).scatter(1, index, outside), float("-inf"))
 
 
 def join(parts: Sequence[tuple[KeyValues, Int[Tensor, " rows"]]], extra: int) -> KeyValues:
-    """Copy rows of stores into one store without padding between tokens, and with room for `extra` columns.
-
-    parts: (store, indices of its rows). The stores are not modified.
-    """
+    """Copy rows of stores into one store, packed, with room for `extra` columns; parts: (store, its rows)."""
     valid = [store.valid[rows, : store.used] for store, rows in parts]
     widest = max(int(v.sum(dim=1).max()) for v in valid)
     count = sum(len(rows) for _, rows in parts)

@@ -1,6 +1,4 @@
-"""The interface of the engines and what they share: sessions, checks of requests, loading, sleep, and
-health.
-"""
+"""The interface of the engines and what they share: sessions, checks of requests, loading, sleep, health."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 
 class EngineSession:
-    """One episode of an engine; see `dialogue.session.Session`. ordinal: its number among the sessions of its
-    key.
-    """
+    """One episode; see `dialogue.session.Session`. ordinal: its number among the sessions of its key."""
 
     def __init__(self, engine: Any, prefix_key: str | None, ordinal: int):
         self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
@@ -51,8 +47,9 @@ S = TypeVar("S", bound=EngineSession)
 
 
 class Engine(ABC, Generic[S]):
-    """Generates turns for concurrent sessions with one version of the policy. drains: a load waits for open
-    sessions.
+    """Generates turns for concurrent sessions of one version. drains: a load waits for open sessions.
+
+    ``seed`` contributes to the random numbers of every session.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -108,7 +105,6 @@ class Engine(ABC, Generic[S]):
             self._idle.set()
 
     def _health(self, name: str, pending: int, busy: bool, busy_s: float) -> dict[str, object]:
-        """What `health` of every engine returns."""
         return {
             "engine": name,
             "version": self.version,
@@ -127,12 +123,10 @@ class Engine(ABC, Generic[S]):
 
     @property
     def asleep(self) -> bool:
-        """Whether the engine is between `sleep` and `wake`."""
         return not self._awake.is_set()
 
     async def sleep(self) -> None:
         """Free the accelerator's memory once no session is open; `open` and `load` wait for `wake`.
-
         Idempotent.
         """
         async with self._load_lock:
@@ -158,9 +152,7 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to another version (None: the base model).
-
-        Raises BadInput, without a switch, for a foreign adapter.
+        """Switch to another version (None: the base model). Raises BadInput for a foreign adapter.
 
         `engine.on_update=drain` waits until no session is open. `keep` switches between two turns (`hf`) or
         tokens (`vllm`) of open sessions, which keep the old keys and values; log-probs are those at sampling
@@ -185,10 +177,7 @@ class Engine(ABC, Generic[S]):
 
     @asynccontextmanager
     async def _loading(self, adapter: Adapter | None) -> AsyncIterator[None]:
-        """Let the weights change in the block: one load at a time, and no open session if the engine drains.
-
-        Raises BadInput for an adapter of another base model.
-        """
+        """Let the weights change in the block: one load at a time, and no open session if the engine drains."""
         if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
             message = "the adapter was trained on another base model"
             raise BadInput(message, code="foreign_adapter", fix="use the same policy.model")

@@ -62,7 +62,6 @@ class HfSession(EngineSession):
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Append the new tokens, then generate one turn; see `Session.generate`."""
         self.check_turn(tokens, views, self.waiting is not None)
         # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
         stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
@@ -85,10 +84,7 @@ class HfSession(EngineSession):
 
 
 class HfEngine(Engine[HfSession]):
-    """Batched generation with transformers; see `engines.Engine`.
-
-    `seed` contributes to the random numbers of every session. Raises the errors of `load_model`.
-    """
+    """Batched generation with transformers; see `engines.Engine`. Raises the errors of `load_model`."""
 
     def __init__(
         self,
@@ -118,8 +114,6 @@ class HfEngine(Engine[HfSession]):
         return HfSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version`; see `engines.Engine.load`."""
-
         def merge() -> None:
             changed = set(self._base) | set(adapter.tensors if adapter is not None else ())
             merge_into(self.model, self._base, adapter)
@@ -146,7 +140,6 @@ class HfEngine(Engine[HfSession]):
         torch.cuda.empty_cache()
 
     async def health(self) -> dict[str, object]:
-        """Version, load and counters."""
         decoder = self._decoder
         self.tokens_read, self.tokens_reused = decoder.tokens_read, decoder.tokens_reused
         self.tokens_written = decoder.tokens_written
@@ -155,7 +148,6 @@ class HfEngine(Engine[HfSession]):
         }
 
     async def aclose(self) -> None:
-        """Fail pending requests, close all sessions and stop the worker. Idempotent."""
         self._shutdown = True
         pending, self._pending = self._pending, []
         for request in pending:

@@ -60,10 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class VllmSession(EngineSession):
-    """One episode; see `dialogue.session.Session`.
-
-    Stores the episode's ids and pictures; vLLM stores the keys and values.
-    """
+    """One episode: its ids and pictures. vLLM stores the keys and values."""
 
     engine: VllmEngine
 
@@ -84,10 +81,7 @@ class VllmSession(EngineSession):
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Append the new tokens, then generate one turn; see `Session.generate`.
-
-        Returns no tokens and `length` at once if the episode fills the engine's context.
-        """
+        """See `Session.generate`; no tokens and `length` at once if the episode fills the context."""
         self.check_turn(tokens, views, self.task is not None)
         spec = self.engine.spec
         if (value := sampling.temperature) and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
@@ -144,9 +138,9 @@ class VllmSession(EngineSession):
 class VllmEngine(Engine[VllmSession]):
     """Generation with vLLM; see `engines.Engine`.
 
-    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits; ``seed``
-    contributes to the random numbers of every session. Raises MissingDependency without vLLM, BadInput and
-    MissingFile for an unsupported model, InfraFailure if vLLM does not start.
+    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits. Raises
+    MissingDependency without vLLM, BadInput and MissingFile for an unsupported model, InfraFailure if vLLM
+    does not start.
     """
 
     def __init__(
@@ -258,7 +252,6 @@ class VllmEngine(Engine[VllmSession]):
         return VllmSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version`; see `engines.Engine.load`."""
         if adapter is not None and not self.merges and not adapter.is_of_language_layers:
             raise BadInput(
                 "vLLM swaps only adapters of the language model's layers", fix="set engine.adapters=merge"
@@ -282,9 +275,7 @@ class VllmEngine(Engine[VllmSession]):
             await self._guarded(self._llm.wake_up(), "wake")
 
     async def _swap(self, version: int, adapter: Adapter | None) -> None:
-        """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous
-        adapter.
-        """
+        """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous adapter."""
         from vllm.lora.request import LoRARequest
 
         old, new = self._lora, None
@@ -311,8 +302,7 @@ class VllmEngine(Engine[VllmSession]):
         await asyncio.to_thread(shutil.rmtree, Path(lora.lora_path), True)
 
     async def _merge(self, adapter: Adapter | None) -> None:
-        """Load merged weights into vLLM with its transfer phases, then clear everything computed with the old
-        ones.
+        """Load merged weights with vLLM's transfer phases, then clear everything computed with the old ones.
 
         Turns in progress keep their cached values, which no other turn reads (see the salt in `_request`).
         """
@@ -355,13 +345,11 @@ class VllmEngine(Engine[VllmSession]):
             raise InfraFailure(f"vLLM failed in a {name}: {error!r}", code="engine_failed") from error
 
     async def health(self) -> dict[str, object]:
-        """Version, load and counters; tokens_reused counts prompt tokens from the prefix cache."""
         busy = time.perf_counter() - self._since if self._pending else 0.0
         health = self._health("vllm", self._pending, self._pending > 0, self.busy_s + busy)
         return health | {"alive": self._failure() is None}
 
     async def aclose(self) -> None:
-        """Fail pending requests, close all sessions and stop vLLM. Idempotent."""
         if not self._shutdown:
             self._shutdown = True
             tasks = [session.task for session in self._sessions if session.task is not None]
@@ -376,9 +364,7 @@ class VllmEngine(Engine[VllmSession]):
             self._scratch.remove()
 
     def check_views(self, images: int, views: Sequence[np.ndarray]) -> None:
-        """Raise BadInput for views that vLLM would resize or refuse; `images` is the number of earlier
-        views.
-        """
+        """Raise BadInput for views that vLLM would resize or refuse; `images` counts earlier views."""
         if views and not self.spec.reads_images:
             raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision")
         if images + len(views) > self.max_images:

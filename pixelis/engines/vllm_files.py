@@ -57,16 +57,13 @@ class Scratch:
         self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Delete the folder. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
         self._held.close()
 
 
 def require_served(spec: ModelSpec) -> None:
-    """Raise BadConfig for a vision model whose log-probabilities no test of the engine compares with the
-    learner's.
-    """
+    """Raise BadConfig for a vision model whose log-probabilities no test compares with the learner's."""
     if spec.reads_images and spec.family not in _PROCESSORS:
         message = (
             f"the engine vllm does not serve models of type {spec.family}: nothing proves that it "
@@ -82,8 +79,7 @@ QUANT_METHODS = {"int8": "compressed-tensors", "awq": "awq"}
 
 
 def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu: bool) -> Path:
-    """The folder from which vLLM loads weights: engine.model if it is a quantised copy of ``folder``, else
-    ``folder``.
+    """The folder from which vLLM loads weights: engine.model, a quantised copy, or ``folder`` itself.
 
     Raises BadConfig for a copy of another model or quantisation, and for fp8 without a GPU.
     """
@@ -124,10 +120,8 @@ def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu
 def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max_pixels: int) -> Path:
     """Create a folder of links to the model's files; returns `target`.
 
-    A vision model gets image processor settings from `spec`.
-
-    vLLM's processor does not resize views of min_pixels to max_pixels pixels whose sides are multiples of
-    `spec.multiple`.
+    A vision model gets image processor settings from `spec`, with which vLLM does not resize views of
+    min_pixels to max_pixels pixels whose sides are multiples of `spec.multiple`.
     """
     target.mkdir(parents=True)
     for file in folder.iterdir():
@@ -154,9 +148,7 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
 
 @contextlib.contextmanager
 def child_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for vLLM's child processes; restores the environment afterwards, which vLLM
-    modifies too.
-    """
+    """Set variables for vLLM's child processes; restores the environment, which vLLM modifies too."""
     original = dict(os.environ)
     os.environ.update(values)
     try:
