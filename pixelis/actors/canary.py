@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
-from pixelis.actors.group_views import Picture, UpdatePictures
+from pixelis.actors.group_views import Stored, UpdatePictures
 from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.config import CanaryConfig, Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
@@ -60,7 +60,7 @@ class Canary:
         timeout_s = config.evolution.canary.timeout_s
         self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s))
         self.questions: list[Question] = []
-        self.traffic: dict[str, dict[str, Picture]] = {}
+        self.traffic: dict[str, dict[str, Stored]] = {}
         """Stored pictures of traffic questions by media id, by question."""
         self.lock = asyncio.Lock()
         # Only the raw term `accuracy` is used; other terms may call a judge.
@@ -99,7 +99,7 @@ class Canary:
             version, [(item.question, pictures) for item, pictures in zip(items, shown, strict=True)]
         )
 
-    def keep(self, question: str, pictures: Mapping[str, Picture]) -> None:
+    def keep(self, question: str, pictures: Mapping[str, Stored]) -> None:
         """Keep the stored pictures of a new traffic question, by media id, until it is judged."""
         self.traffic[question] = dict(pictures)
 

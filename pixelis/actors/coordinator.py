@@ -132,10 +132,10 @@ class Coordinator:
             raise
         if step == 0 and self.config.rft.evaluate_first:
             self.evaluations.start(step, version)
-        self.producer = asyncio.get_running_loop().create_task(self._produce(prompts))
+        self.producer = asyncio.create_task(self._produce(prompts))
         self.producer.add_done_callback(lambda _: prompts.close())
         while self.elastic:
-            self.joining.append(asyncio.get_running_loop().create_task(self._join(self.elastic.pop())))
+            self.joining.append(asyncio.create_task(self._join(self.elastic.pop())))
         return incarnation
 
     async def has_begun(self) -> bool:

@@ -44,7 +44,7 @@ class Evaluations:
 
     def start(self, step: int, version: int) -> None:
         """Evaluate ``version`` during training, after evaluations that run."""
-        task = asyncio.get_running_loop().create_task(self._during_training(step, version))
+        task = asyncio.create_task(self._during_training(step, version))
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 

@@ -30,7 +30,7 @@ from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_intake import UpdateIntake, UpdateScoring, representative
 from pixelis.actors.update_queue import TASK_COUNTS, QueuedTask, Rehearsal, UpdateQueue
 from pixelis.config import Config
-from pixelis.errors import BadConfig, InfraFailure
+from pixelis.errors import InfraFailure
 from pixelis.evolution.gate import RateLimit
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.privacy import redact
@@ -68,16 +68,8 @@ class Evolution:
         self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
         self.review_queue = ReviewQueue(Path(config.run.dir) / "review.db", config.rewards)
         self.deciding = asyncio.Lock()
-        if e.canary.enabled and canary is None:
-            raise BadConfig(
-                "the canary has no generator", fix="place one, or set evolution.canary.enabled=false"
-            )
         pictures = UpdatePictures()
-        judge = (
-            Canary(config, actor_handle(canary), pictures)
-            if e.canary.enabled and canary is not None
-            else None
-        )
+        judge = Canary(config, actor_handle(canary), pictures) if canary is not None else None
         router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.serving(config))
         traffic = TrafficQuestions(e.canary, Path(config.run.dir) / "versions" / "traffic")
         self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, traffic)
@@ -210,8 +202,7 @@ class Evolution:
         Raises InfraFailure ``restarted`` for another ``incarnation``.
         """
         await self._open()
-        if not self.learning or (incarnation is not None and incarnation != self.incarnation):
-            # The weights of a learner of an earlier incarnation are unknown.
+        if self._outdated(incarnation):  # the weights of a learner of an earlier incarnation are unknown
             raise InfraFailure("the Evolution actor was restarted", code="restarted", fix="call begin again")
         async with self.changed:
             while not (self.intake.stopped or (step == self.step and self._ready(world))):
@@ -262,7 +253,7 @@ class Evolution:
         Returns when the candidate is promoted or refused. Ignored for another ``incarnation``.
         """
         await self._open()
-        if not self.learning or (incarnation is not None and incarnation != self.incarnation):
+        if self._outdated(incarnation):
             return StepResult()
         metrics, incarnation = metrics or {}, self.incarnation
         skipped = bool(metrics.get("evolve/skipped"))
@@ -291,13 +282,13 @@ class Evolution:
                 self.step, self.current, self.tasks = step + 1, None, []
                 self.ranks_served.clear()
                 self.changed.notify_all()
-            elif (
-                promoted and self.promotion.served == version
-            ):  # the new learner started from the version before
-                self.promotion.restore = version
-        # The version that the weights descend from (None: a refused one), and the KL controller.
+            elif promoted and self.promotion.served == version:
+                self.promotion.restore = version  # the new learner started from the version before
         base = self.promotion.base if self.promotion.restore is None else None
         return StepResult(state={"base": base, "beta": self.beta.state()})
+
+    def _outdated(self, incarnation: int | None) -> bool:
+        return not self.learning or (incarnation is not None and incarnation != self.incarnation)
 
     async def candidate(self, version: int) -> bool:
         """Judge a published candidate; True if it serves now. Does nothing once stopped."""
@@ -413,11 +404,8 @@ class Evolution:
         while draining.
         """
         await self._open()
-        # The decision would be stored but never learnt from
-        if approve and (self.intake.draining or self.intake.stopped):
-            raise InfraFailure(
-                "the service is ending", code="ending", fix="approve it when the service runs again"
-            )
+        if approve and (self.intake.draining or self.intake.stopped):  # it would never be learnt from
+            raise InfraFailure("the service is ending", code="ending", fix="approve it when it runs again")
         state: Literal["approved", "rejected"] = "approved" if approve else "rejected"
         async with self.deciding:
             review = await asyncio.to_thread(self.review_queue.get, id)

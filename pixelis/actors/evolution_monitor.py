@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from pixelis.config import Config, ThresholdConfig
+from pixelis.config import Config
 from pixelis.evolution.alerts import Alerter
 from pixelis.evolution.audit import FOLDER, AuditLog
 from pixelis.evolution.shares import LargestShares, Source
@@ -22,16 +22,6 @@ from pixelis.records import UpdateTask
 from pixelis.telemetry.metrics import count, publish
 
 log = logging.getLogger(__name__)
-
-THRESHOLDS = [
-    ThresholdConfig(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
-    ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
-    ThresholdConfig(metric="unusable_tasks", over=15.0, severity="critical", cooldown_s=600.0),
-    ThresholdConfig(metric="unclear_tasks", over=15.0, severity="warning", cooldown_s=3600.0),
-    ThresholdConfig(metric="update_kl", over=0.2, severity="warning", cooldown_s=300.0),
-    ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
-]
-"""Thresholds of metrics that only the Evolution actor knows."""
 
 AUDITED = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
 """Metrics of an update that the audit log has."""
@@ -64,9 +54,7 @@ class EvolutionMonitor:
         e = config.evolution
         self.every_s, self.health = e.alerts.every_s, health
         self.log = AuditLog(Path(config.run.dir) / FOLDER, e.audit)
-        self.alerter = Alerter(
-            e.alerts.model_copy(update={"extra": [*THRESHOLDS, *e.alerts.extra]}), config.run.dir
-        )
+        self.alerter = Alerter(e.alerts, config.run.dir)
         self.reported: dict[str, tuple[float, dict[str, float]]] = {}
 
     async def note(

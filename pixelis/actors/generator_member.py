@@ -21,6 +21,10 @@ class GeneratorHung(InfraFailure):
     """The process of a generator answers nothing."""
 
 
+class WrongVersion(InfraFailure):
+    """A generator returned a group of another version than expected."""
+
+
 @dataclass(eq=False)
 class Member:
     """A generator, or its name, episodes in flight, and the version that it last reported.

@@ -19,7 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, root_cause
+from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, WrongVersion, root_cause
 from pixelis.actors.group_views import SharedViews
 from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult, TextUpdate, TurnUpdate
 from pixelis.config import Config
@@ -135,16 +135,13 @@ class GeneratorRouter:
                 async with aclosing(self._attempt(member, request, attempt, stream, deadline)) as items:
                     async for item in items:
                         if isinstance(item, RolloutResult) and not self.follows:
-                            # Another version than expected is accepted if it is current by now, but not in a
-                            # reservation.
-                            version = item.group.policy_version
+                            # Outside a reservation, a version that is current by now is right too.
                             current = None if reservation else self.version
-                            if version not in (expected, current):
-                                # The generator restarted, or another router loaded another version
-                                raise _WrongVersion
+                            if item.group.policy_version not in (expected, current):
+                                raise WrongVersion(f"generator {member.name} restarted")
                         yield item
                 return
-            except (InfraFailure, TimeoutError, _WrongVersion) as error:
+            except (InfraFailure, TimeoutError) as error:
                 attempt += 1
                 self._failed(member, error)
                 if self.attempts is not None and attempt >= self.attempts:
@@ -161,21 +158,14 @@ class GeneratorRouter:
             if self.follows:
                 return self._pick_follower(tried), None
             expected = reservation.version if reservation is not None else self.version
-            available = [
-                m
-                for m in self.members
-                if m.version == expected and (reservation is None or m.reservation is reservation)
-            ]
             if time.monotonic() >= deadline:
-                causes = (
-                    ", ".join(f"{k} x{v}" for k, v in self.failures.items())
-                    or "no generator holds the current version"
-                )
+                causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items())
                 raise InfraFailure(
-                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes})",
+                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes or 'late load'})",
                     fix="look at `ray status` and at the worker logs of the Ray session",
                 )
-            if available:
+            own = [m for m in self.members if reservation is None or m.reservation is reservation]
+            if available := [m for m in own if m.version == expected]:
                 return min(available, key=lambda m: (m in tried, m.running)), expected
             await asyncio.sleep(POLL_S)
 
@@ -207,11 +197,8 @@ class GeneratorRouter:
                         group = item
                     else:
                         for event in item:
-                            yield (
-                                TextUpdate(attempt, *event)
-                                if len(event) == 2
-                                else TurnUpdate(attempt, *event)
-                            )
+                            kind = TextUpdate if len(event) == 2 else TurnUpdate
+                            yield kind(attempt, *event)
             else:
                 call, *refs = actor.rollout.options(num_returns=2 + len(media)).remote(request)
                 group = await member.answer(call, deadline)
@@ -227,8 +214,7 @@ class GeneratorRouter:
             )
         except RayTaskError as error:
             cause = root_cause(error)
-            # An actor that the generator called failed
-            if isinstance(cause, InfraFailure | RayError | TimeoutError):
+            if isinstance(cause, InfraFailure | RayError | TimeoutError):  # of an actor that it called
                 raise InfraFailure(f"generator {member.name} could not answer") from cause
             raise (cause if isinstance(cause, BadInput) else error) from None
         except RayError as error:
@@ -261,8 +247,7 @@ class GeneratorRouter:
                     check.cancel()
 
     def _failed(self, member: Member, error: BaseException) -> None:
-        cause = error.__cause__ if isinstance(error, InfraFailure) and error.__cause__ else error
-        name = "wrong version" if isinstance(error, _WrongVersion) else type(cause).__name__
+        name = type((isinstance(error, InfraFailure) and error.__cause__) or error).__name__
         if self.follows:
             log.warning("generator %s failed: %s", member.name, name)
             self.failures[name] += 1
@@ -309,11 +294,7 @@ class GeneratorRouter:
             places = {}
         await asyncio.gather(*(self._load(m, version, places.get(m.name)) for m in able))
         for member in free:
-            if (
-                member.version != version == self.version
-                and member.reservation is None
-                and not member.quarantined
-            ):
+            if member.version != version == self.version and member.reservation is None:
                 self._quarantine(member, "late load")
 
     async def sleep(self) -> None:
@@ -353,7 +334,7 @@ class GeneratorRouter:
             outdated = [m for m in reserved if m.version != version or m.loading.locked()]
             await asyncio.gather(*(self._load(m) for m in outdated if not m.quarantined))
             for member in reserved:
-                if member.version != version and not member.quarantined:
+                if member.version != version:
                     self._quarantine(member, "late load")
             yield reservation
         finally:
@@ -361,7 +342,7 @@ class GeneratorRouter:
                 member.reservation = None
             reservation.released.set()
             for member in reserved:
-                if self.version is not None and member.version != self.version and not member.quarantined:
+                if self.version is not None and member.version != self.version:
                     self._quarantine(member)
 
     async def _wait_for_unreserved(self) -> None:
@@ -391,13 +372,10 @@ class GeneratorRouter:
 
     def _quarantine(self, member: Member, failure: str | None = None) -> None:
         """Give a generator no work until it has loaded its version. failure: its name, if this is one."""
-        if failure:
-            self.failures[failure] += 1
         member.version = None
         if not member.quarantined:
-            member.recovery = asyncio.get_running_loop().create_task(
-                self._recover(member, pause=bool(failure))
-            )
+            self.failures += Counter([failure] if failure else [])
+            member.recovery = asyncio.create_task(self._recover(member, pause=bool(failure)))
 
     async def _recover(self, member: Member, pause: bool) -> None:
         """Load the version until it succeeds: Ray restarts dead processes. pause: before the first attempt
@@ -474,7 +452,3 @@ class GeneratorRouter:
             "generators/running": sum(m.running for m in self.members),
             "generators/failures": sum(self.failures.values()),
         }
-
-
-class _WrongVersion(Exception):
-    """A generator returned a group of another version than expected."""

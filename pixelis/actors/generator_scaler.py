@@ -85,7 +85,7 @@ class GeneratorScaler:
         """Names of the generators that take requests. The first call starts the scaling."""
         if self.loop is None:
             scaling = repeat(POLL_S, self._scale, "the number of generators could not be adapted")
-            self.loop = asyncio.get_running_loop().create_task(scaling)
+            self.loop = asyncio.create_task(scaling)
         return self.names
 
     async def stop(self) -> None:
@@ -112,11 +112,11 @@ class GeneratorScaler:
                 for i in range(self.fixed, self.config.engine.most_workers * 2)
                 if self._name(i) not in taken
             )
-            self.starting = asyncio.get_running_loop().create_task(self._start(index))
+            self.starting = asyncio.create_task(self._start(index))
         elif wanted < count and self.starting is not None:
             self.starting.cancel()  # it still waits for room
         elif wanted < count:
-            task = asyncio.get_running_loop().create_task(self._retire(self.names.pop()))
+            task = asyncio.create_task(self._retire(self.names.pop()))
             self.retiring.add(task)
             task.add_done_callback(self.retiring.discard)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,13 +22,8 @@ Refs = dict[str, list[ray.ObjectRef]]
 """Trajectory id -> references to its views (uint8 [h, w, 3])."""
 
 
-class MediumViews:
-    """The views of a medium that a question starts with.
-
-    They are freed with the last reference to this object.
-
-    ref: to a list of uint8 [h, w, 3], to a picture that is its own view, or to None for no views.
-    """
+class Stored:
+    """An object in the object store, freed with the last reference to this one."""
 
     __slots__ = ("__weakref__", "ref")
 
@@ -45,7 +40,7 @@ class GroupViews:
     """
 
     added: ray.ObjectRef
-    first: tuple[MediumViews, ...] = ()
+    first: tuple[Stored, ...] = ()
 
     @property
     def refs(self) -> list[ray.ObjectRef]:
@@ -59,9 +54,13 @@ class GroupViews:
 
 def fetch_groups(groups: Sequence[GroupViews]) -> list[Views]:
     """The views of groups; each object is fetched once. Raises RayError if some are lost."""
-    refs = list(dict.fromkeys(ref for group in groups for ref in group.refs))
-    values = dict(zip(refs, ray.get(refs), strict=True))
+    values = _values(ref for group in groups for ref in group.refs)
     return [_assemble(values[group.added], [values[views.ref] for views in group.first]) for group in groups]
+
+
+def _values(refs: Iterable[ray.ObjectRef]) -> dict[ray.ObjectRef, Any]:
+    distinct = list(dict.fromkeys(refs))
+    return dict(zip(distinct, ray.get(distinct), strict=True))
 
 
 def _assemble(added: Mapping[str, list[np.ndarray] | None], first: Sequence[Any]) -> Views:
@@ -77,9 +76,9 @@ class SharedViews:
     """Finds the first views that groups of this process still refer to, by URI of the medium."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[str, MediumViews] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, Stored] = WeakValueDictionary()
 
-    def of(self, media: Sequence[Media]) -> dict[str, MediumViews]:
+    def of(self, media: Sequence[Media]) -> dict[str, Stored]:
         """Known views by medium id, which another group of `media` need not store again."""
         return {item.id: views for item in media if (views := self._known.get(item.uri)) is not None}
 
@@ -88,7 +87,7 @@ class SharedViews:
         group: Group,
         added: ray.ObjectRef,
         first: Sequence[ray.ObjectRef],
-        known: Mapping[str, MediumViews],
+        known: Mapping[str, Stored],
         pictures: Mapping[str, ray.ObjectRef],
     ) -> GroupViews:
         """The views of a group whose request named the `known` ones.
@@ -101,7 +100,7 @@ class SharedViews:
             if item.id in known and await ref is None:
                 views.append(known[item.id])
                 continue
-            own = MediumViews(pictures[item.id] if item.id in pictures and is_whole(item.id, images) else ref)
+            own = Stored(pictures[item.id] if item.id in pictures and is_whole(item.id, images) else ref)
             if images:
                 self._known[item.uri] = own
             views.append(own)
@@ -130,9 +129,8 @@ async def first_views(
             stored = _as_list(await ref)
         except RayError:  # lost
             return False
-        return len(stored) == len(own) and await asyncio.to_thread(
-            lambda: all(map(np.array_equal, stored, own))
-        )
+        equal = await asyncio.to_thread(lambda: list(map(np.array_equal, stored, own)))
+        return len(stored) == len(own) and all(equal)
 
     result = list[list[np.ndarray] | None]()
     for item in media:
@@ -149,16 +147,7 @@ async def first_views(
 # -- pictures of update tasks and of the canary --------------------------------------------------------------
 
 
-class Picture:
-    """An object in the object store, freed with the last reference to this one."""
-
-    __slots__ = ("__weakref__", "ref")
-
-    def __init__(self, ref: ray.ObjectRef):
-        self.ref = ref
-
-
-PictureViews = dict[str, list[Picture]]
+PictureViews = dict[str, list[Stored]]
 """Trajectory id -> its stored views."""
 
 
@@ -166,7 +155,7 @@ class UpdatePictures:
     """Stores pictures by the hash of their content; its process owns them, whoever sent them."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[str, Picture] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, Stored] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def hold(self, views: Mapping[str, Sequence[np.ndarray]]) -> PictureViews:
@@ -176,14 +165,14 @@ class UpdatePictures:
         stored = {key: self.add(view) for key, view in distinct.items()}
         return {name: [stored[id(view)] for view in arrays] for name, arrays in views.items()}
 
-    def add(self, picture: np.ndarray) -> Picture:
+    def add(self, picture: np.ndarray) -> Stored:
         """Store a picture if its content is new. Blocks."""
         digest = hashlib.sha256(str((picture.dtype.str, picture.shape)).encode())
         digest.update(np.ascontiguousarray(picture).data)
         with self._lock:
             stored = self._known.get(digest.hexdigest())
             if stored is None:
-                stored = self._known[digest.hexdigest()] = Picture(ray.put(picture))
+                stored = self._known[digest.hexdigest()] = Stored(ray.put(picture))
             return stored
 
 
@@ -194,6 +183,5 @@ def references(views: PictureViews) -> Refs:
 
 def fetch(views: Sequence[Refs]) -> list[Views]:
     """The pixels of several tasks; each picture is fetched once. Raises RayError if some are lost."""
-    refs = list(dict.fromkeys(ref for task in views for part in task.values() for ref in part))
-    pixels = dict(zip(refs, ray.get(refs), strict=True))
+    pixels = _values(ref for task in views for part in task.values() for ref in part)
     return [{id: [pixels[ref] for ref in part] for id, part in task.items()} for task in views]

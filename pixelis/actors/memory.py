@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -55,8 +56,7 @@ class Memory:
         self._unavailable: dict[int, asyncio.Future] = {}
         self._withdrawn: list[int] = []
 
-    # --- calls
-    # --------------------------------------------------------------------------------------------------------------
+    # -- calls ---
 
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
         """Call a shard once. After its death its name is looked up again: a successor may have it."""
@@ -64,10 +64,7 @@ class Memory:
             try:
                 self._handles[number] = ray.get_actor(self.names[number], self.namespace)
             except ValueError as error:
-                raise InfraFailure(
-                    f"no memory shard {self.names[number]}",
-                    fix="start the service's memory, or set memory.enabled=false",
-                ) from error
+                raise InfraFailure(f"no memory shard {self.names[number]}") from error
         try:
             return await getattr(self._handles[number], method).remote(*arguments)
         except RayTaskError as error:
@@ -87,18 +84,18 @@ class Memory:
             except (RayActorError, TimeoutError) as error:
                 if time.monotonic() + RETRY_PAUSE_S > deadline:
                     raise InfraFailure(
-                        (
-                            f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s "
-                            f"({type(error).__name__})"
-                        ),
+                        f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s",
                         fix="see `ray status` and the worker logs of the Ray session",
                     ) from error
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _call_all(self, method: str, *arguments: Any) -> list[Any]:
-        return list(
-            await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
-        )
+        return await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
+
+    async def _call_owners(self, method: str, ids: Sequence[str], *arguments: Any) -> list[Any]:
+        """Call each shard with its part of ``ids`` after the ``arguments``."""
+        parts = self._group_by_shard(ids).items()
+        return await asyncio.gather(*(self._retry(n, method, *arguments, part) for n, part in parts))
 
     async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
         """Results by shard of calls (method, arguments) that end before ``deadline``.
@@ -143,8 +140,7 @@ class Memory:
             groups.setdefault(shard_of(id, len(self.names)), []).append(id)
         return groups
 
-    # --- adding and searching
-    # -------------------------------------------------------------------------------------------------
+    # -- adding and searching ---
 
     async def add(self, entries: Sequence[Entry]) -> list[bool]:
         """Store entries durably; True for each that is new. Idempotent.
@@ -168,12 +164,9 @@ class Memory:
         deadline = time.monotonic() + self.config.timeout_s
         vectors = np.ascontiguousarray(vectors, np.float32)
         numbers = range(len(self.names))
-        shared = ray.put(vectors) if vectors.nbytes > 50_000 and len(self.names) > 1 else vectors
-        answers = await self._call_within(dict.fromkeys(numbers, ("search", shared, k)), deadline)
-        lists = [answers[n] for n in numbers if n in answers]
-        return [merge([results[i] for results in lists], k) for i in range(len(vectors))], len(lists) < len(
-            self.names
-        )
+        answers = await self._call_within(dict.fromkeys(numbers, ("search", vectors, k)), deadline)
+        merged = [merge([lists[i] for lists in answers.values()], k) for i in range(len(vectors))]
+        return merged, len(answers) < len(self.names)
 
     async def search(
         self,
@@ -192,7 +185,7 @@ class Memory:
         numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
         call = ("find", np.asarray(vector, np.float32), k, user, text)
         answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
-        near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
+        near = sorted(itertools.chain(*(answers.get(n, ()) for n in numbers)), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
@@ -218,17 +211,11 @@ class Memory:
     async def drain(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # --- experiences
-    # -----------------------------------------------------------------------------------------------------------
+    # -- experiences ---
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
         """Count these neighbours of a retrieval as successes, once; returns the number newly counted."""
-        parts = self._group_by_shard(ids)
-        return sum(
-            await asyncio.gather(
-                *(self._retry(n, "succeeded", retrieval_id, part) for n, part in parts.items())
-            )
-        )
+        return sum(await self._call_owners("succeeded", ids, retrieval_id))
 
     async def get(self, id: str) -> Experience | None:
         row = await self._retry(shard_of(id, len(self.names)), "row", id)
@@ -272,26 +259,15 @@ class Memory:
 
     def learnt(self, ids: Sequence[str]) -> None:
         """Mark experiences as learnt, in the background; a shard that does not answer misses it."""
-        for number, part in self._group_by_shard(ids).items():
-            self._run_in_background(self._retry(number, "learnt", part))
+        self._run_in_background(self._call_owners("learnt", ids))
 
     async def delete(self, ids: Sequence[str]) -> int:
         self._size = (float("-inf"), self._size[1])
-        return sum(
-            await asyncio.gather(
-                *(self._retry(n, "delete", part) for n, part in self._group_by_shard(ids).items())
-            )
-        )
+        return sum(await self._call_owners("delete", ids))
 
     async def delete_user(self, user: str) -> Ids:
         self._size = (float("-inf"), self._size[1])
         return [id for part in await self._call_all("delete_user", user) for id in part]
-
-    async def prune(self, now: float) -> Ids:
-        """Delete experiences older than ``memory.retention_days`` and return their ids; shards also do so
-        periodically.
-        """
-        return [id for part in await self._call_all("prune", now) for id in part]
 
     async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
         """At most ``n`` experiences of a status, drawn by priority and success, independent of sharding."""

@@ -175,9 +175,6 @@ class ToolboxPool:
 
     async def _wait(self, job: Job) -> Any:
         job.waiters += 1
-        # Workers can run a full batch while the event loop handles more episodes
-        if len(self.quick) >= QUICK_BATCH:
-            self._dispatch()
         try:
             return await asyncio.shield(job.future)
         finally:
@@ -193,14 +190,6 @@ class ToolboxPool:
                 self._assign(worker, [worker.pinned.popleft()])
         while self.idle and (jobs := self._next_jobs()):
             self._assign(self.idle.popleft(), jobs)
-        for worker in self.workers:
-            if (
-                worker.has_batch
-                and len(worker.tasks) == 1
-                and len(self.quick) >= QUICK_BATCH
-                and not self.slow
-            ):
-                self._assign(worker, [self.quick.popleft() for _ in range(QUICK_BATCH)])
 
     def _assign(self, worker: Worker, jobs: list[Job]) -> None:
         start = time.monotonic()
@@ -211,14 +200,11 @@ class ToolboxPool:
         try:
             refs = self._send(worker, jobs, timeout_s)
         except Exception as error:  # arguments that cannot be serialised
-            if not worker.tasks:
-                self.idle.append(worker)
+            self.idle.append(worker)
             for job in jobs:
                 self._reject(job, error)
             return
-        previous = worker.tasks[-1] if worker.tasks else None
-        worker.has_batch = jobs[0].quick and len(jobs) > 1
-        worker.tasks.append(self._spawn(self._complete(worker, jobs, refs, start, timeout_s, previous)))
+        self._spawn(self._complete(worker, jobs, refs, start, timeout_s))
 
     def _next_jobs(self) -> list[Job]:
         """The oldest job, batched with others of its kind: an even share for each idle worker."""
@@ -246,7 +232,7 @@ class ToolboxPool:
             self.starts = [self._spawn(self._start(worker)) for worker in self.workers]
 
     def _spawn(self, work: Coroutine) -> asyncio.Task:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         task.add_done_callback(_retrieve_exception)
@@ -270,9 +256,7 @@ class ToolboxPool:
                 try:
                     if ping.result()[0] != worker.pid:
                         answer = ping.result()
-                except (
-                    ActorDiedError
-                ) as error:  # permanently: its construction failed, or it was killed from outside
+                except ActorDiedError as error:  # its construction failed, or it was killed from outside
                     reason = unwrap_ray_error(error)
                     if isinstance(reason, BadInput):
                         self.error = reason
@@ -302,24 +286,12 @@ class ToolboxPool:
         self.slow.clear()
 
     async def _complete(
-        self,
-        worker: Worker,
-        jobs: list[Job],
-        refs: list[ray.ObjectRef],
-        start: float,
-        timeout_s: float,
-        previous: asyncio.Task[bool] | None,
-    ) -> bool:
+        self, worker: Worker, jobs: list[Job], refs: list[ray.ObjectRef], start: float, timeout_s: float
+    ) -> None:
         """Wait for a task of a worker; answer its jobs or queue them again."""
         outcomes: list[tuple[Any, int]] = []
         should_end, code, refusal = False, None, None
         reply = self._spawn(self._reply(jobs, refs))
-        if previous is not None:
-            if not await previous:
-                self.quick.extendleft(reversed(jobs))
-                self._dispatch()
-                return False
-            start = time.monotonic()
         await asyncio.wait(
             {reply, worker.exited or reply}, timeout=timeout_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED
         )
@@ -332,12 +304,10 @@ class ToolboxPool:
             code = "timeout" if time.monotonic() - start >= timeout_s else "crashed"
         except Exception as error:  # raised by the method, or lost images
             refusal = unwrap_ray_error(error) or error
-        del worker.tasks[0]
-        if code is not None or (should_end and not worker.tasks):
-            worker.tasks.clear()
+        if code is not None or should_end:
             worker.lose_environments()
             self._spawn(self._start(worker))
-        elif not worker.tasks:
+        else:
             self.idle.append(worker)
         if code is not None:
             self._retry_or_fail(jobs, code, start, is_local=worker.node == self.node)
@@ -351,7 +321,6 @@ class ToolboxPool:
                 self._reject(job, outcome)
             else:
                 self._resolve(job, outcome, size, is_batch=len(jobs) > 1)
-        return code is None
 
     def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
         """Queue the jobs of a failed batch to run one by one; answer a single job with an error."""
@@ -361,11 +330,8 @@ class ToolboxPool:
         retry = len(jobs) > 1 or (code == "crashed" and may_move)
         for job in reversed(jobs):
             if retry:
-                job.deadline, job.quick, job.retried = (
-                    job.deadline or start + self.timeout_s,
-                    False,
-                    len(jobs) == 1,
-                )
+                job.deadline, job.quick = job.deadline or start + self.timeout_s, False
+                job.retried = len(jobs) == 1
                 self.slow.appendleft(job)
             else:
                 self.failures[code] += 1

@@ -81,8 +81,6 @@ class Worker:
     node: str = ""
     alive: bool = False
     fd: int = -1
-    tasks: list[asyncio.Task[bool]] = field(default_factory=list)
-    has_batch: bool = False
     exited: asyncio.Future | None = None
     environments: set[str] = field(default_factory=set)
     pinned: deque[Job] = field(default_factory=deque)

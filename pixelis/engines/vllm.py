@@ -101,7 +101,7 @@ class VllmSession(EngineSession):
         self.digests += [view_digest(view).hex() for view in views]
         if not self.turns:
             self.origin = _number(self.ids, self.digests)
-        self.task = asyncio.get_running_loop().create_task(self.engine.complete(self, sampling, on_tokens))
+        self.task = asyncio.create_task(self.engine.complete(self, sampling, on_tokens))
         try:
             completion = await self.task
         except asyncio.CancelledError:

@@ -273,7 +273,7 @@ def test_a_reserved_generator_that_restarted_with_another_version_does_not_answe
             (held,) = [actor for actor in actors if actor.version == 1]
             held.version = 2  # a restarted process serves the promoted version
             assert (await router.rollout(request(), reserved)).group.policy_version == 1
-        assert router.failures["wrong version"] == 1
+        assert router.failures["WrongVersion"] == 1
 
     run(body)
 
