@@ -33,6 +33,7 @@ from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.stream import question_stream
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.policy.replay import informative
 from pixelis.records import Group, Question
 from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
@@ -103,8 +104,7 @@ class Coordinator:
             self.changed.notify_all()
         if self.producer is not None:
             self.producer.cancel()
-            # Otherwise a group that just finished would enter the new buffer
-            await asyncio.wait([self.producer])
+            await asyncio.wait([self.producer])  # else a group that just finished would enter the new buffer
         self._check(incarnation)
         self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
@@ -118,10 +118,7 @@ class Coordinator:
             rewards = base64.b64decode(state["rewards"]) if state.get("rewards") else None
             await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
         elif step:  # the previous incarnation may have ended before it advanced the scorers
-            advances = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
-            self.evaluations.metrics |= {
-                name: value for advance in advances for name, value in advance.metrics.items()
-            }
+            self.evaluations.metrics |= (await self._advance(step - 1)).metrics
         self._check(incarnation)
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
@@ -189,14 +186,13 @@ class Coordinator:
             self.first_started = min(self.first_started or started, started)
             if isinstance(result, str):
                 self.buffer.add_failed(number, result)
-                outcome = result
             else:
                 result.number = number
-                if (abstained := abstains(result.group)) or not self.rollouts.informative(result):
+                if (abstained := abstains(result.group)) or not informative(result.group, self.config.rft):
                     self.buffer.add_unusable(result, abstained)
                 else:
                     self.buffer.add(result)
-                outcome = result.outcome
+            outcome = result if isinstance(result, str) else result.outcome
             count("rollouts/groups", tags={"outcome": outcome})
             observe("rollouts/group_seconds", time.monotonic() - started)
             self.changed.notify_all()
@@ -249,9 +245,11 @@ class Coordinator:
         if self.error is not None or self.stopped:
             return False
         admitted = self.buffer.admitted
-        selection = self.buffer.take(
-            lambda scored: step - self.step_of_version.get(scored.group.policy_version, step)
-        )
+
+        def age(group: Group) -> int:
+            return step - self.step_of_version.get(group.policy_version, step)
+
+        selection = self.buffer.take(lambda scored: age(scored.group))
         if self.buffer.admitted != admitted:
             self.changed.notify_all()  # dropped stale groups have made room
         if selection is None:
@@ -266,20 +264,17 @@ class Coordinator:
         seconds = now - max(self.last_ready, self.first_started or now)
         self.last_ready, self.first_started = now, None
         groups = [s.group for s in (*selection.chosen, *selection.uninformative, *selection.abstained)]
-        ages = [step - self.step_of_version.get(g.policy_version, step) for g in batch.groups]
+        ages = [age(group) for group in batch.groups]
+        tokens = sum(t.tokens for g in groups for t in g.trajectories)
         batch.metrics |= {
             "rollout/seconds": seconds,
-            "rollout/tokens_per_s": sum(t.tokens for g in groups for t in g.trajectories)
-            / max(seconds, 1e-9),
+            "rollout/tokens_per_s": tokens / max(seconds, 1e-9),
             "rollout/staleness": float(max(ages)),
             "rollout/staleness_mean": sum(ages) / len(ages),
             "rollout/generators": self.router.stats()["generators/able"],
         }
-        for scored in selection.stale:
-            age = step - self.step_of_version.get(scored.group.policy_version, step)
-            self.log.write(
-                "stale_group", step=step, id=scored.group.question.id, group=scored.group.id, age=age
-            )
+        for group in (scored.group for scored in selection.stale):
+            self.log.write("stale_group", step=step, id=group.question.id, group=group.id, age=age(group))
         self._account(batch)
         self.current = (step, batch)
         return True
@@ -294,11 +289,8 @@ class Coordinator:
         folder, samples = Path(self.config.run.dir), batch.groups[: self.config.telemetry.rollouts]
         with (folder / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
             lines.writelines(group.model_dump_json() + "\n" for group in samples)
-        row = {
-            "step": batch.step,
-            "numbers": batch.numbers,
-            "ids": [group.question.id for group in batch.groups],
-        }
+        ids = [group.question.id for group in batch.groups]
+        row = {"step": batch.step, "numbers": batch.numbers, "ids": ids}
         with (folder / "consumed.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 
@@ -325,8 +317,7 @@ class Coordinator:
             )
         if self._outdated(incarnation):  # the scorers have the next learner's state
             return StepResult()
-        is_last = step + 1 == self.config.rft.steps
-        advances = await asyncio.gather(*(scorer.advance.remote(step, is_last) for scorer in self.scorers))
+        result = await self._advance(step, step + 1 == self.config.rft.steps)
         if self._outdated(incarnation):
             return StepResult()
         every = self.config.rft.evaluate_every
@@ -336,8 +327,11 @@ class Coordinator:
             loaded = self.router.version  # possibly a newer version
             self.step = max(self.step, self.step_of_version.get(version if loaded is None else loaded, 0))
             self.changed.notify_all()
-        metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
-        return StepResult(metrics, next((advance.boundary for advance in advances if advance.boundary), None))
+        return StepResult(metrics | result.metrics, result.boundary)
+
+    async def _advance(self, step: int, is_last: bool = False) -> StepResult:
+        advances = await asyncio.gather(*(scorer.advance.remote(step, is_last) for scorer in self.scorers))
+        return StepResult.merged(advances)
 
     async def reward_state(self) -> dict[str, Any]:
         """Running state of the rewards for a checkpoint, if they have any."""

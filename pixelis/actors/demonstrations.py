@@ -119,9 +119,8 @@ class DemonstrationSource(BatchSource):
         if self.rank == 0:
             events.drop_steps(Path(self.config.run.dir) / "consumed.jsonl", self.trainer.batches)
         if self.schedule is not None and self.rank == 0:
-            self.curriculum = ray.get(
-                self.schedule.begin.remote(self.trainer.batches, state.get("curriculum", {}))
-            )
+            position = self.trainer.batches, state.get("curriculum", {})
+            self.curriculum = ray.get(self.schedule.begin.remote(*position))
         version = self.weights.publish(self.trainer, {}, restart=True)
         if version is not None:
             ray.get(version)
@@ -139,9 +138,8 @@ class DemonstrationSource(BatchSource):
             return None
         levels = Counter(rows["level"].tolist())
         errors = [BadRow(*json.loads(text)) for text in rows["error"] if text]
-        *counts, failed = self.trainer.model.sequence.sum(
-            [*(float(levels[level]) for level in LEVELS), float(len(errors))]
-        )
+        own = [*(float(levels[level]) for level in LEVELS), float(len(errors))]
+        *counts, failed = self.trainer.model.sequence.sum(own)
         self.unusable += int(failed)
         for error in errors:
             self.log.write(BAD_ROW, **error._asdict())
@@ -149,20 +147,13 @@ class DemonstrationSource(BatchSource):
         if self.unusable > (limit if limit >= 1 else limit * self.steps * self.config.sft.batch):
             examples = "; ".join(map(str, errors[:EXAMPLES])) or "on another learner"
             raise DataFailure(
-                (
-                    f"{self.unusable} demonstrations cannot be played, more than "
-                    f"data.max_bad_rows={limit:g}: "
-                    f"{examples}"
-                ),
+                f"{self.unusable} demonstrations cannot be played, data.max_bad_rows={limit:g}: {examples}",
                 code=errors[0].code if errors else "unusable",
                 fix="correct or remove them, or raise data.max_bad_rows",
             )
-        metrics = (
-            {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)}
-            if any(counts)
-            else {}
-        )
-        metrics |= {**self.curriculum, "data/unusable": float(self.unusable)}
+        metrics = {**self.curriculum, "data/unusable": float(self.unusable)}
+        if any(counts):
+            metrics |= {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)}
         if self.rank == 0:
             with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"step": step, "ids": rows["id"].tolist()}) + "\n")
@@ -207,30 +198,25 @@ class HeldOut:
         count = self.config.sft.validation_size
         source = demonstrations(self.config, self.config.sft.validation, count)
         rows = itertools.islice((row for row in source if row.kind in self.config.sft.kinds), count)
-        self.samples = [
-            (row.level or "", train_sample(player, row))
-            for row in itertools.islice(rows, share, None, shares)
-        ]
+        own = itertools.islice(rows, share, None, shares)
+        self.samples = [(row.level or "", train_sample(player, row)) for row in own]
 
     def loss(self, trainer: Trainer) -> dict[str, float]:
         """Mean negative log-likelihood of the held-out tokens, over all and by level. Collective."""
-        sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
-        for (level, _), values in zip(
-            self.samples, trainer.model.log_probs([sample for _, sample in self.samples]), strict=True
-        ):
+        names = ["", *LEVELS]
+        nll, tokens = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        log_probs = trainer.model.log_probs([sample for _, sample in self.samples])
+        for (level, _), values in zip(self.samples, log_probs, strict=True):
             for name in {"", level}:
-                sums[name] = (sums[name][0] - float(values.sum(dtype="float64")), sums[name][1] + len(values))
-        flat = sum_over_workers([float(value) for pair in sums.values() for value in pair])
-        means = {
-            name: nll / tokens
-            for name, nll, tokens in zip(sums, flat[::2], flat[1::2], strict=True)
-            if tokens
-        }
-        if "" not in means:
-            raise DataFailure(
-                f"{self.config.sft.validation} gave no demonstration to evaluate on", fix="set sft.validation"
-            )
-        return {f"evaluate/loss{'_' + name if name else ''}": mean for name, mean in means.items()}
+                nll[name] -= float(values.sum(dtype="float64"))
+                tokens[name] += len(values)
+        flat = sum_over_workers([*nll.values(), *tokens.values()])
+        totals = zip(names, flat[: len(names)], flat[len(names) :], strict=True)
+        means = {f"evaluate/loss_{name}".rstrip("_"): total / count for name, total, count in totals if count}
+        if not means:
+            message = f"{self.config.sft.validation} gave no demonstration to evaluate on"
+            raise DataFailure(message, fix="set sft.validation")
+        return means
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
         """Accuracy of `version` on the held-out sets: their mean, by set and by level."""

@@ -62,11 +62,7 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
     """
     config = job.config
     latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
-    if (
-        latest is not None
-        and checkpoint.step_of(latest) >= job.source.steps
-        and checkpoint.is_complete(latest)
-    ):
+    if latest and checkpoint.step_of(latest) >= job.source.steps and checkpoint.is_complete(latest):
         return latest
     import ray.train
 
@@ -79,12 +75,9 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
         return dict(enumerate(event["nodes"])) if event is not None and event["attempt"] == attempt else {}
 
     def lost(node: str, address: str, names: list[str]) -> None:
-        effect = (
-            f"the learners resume from {_resume_point(config)}"
-            if any(n.startswith("learner") for n in names)
-            else ""
-        )
-        effect = effect or "its groups are rolled out again"
+        effect = "its groups are rolled out again"
+        if any(name.startswith("learner") for name in names):
+            effect = f"the learners resume from {_resume_point(config)}"
         _notice(config, f"node {address} ({node[:6]}) was lost with {', '.join(names)}: {effect}")
 
     with NodeWatch(name, learners, lost):
@@ -93,16 +86,11 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
                 _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, room)
                 break
             except (ray.train.v2.api.exceptions.TrainingFailedError, ActorUnavailableError) as error:
-                if (
-                    permanent := _permanent_failure(config.run.dir, attempt)
-                ) or failures > config.learner.max_failures:
+                permanent = _permanent_failure(config.run.dir, attempt)
+                if permanent or failures > config.learner.max_failures:
                     last = str(error).strip().splitlines()[-1]
-                    fix = "see the worker logs of the Ray session"
-                    raise (
-                        permanent
-                        or unwrap_ray_error(error)
-                        or InfraFailure(f"training failed: {last}", fix=fix)
-                    ) from error
+                    other = InfraFailure(f"training failed: {last}", fix="see Ray's worker logs")
+                    raise (permanent or unwrap_ray_error(error) or other) from error
             if (found := _wait_for_room(config, name, elastic=not datasets)) is None:
                 break
             room = found
@@ -133,9 +121,7 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
             # `fit` retries, because it can change the number of workers and tell what is missing.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
-        torch_config=TorchConfig(
-            backend="nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)
-        ),
+        torch_config=TorchConfig("nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)),
         datasets=datasets,
         # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and
         # resuming at a step needs the order preserved.
@@ -153,9 +139,10 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
     """Wait for room for the learners, or with `elastic` for `learner.min_workers`; None to stop the run."""
     learner, waiting_since = config.learner, 0.0
     fewest = (learner.min_workers or learner.workers) if elastic else learner.workers
-    shares = {n: learner.shares(n) for n in range(learner.workers, fewest - 1, -learner.sequence_parallel)}
     counts = [
-        n for n, share in shares.items() if config.rft.prompts_per_step % share == 0 or n == learner.workers
+        n
+        for n in range(learner.workers, fewest - 1, -learner.sequence_parallel)
+        if n == learner.workers or config.rft.prompts_per_step % learner.shares(n) == 0
     ]
     while not (Path(config.run.dir) / "STOP").exists():
         if (fitting := fitting_learners(config, counts, ROOM_POLL_S, name)) is not None:
@@ -164,20 +151,15 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
             return fitting
         if time.monotonic() - waiting_since > REPEAT_S:
             waiting_since = time.monotonic()
-            missing = (
-                f"waiting for room for {fewest} x {describe([learner_bundle(config)])} ({describe_cluster()})"
-            )
-            _notice(config, f"{missing}: the run then resumes from {_resume_point(config)}", waiting=True)
+            missing = f"{fewest} x {describe([learner_bundle(config)])} ({describe_cluster()})"
+            then = f"the run then resumes from {_resume_point(config)}"
+            _notice(config, f"waiting for room for {missing}: {then}", waiting=True)
     return None
 
 
 def _resume_point(config: Config) -> str:
     latest = checkpoint.latest(config.run.dir, verify=False)
-    return (
-        f"step {checkpoint.step_of(latest)} ({latest.name})"
-        if latest is not None
-        else "step 0, as there is no checkpoint"
-    )
+    return f"step {checkpoint.step_of(latest)}" if latest else "step 0, as there is no checkpoint"
 
 
 def _notice(config: Config, text: str, waiting: bool = False) -> None:
@@ -237,8 +219,5 @@ def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
     if isinstance(kind, type) and issubclass(kind, PixelisError):
         return kind(event["message"], fix=event["fix"])
     message = f"a learner failed with {event['error']}: {event['message']} ({event['at']})"
-    return PixelisError(
-        message,
-        code="learner_failed",
-        fix="the last `learner/failure` event in run.dir/events.jsonl has the traceback",
-    )
+    fix = "the last `learner/failure` event in run.dir/events.jsonl has the traceback"
+    return PixelisError(message, code="learner_failed", fix=fix)

@@ -94,13 +94,11 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
     def names(role: str, count: int) -> list[str]:
         return [f"{actors.name}-{role}-{index}" for index in range(count)]
 
-    workers, (store,) = config.engine.workers, names("store", 1)
+    workers, (store,), kept = config.engine.workers, names("store", 1), config.policy_store
     actors.store_name = store
     actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
-    newest, promoted = (
-        kept(config.policy.full) for kept in (config.policy_store.newest, config.policy_store.promoted)
-    )
-    actors.store = spawn(PolicyStore, config.run.dir, initial, newest, promoted, name=store)
+    retained = kept.newest(config.policy.full), kept.promoted(config.policy.full)
+    actors.store = spawn(PolicyStore, config.run.dir, initial, *retained, name=store)
     for index, name in enumerate(actors.names):
         generator, actors.groups[name] = start_generator(config, store, index, name)
         actors.generators.append(generator)
@@ -113,8 +111,7 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
         actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(group, index)))
     if config.needs_embedder:
         actors.embedder = spawn(Embedder, config, name=embedder, **inside(group, len(scorers)))
-    # Names, because handle arguments are kept in the object store, where their loss can make a restart
-    # impossible.
+    # Names: handle arguments are kept in the object store, where their loss can make a restart impossible.
     states = embedder if config.rewards.needs_states else None
     streamed = store if config.policy_store.streams else None
     actors.coordinator = spawn(
@@ -139,10 +136,9 @@ def _start_elastic(config: Config, actors: Actors, names: list[str], ended: thre
                 if config.cluster.autoscaling or may_fit(bundles):
                     group = reserve(bundles, name=name)
                     if config.cluster.autoscaling or group.wait(ELASTIC_WAIT_S):
+                        generator, _ = start_generator(config, actors.store_name, index, name, group)
                         actors.elastic_groups.append(group)
-                        actors.elastic.append(
-                            start_generator(config, actors.store_name, index, name, group)[0]
-                        )
+                        actors.elastic.append(generator)
                         break
                     release(group)
                 ended.wait(ELASTIC_PAUSE_S)
@@ -176,8 +172,7 @@ def placed(
     try:
         with ExitStack() as held:
             if learner and not config.engine.colocate:
-                # Before the generators, which could otherwise split the learners over nodes. Learners that
-                # share the generators' GPUs come after them.
+                # Before the generators, which could otherwise split the learners over nodes.
                 held.enter_context(reserved_learners(config))
             elastic = _start(config, actors, initial, more)
         if learner:  # this process only waits now: import meanwhile what takes seconds
@@ -191,7 +186,7 @@ def placed(
         wait_ready(ready, timeout_s)
         if elastic:
             joining = threading.Thread(
-                target=_start_elastic, args=(config, actors, elastic, ended), name="elastic", daemon=True
+                target=_start_elastic, args=(config, actors, elastic, ended), daemon=True
             )
             joining.start()
         yield actors

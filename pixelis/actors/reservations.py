@@ -18,8 +18,8 @@ from ray.util.placement_group import (
     get_placement_group,
     placement_group,
     placement_group_table,
-    remove_placement_group,
 )
+from ray.util.placement_group import remove_placement_group as release
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pixelis.config import Config
@@ -76,16 +76,10 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
     Raises BadConfig for a service with a broadcast of versions or, if it learns, with `engine.colocate`.
     """
     if online and config.policy_store.streams:
-        message = (
-            f"policy_store.transfer={config.policy_store.transfer} is for rft and ttrl: a service "
-            "promotes what is stored"
-        )
+        message = "a service promotes what is stored: it broadcasts no versions"
         raise BadConfig(message, fix="set policy_store.transfer=object")
     if online and learner and config.engine.colocate:
-        message = (
-            "engine.colocate lets generators sleep while the learner steps, but a service must "
-            "answer meanwhile"
-        )
+        message = "with engine.colocate a service could not answer while the learner steps"
         raise BadConfig(message, fix="set engine.colocate=false, or evolution.enabled=false")
     canary, embedder = config.evolution.canary, (embedder_bundle(config),)
     out: list[Need] = []
@@ -122,25 +116,18 @@ def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = F
         # The bundles of processes that reserve nothing may exceed the cluster.
         if total > available + SMALLEST_CPU * sum(p.count * len(p.bundles) for p in parts):
             shares = ", ".join(
-                f"{p.role} {p.count} x {p.total(resource):g}"
-                for p in parts
-                if p.total(resource) > SMALLEST_CPU
+                f"{p.role} {p.count} x {p.total(resource):g}" for p in parts if p.total(resource)
             )
             raise InfraFailure(
                 f"the job needs {total:g} {resource} ({shares}) but the cluster has {available:g}",
-                fix=(
-                    "lower the workers or their cpus/gpus in the configuration, add nodes, or set "
-                    "cluster.autoscaling=true"
-                ),
+                fix="lower workers or their cpus/gpus, add nodes, or set cluster.autoscaling=true",
             )
     for part in parts:
         if not any(_fits(part.bundles, node) for node in nodes.values()):
             raise InfraFailure(
-                (
-                    f"a {part.role} needs {describe(part.bundles)} on one node, but the nodes have "
-                    f"{_describe_nodes(nodes)}"
-                ),
-                fix="lower the cpus/gpus of that part in the configuration, or add a larger node",
+                f"a {part.role} needs {describe(part.bundles)} on one node, but the nodes have "
+                f"{_describe_nodes(nodes)}",
+                fix="lower the cpus/gpus of that part, or add a larger node",
             )
 
 
@@ -161,12 +148,8 @@ def _fits(bundles: Sequence[Bundle], node: Mapping[str, float]) -> bool:
 def describe(bundles: Sequence[Bundle]) -> str:
     """Sum of bundles, for messages: `CPU 2, GPU 1`."""
     totals = {name: sum(b.get(name, 0.0) for b in bundles) for name in ("CPU", "GPU")}
-    return (
-        ", ".join(
-            f"{name} {total:g}" for name, total in totals.items() if total > SMALLEST_CPU * len(bundles)
-        )
-        or "a process"
-    )
+    parts = [f"{name} {total:g}" for name, total in totals.items() if total > SMALLEST_CPU * len(bundles)]
+    return ", ".join(parts) or "a process"
 
 
 def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
@@ -206,14 +189,9 @@ def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> Non
     deadline = time.monotonic() + timeout_s
     for role, group in groups.items():
         if not group.wait(max(0.0, deadline - time.monotonic())):
-            bundles = group.bundle_specs
             raise InfraFailure(
-                f"{role} does not fit: it needs "
-                f"{describe(bundles)}{' on one node' if len(bundles) > 1 else ''} and did not get "
-                f"it in {timeout_s:g} s; {describe_cluster()}",
-                fix="look at `ray status` for what uses them, lower cpus/gpus in the configuration, add "
-                "nodes, "
-                "or raise cluster.placement_timeout_s",
+                f"{role} does not fit: it needs {describe(group.bundle_specs)} ({timeout_s:g} s; {describe_cluster()})",
+                fix="look at `ray status`, lower cpus/gpus, add nodes, or raise cluster.placement_timeout_s",
             )
 
 
@@ -226,11 +204,6 @@ def inside(group: PlacementGroup, index: int = 0, *, children: bool = False) -> 
         "num_gpus": resources.get("GPU", 0),
         "scheduling_strategy": strategy,
     }
-
-
-def release(group: PlacementGroup) -> None:
-    """Free a group's resources. Ends the actors in it."""
-    remove_placement_group(group)
 
 
 class Room(NamedTuple):
@@ -272,15 +245,14 @@ def _reserve_learners(config: Config, count: int, job: str) -> tuple[PlacementGr
     bundles = [learner_bundle(config)] * count
     if config.engine.colocate and config.learner.gpus:
         nodes = [
-            group["bundles_to_node_id"][0]
-            for group in placement_group_table().values()
-            if group["name"].startswith(f"{job}-generator-") and group["state"] == "CREATED"
+            row["bundles_to_node_id"][0]
+            for row in placement_group_table().values()
+            if row["name"].startswith(f"{job}-generator-") and row["state"] == "CREATED"
         ]
         labels = [{RAY_NODE_ID_KEY: node} for node in nodes[:count]]
         if len(labels) == count:
-            return placement_group(bundles, strategy="PACK", bundle_label_selector=labels), Room(
-                count, "PACK", labels
-            )
+            group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
+            return group, Room(count, "PACK", labels)
     elif any(_fits(bundles, node) for node in node_resources().values()):
         group = reserve(bundles, "STRICT_PACK")
         if group.wait(ONE_NODE_WAIT_S):

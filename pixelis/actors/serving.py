@@ -42,7 +42,6 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     """
     from pixelis.actors.embedder import Embedder
     from pixelis.actors.evolution import Evolution
-    from pixelis.actors.generator import Generator
     from pixelis.actors.generator_scaler import GeneratorScaler
     from pixelis.actors.memory_shard import place_shards
 
@@ -63,27 +62,16 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
                 group = reservations.reserve(
                     reservations.generator_bundles(config, c.cpus, c.gpus), name=name
                 )
-                placed.groups["canary"] = group
-                arguments = (config, actors.store_name, config.engine.workers)
-                placed.canary = cluster.spawn(
-                    Generator, *arguments, name=name, **reservations.inside(group, children=True)
+                index = config.engine.workers
+                placed.canary, placed.groups["canary"] = placement.start_generator(
+                    config, actors.store_name, index, name, group
                 )
             placed.names["evolution"] = [f"{prefix}-evolution"]
             # Names, not handles: arguments with a handle live in the object store, and their loss would
             # prevent a restart.
-            scoring = (
-                (f"{actors.name}-scorer-0", f"{actors.name}-states-0")
-                if config.rewards.needs_scorer
-                else None
-            )
-            evolution = (
-                config,
-                actors.names,
-                actors.store_name,
-                name,
-                placed.names.get("memory", []),
-                scoring,
-            )
+            scoring = f"{actors.name}-scorer-0", f"{actors.name}-states-0"
+            memory = placed.names.get("memory", [])
+            evolution = config, actors.names, actors.store_name, name, memory, scoring
             placed.evolution = cluster.spawn(Evolution, *evolution, name=f"{prefix}-evolution")
         roles = {
             "memory shard": placed.memory,

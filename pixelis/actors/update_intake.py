@@ -20,7 +20,6 @@ from pixelis.actors.group_views import GroupViews, PictureViews, UpdatePictures,
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.config import Config
-from pixelis.errors import BadConfig
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import ClearShare, needs_review
 from pixelis.evolution.privacy import clean_png, redact, redact_record
@@ -208,11 +207,9 @@ class UpdateIntake:
     async def _hold_out(
         self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]
     ) -> bool:
-        """Hold a task out for the canary with the question's pictures, not the policy's views; True if it
-        was.
+        """Hold a task out for the canary with the question's pictures, not the policy's views.
 
-        Questions about clips or with lost pictures are not held out, nor any if the memory stores no
-        pictures.
+        Not about clips or with lost pictures, nor any if the memory stores no pictures.
         """
         canary = self.promotion.canary
         known = all(media.kind == "image" and media.id in originals for media in question.media)
@@ -267,8 +264,6 @@ class UpdateScoring:
 
     def __init__(self, config: Config, names: tuple[str, str] | None):
         self.rewards = config.rewards
-        if config.rewards.needs_scorer and names is None:
-            raise BadConfig("these rewards need a Scorer actor", fix="name one, or set rewards.preset=null")
         self.names = names if config.rewards.needs_scorer else None
 
     async def score(

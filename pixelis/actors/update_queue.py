@@ -16,11 +16,12 @@ import numpy as np
 from PIL import Image
 from ray.exceptions import RayError
 
+from pixelis.actors.evolution_monitor import log_failures
 from pixelis.actors.group_views import PictureViews, UpdatePictures, references
 from pixelis.actors.memory import Memory
 from pixelis.actors.rollouts import RolloutBatch
 from pixelis.config import Config, EvolutionConfig
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import PixelisError
 from pixelis.evolution.gate import learning_rate
 from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant, most_tasks
 from pixelis.evolution.updates import agreeing, as_group
@@ -67,23 +68,15 @@ class UpdateQueue:
         self.file = Path(config.run.dir) / "versions" / "shares.json"
 
     def restore_shares(self) -> None:
-        """Continue with the shares of an earlier process. Raises BadConfig for a damaged file."""
-        try:
-            self.shares.restore(
-                json.loads(self.file.read_text(encoding="utf-8")), time.monotonic(), time.time()
-            )
-        except FileNotFoundError:
-            return
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            fix = "move it away: the caps on users then begin anew"
-            raise BadConfig(f"{self.file} cannot be read: {error}", fix=fix) from None
+        """Continue with the shares of an earlier process."""
+        if self.file.is_file():
+            state = json.loads(self.file.read_text(encoding="utf-8"))
+            self.shares.restore(state, time.monotonic(), time.time())
 
     async def save_shares(self) -> None:
         state = self.shares.state(time.monotonic(), time.time())
-        try:
+        with log_failures("the shares of users are not saved"):  # only a restart would be less strict
             await asyncio.to_thread(write_json, self.file, state)
-        except OSError as error:  # without them only a restart is less strict
-            log.warning("the shares of users are not saved: %s", error)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -203,12 +196,8 @@ class Rehearsal:
 
 def usable(experience: Experience) -> bool:
     """Whether it can be imitated: it has an elected answer, nobody called it wrong, no token was redacted."""
-    turns = experience.trajectory.turns
-    return (
-        experience.verdict.answer is not None
-        and not called_wrong(experience)
-        and all(turn.tokens for turn in turns)
-    )
+    is_elected = experience.verdict.answer is not None and not called_wrong(experience)
+    return is_elected and all(turn.tokens for turn in experience.trajectory.turns)
 
 
 def within_share(experiences: Iterable[Experience], most: int, cap: float) -> list[Experience]:
