@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pixelis.policy.adapters import Adapter
 
 MAX_WAIT_S = 0.25
+Outcome = tuple[Completion, Past] | PixelisError
 log = logging.getLogger(__name__)
 
 
@@ -227,43 +228,29 @@ class HfEngine(Engine[HfSession]):
         # The sessions of this wave may submit their next request before the next wave starts.
         loop.call_soon(self._start_wave)
 
-    def _compute(self, rows: list[Row]) -> list[tuple[Completion, Past] | PixelisError]:
+    def _compute(self, rows: list[Row]) -> list[Outcome]:
         """Runs in the worker thread; returns the result or error of each row."""
-        outcomes: list[tuple[Completion, Past] | PixelisError | None] = [None] * len(rows)
-        prepared = []
+        outcomes, prepared = dict[int, Outcome](), list[int]()
         for i, row in enumerate(rows):
             try:
                 self._decoder.prepare(row)
                 prepared.append(i)
-            except PixelisError as error:
-                outcomes[i] = error
             except Exception as error:
-                log.exception("a request could not be prepared")
-                outcomes[i] = InfraFailure(f"the request could not be prepared: {error!r}")
-        self._decode(rows, prepared, outcomes)
-        return [o if o is not None else InfraFailure("no result") for o in outcomes]
+                outcomes[i] = _typed(error)
+        results = self._decode([rows[i] for i in prepared]) if prepared else []
+        outcomes |= zip(prepared, results, strict=True)
+        return [outcomes[i] for i in range(len(rows))]
 
-    def _decode(
-        self,
-        rows: list[Row],
-        members: list[int],
-        outcomes: list[tuple[Completion, Past] | PixelisError | None],
-    ) -> None:
-        if not members:
-            return
+    def _decode(self, rows: list[Row]) -> Sequence[Outcome]:
         try:
-            for i, result in zip(members, self._decoder.run([rows[i] for i in members]), strict=True):
-                outcomes[i] = result
+            return self._decoder.run(rows)
         except Exception as error:
-            if len(members) == 1:
-                log.exception("a request failed")
-                outcomes[members[0]] = InfraFailure(f"generation failed: {error!r}")
-                return
+            if len(rows) == 1:
+                return [_typed(error)]
             # Out of memory, or one bad row: smaller waves fit, and a bad row finally fails alone.
-            log.warning("a wave of %d failed (%r): retrying in halves", len(members), error)
-            half = len(members) // 2
-            self._decode(rows, members[:half], outcomes)
-            self._decode(rows, members[half:], outcomes)
+            log.warning("a wave of %d failed (%r): retrying in halves", len(rows), error)
+            half = len(rows) // 2
+            return [*self._decode(rows[:half]), *self._decode(rows[half:])]
 
 
 def _once(on_tokens: TokenCallback) -> Callable[[int, int], None]:
@@ -277,6 +264,13 @@ def _once(on_tokens: TokenCallback) -> Callable[[int, int], None]:
             loop.call_soon_threadsafe(on_tokens, [token])
 
     return on_token
+
+
+def _typed(error: Exception) -> PixelisError:
+    if isinstance(error, PixelisError):
+        return error
+    log.error("a request failed", exc_info=error)
+    return InfraFailure(f"generation failed: {error!r}")
 
 
 def _fail(request: _Request, error: PixelisError) -> None:
