@@ -4,8 +4,10 @@ rows.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 
