@@ -97,14 +97,9 @@ class ToolboxPool:
             shown = {item.id: pixels[item.id] for item in media}
             return Opened(decoded, {item.id: item.uri for item in media}), await self._first_look(shown)
         key = media_key(media) if self.config.toolbox.cache_bytes else None
-        if key is not None and (cached := self.pictures.get(key)):
+        if cached := self.pictures.get(key):
             return cached
-        job = self.in_flight.get(key) if key is not None else None
-        if job is None:
-            job = self._submit(media, key=key)
-            if key is not None:
-                self.in_flight[key] = job
-        return await self._wait(job)
+        return await self._wait(self.in_flight.get(key) or self._submit(media, key=key))
 
     async def execute(
         self, action: Action, images: list[ImageView], objects: Objects, opened: Opened
@@ -114,21 +109,18 @@ class ToolboxPool:
         operation, key = self.operations.get(action.op), None
         if operation is not None and self.config.toolbox.cache_bytes:
             key = call_key(operation, self.kind, action, images, objects, opened)
-        if key is not None and (cached := self.cache.get(key)):
+        if cached := self.cache.get(key):
             self.counts["hits"] += 1
             return cached
         quick = operation is None or operation.quick
-        job = self.in_flight.get(key) if key is not None else None
-        if job is not None:
+        if (job := self.in_flight.get(key)) is not None:
             outcome = await self._wait(job)
             if outcome[0].code not in NAMES_IDS:
                 self.counts["hits"] += 1
                 return outcome
             key = None  # the ids are those of the other episode
-        job = self._submit(Call(action, images, objects), opened=opened, key=key, quick=quick)
-        if key is not None:
-            self.in_flight[key] = job
-        return await self._wait(job)
+        call = Call(action, images, objects)
+        return await self._wait(self._submit(call, opened=opened, key=key, quick=quick))
 
     def environment_worker(self) -> Worker:
         return min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
@@ -165,6 +157,8 @@ class ToolboxPool:
         loop = asyncio.get_running_loop()
         self.submitted += 1
         job = Job(self.submitted, loop.create_future(), work, **details)
+        if job.key is not None:
+            self.in_flight[job.key] = job
         job.future.add_done_callback(_retrieve_exception)
         queue = job.worker.pinned if job.worker is not None else self.quick if job.quick else self.slow
         queue.append(job)
@@ -221,7 +215,7 @@ class ToolboxPool:
         return [self.slow.popleft() for _ in range(min(share, len(self.slow)))]
 
     def _unregister(self, job: Job) -> Job:
-        if job.key is not None and self.in_flight.get(job.key) is job:
+        if self.in_flight.get(job.key) is job:
             del self.in_flight[job.key]
         return job
 
@@ -267,9 +261,8 @@ class ToolboxPool:
                 except RayError as error:
                     cause = type(error).__name__
             if time.monotonic() > deadline and not any(other.alive for other in self.workers):
-                self._fail_all(
-                    InfraFailure(f"no toolbox for {timeout_s:g} s: {cause}", fix="look at `ray status`")
-                )
+                message = f"no toolbox for {timeout_s:g} s: {cause}"
+                self._fail_all(InfraFailure(message, fix="look at `ray status`"))
         for ping in pings:
             ping.cancel()
         pid, node = answer
@@ -324,8 +317,7 @@ class ToolboxPool:
 
     def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
         """Queue the jobs of a failed batch to run one by one; answer a single job with an error."""
-        # A crash on another node may be a lost node: retry a single job once, unless its environment is lost
-        # with it.
+        # A crash on another node may be a lost node: retry a single job once, if it has no environment.
         may_move = not is_local and jobs[0].worker is None and not jobs[0].retried
         retry = len(jobs) > 1 or (code == "crashed" and may_move)
         for job in reversed(jobs):
@@ -395,20 +387,16 @@ class ToolboxPool:
             observation, views = outcome
             if observation.status == "error":
                 self.failures[observation.code or "error"] += 1
-            if is_batch and job.key is not None:
-                # A cached view must not keep the batch's buffer in memory
-                views = [view.copy() for view in views]
-            for view in views:
-                view.flags.writeable = False
-            outcome = observation, views
+            if is_batch and job.key is not None:  # a cached view must not keep the batch's buffer in memory
+                outcome = observation, views = observation, [view.copy() for view in views]
             if job.key is not None and is_reusable(observation):
                 self.cache.put(job.key, outcome, memory_bytes(views, size))
-        elif job.key is not None:
-            opened, (images, views) = outcome
-            for view in views:
-                view.flags.writeable = False
-            outcome = opened, (images, views)
-            self.pictures.put(job.key, outcome, size + sum(view.nbytes for view in views))
+        else:
+            _, (_, views) = outcome
+            if job.key is not None:
+                self.pictures.put(job.key, outcome, size + sum(view.nbytes for view in views))
+        for view in views:
+            view.flags.writeable = False
         job.future.set_result(outcome)
 
     def _reject(self, job: Job, error: Exception) -> None:

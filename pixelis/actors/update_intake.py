@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -89,36 +89,32 @@ class UpdateIntake:
         """See ``Evolution.submit``. ``step``: the update that the learner makes next, None without a learner."""
         enough = verdict is None or self.clear.add(task.user, unclear)
         self.unclear = 0 if enough else self.unclear + 1
+        if not enough:
+            await self._withdraw("unclear", lambda item: item.task.user == task.user and not item.approved)
         if cause := self._refusal(task) or ("" if enough else "unclear"):
-            self.counts[cause] += 1
-            if not enough:
-                await self._withdraw(
-                    "unclear", lambda item: item.task.user == task.user and not item.approved
-                )
-            return False
+            return self._drop(cause)
         try:
             arrays = await views.get()
         except RayError:
-            self.counts["lost"] += 1
-            return False
-        if verdict is not None and self.collapse.add(verdict, _prompt_key(task, question, arrays)):
-            self.counts["collapsed"] += 1
-            return False
+            return self._drop("lost")
+        first = next(iter(arrays.get(task.trajectories[0].id, [])), None)
+        if verdict is not None and self.collapse.add(verdict, _prompt_key(question, first)):
+            return self._drop("collapsed")
         task = await self.scoring.score(task, views, question, step)
         if not self.queue.usable(task):
-            self.counts["unusable"] += 1
             self.unusable += 1
-            return False
+            return self._drop("unusable")
         self.unusable = 0
         pictures = await asyncio.to_thread(self.pictures.hold, arrays)
         if cause := self._refusal(task):  # the state may have changed since
-            self.counts[cause] += 1
-            return False
+            return self._drop(cause)
         self.counts["received"] += 1
-        group = self._question_group(task, question, arrays)
-        if question is not None and await self._hold_out(task, question, group, originals or {}):
+        if question is None:
+            return await self._push(task, pictures, task.question_id)
+        group = self.questions.group(question.conversation, first)
+        if await self._hold_out(task, question, group, originals or {}):
             return True
-        if verdict is None or question is None or not needs_review(task.id, self.settings):
+        if verdict is None or not needs_review(task.id, self.settings):
             return await self._push(task, pictures, group)
         if await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING:
             return await self._push(task, pictures, group)
@@ -139,7 +135,8 @@ class UpdateIntake:
         views = await asyncio.to_thread(self.reviews.views, id)
         task = await self.scoring.score(task, views, None, None)
         pictures = await asyncio.to_thread(self.pictures.hold, views)
-        group = self._question_group(task, review.question, views)
+        first = next(iter(views.get(task.trajectories[0].id, [])), None)
+        group = self.questions.group(review.question.conversation, first)
         queued = self.queue.usable(task) and await self._push(task, pictures, group, approved=True)
         if not queued:
             await asyncio.to_thread(self.reviews.done, [task.id])
@@ -158,12 +155,11 @@ class UpdateIntake:
         if held_out is not None and contradicts(feedback, (held_out.question.answers or [""])[0]):
             self.traffic.forget([experience_id])
             await asyncio.to_thread(self.traffic.save)
-        await self._withdraw(
-            "disowned",
-            lambda item: (
-                item.task.experience_id == experience_id and contradicts(feedback, item.task.pseudo_label)
-            ),
-        )
+
+        def is_wrong(task: UpdateTask) -> bool:
+            return task.experience_id == experience_id and contradicts(feedback, task.pseudo_label)
+
+        await self._withdraw("disowned", lambda item: is_wrong(item.task))
         await asyncio.to_thread(self.reviews.dispute, experience_id, feedback)
 
     async def forget(self, experience_ids: Sequence[str]) -> int:
@@ -196,13 +192,9 @@ class UpdateIntake:
             return "disowned"
         return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
 
-    def _question_group(self, task: UpdateTask, question: Question | None, arrays: dict[str, Any]) -> str:
-        """The name of the task's group of near-identical questions; without the question, its id."""
-        if question is None:
-            return task.question_id
-        return self.questions.group(
-            question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None)
-        )
+    def _drop(self, cause: str) -> Literal[False]:
+        self.counts[cause] += 1
+        return False
 
     async def _hold_out(
         self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]
@@ -213,12 +205,10 @@ class UpdateIntake:
         """
         canary = self.promotion.canary
         known = all(media.kind == "image" and media.id in originals for media in question.media)
+        if canary is None or not (known and self.stores_pictures):
+            return False
         source, cap = Source(task.user, group), self.queue.shares.user_cap(time.monotonic())
-        if (
-            canary is None
-            or not (known and self.stores_pictures)
-            or not self.traffic.wants(task, question, source, cap)
-        ):
+        if not self.traffic.wants(task, question, source, cap):
             return False
         ids = [media.id for media in question.media]
         try:
@@ -227,9 +217,7 @@ class UpdateIntake:
             return False
 
         def store() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-            held = {
-                id: self.pictures.add(shrink(array, LONGEST)) for id, array in zip(ids, arrays, strict=True)
-            }
+            held = {id: self.pictures.add(shrink(a, LONGEST)) for id, a in zip(ids, arrays, strict=True)}
             (own,) = fetch([{task.id: [picture.ref for picture in held.values()]}])
             return held, dict(zip(ids, own[task.id], strict=True))
 
@@ -248,8 +236,7 @@ class UpdateIntake:
     ) -> bool:
         async with self.queue.changed:
             if cause := self._refusal(task, approved):  # the state may have changed since
-                self.counts[cause] += 1
-                return False
+                return self._drop(cause)
             self.queue.push(QueuedTask(task, views, question, approved))
             self.queue.changed.notify_all()
             return True
@@ -310,9 +297,8 @@ def _put_for_review(
     task = task.model_copy(update={"trajectories": usable, "pseudo_label": redact(task.pseudo_label)})
     shown = representative(task)
     pictures = {image.id: clean_png(view) for image, view in zip(shown.images, views[shown.id], strict=True)}
-    reviews.put(
-        task, redact_record(verdict), redact_record(question), pictures, {t.id: views[t.id] for t in usable}
-    )
+    kept = {t.id: views[t.id] for t in usable}
+    reviews.put(task, redact_record(verdict), redact_record(question), pictures, kept)
     return True
 
 
@@ -321,13 +307,9 @@ def representative(task: UpdateTask) -> Trajectory:
     return next((t for t in task.trajectories if agrees(t.answer, task.pseudo_label)), task.trajectories[0])
 
 
-def _prompt_key(
-    task: UpdateTask, question: Question | None, views: Mapping[str, Sequence[np.ndarray]]
-) -> str:
-    digest = hashlib.sha256((question.conversation if question is not None else "").encode())
-    for view in views.get(task.trajectories[0].id, [])[:1]:
-        digest.update(view.tobytes())
-    return digest.hexdigest()
+def _prompt_key(question: Question | None, picture: np.ndarray | None) -> str:
+    text = question.conversation if question is not None else ""
+    return hashlib.sha256(text.encode() + (picture.tobytes() if picture is not None else b"")).hexdigest()
 
 
 def _remember(memory: dict[str, Any], new: Mapping[str, Any]) -> None:
