@@ -44,6 +44,12 @@ BUILT_IN = (
     ThresholdConfig(metric="memory_usage", over=0.9, severity="critical", cooldown_s=300.0),
     ThresholdConfig(metric="gated_votes", over=99.0, severity="warning", cooldown_s=3600.0),
     ThresholdConfig(metric="p99_latency", over=2.0, severity="warning", cooldown_s=600.0),
+    ThresholdConfig(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
+    ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
+    ThresholdConfig(metric="unusable_tasks", over=15.0, severity="critical", cooldown_s=600.0),
+    ThresholdConfig(metric="unclear_tasks", over=15.0, severity="warning", cooldown_s=3600.0),
+    ThresholdConfig(metric="update_kl", over=0.2, severity="warning", cooldown_s=300.0),
+    ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
 )
 """Rates and usages 0..1, latency in seconds, KL in nats a token; ``queue_fill`` is queue_size as a share of
 evolution.queue; ``gated_votes`` counts votes of a gateway in a row below the gate; ``memory_refuses`` is 1
