@@ -1,7 +1,7 @@
 """The audit log: who changed the served policy and why, as a chain of hashes that reveals later edits.
 
-Each JSON line holds the hash of the line before it, also across files. A file beside the folder anchors the last
-hash, because a chain cannot show that its end was cut off.
+Each JSON line holds the hash of the line before it, also across files. A file beside the folder anchors the
+last hash, because a chain cannot show that its end was cut off.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A durable queue of updates that wait for human review, in one SQLite file.
 
-Pictures and views are blobs named by their content hash, so samples of a group share equal views. The task, whose
-tokens spell the text, is deleted when the update is rejected or ``done``; the redacted copy for people stays.
+Pictures and views are blobs named by their content hash, so samples of a group share equal views. The task,
+whose tokens spell the text, is deleted when the update is rejected or ``done``; the redacted copy for people
+stays.
 """
 
 from __future__ import annotations
