@@ -195,8 +195,9 @@ class Database:
                     raise
                 except Exception as error:
                     self._writer.execute("ROLLBACK TO change")
-                    is_damage = type(error) is sqlite3.DatabaseError
-                    write.done.set_exception(self._failed(error) if is_damage else error)
+                    if type(error) is sqlite3.DatabaseError:  # damage; other faults are its subclasses
+                        error = self._failed(error)
+                    write.done.set_exception(error)
                 self._writer.execute("RELEASE change")
             self._writer.execute("COMMIT")
             self.commits += 1

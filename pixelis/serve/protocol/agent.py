@@ -32,7 +32,7 @@ Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class EarlierQuestion(StrictModel):
-    """An exchange of the conversation: the question with its pictures, and the answer that it got."""
+    """An exchange of the conversation: the question with its pictures, and the answer."""
 
     question: str
     answer: str
@@ -41,16 +41,14 @@ class EarlierQuestion(StrictModel):
 
 
 class AgentRequest(StrictModel, QuestionRequest):
-    """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs or ids of uploaded files,
-    or about none.
+    """Body of ``POST /v1/agent``: a question about pictures and clips, data URLs or ids of uploaded files.
 
     - ``history``: the exchanges before it, each with the pictures that came with its question.
     - ``samples``: number of votes, at most ``serve.samples``.
     - ``operations``: false answers without pixel operations.
     - ``learn``: false makes no update from this request; ``remember``: false does not store it either,
       "later" stores it after the reply, which then has no ``experience_id``.
-    - ``priority``: as vLLM's, a lower one is scheduled first; below ``serve.priority`` the key needs the
-      scope ``steer``.
+    - ``priority``: lower goes first; below ``serve.priority`` it needs the scope ``steer``.
     - ``stream``: true sends the turns as they happen.
     - ``cache``: true allows a cached reply for a sampled request too; false never uses the cache.
     - ``user``: stored as a pseudonym.
@@ -58,7 +56,6 @@ class AgentRequest(StrictModel, QuestionRequest):
 
     question_param: ClassVar[str] = "question"
     image_param: ClassVar[str] = "image"
-    video_param: ClassVar[str] = "video"
     question: str
     image: Urls = Field(default_factory=list)  # type: ignore[valid-type]
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
@@ -72,34 +69,34 @@ class AgentRequest(StrictModel, QuestionRequest):
     cache: bool | None = None
 
     def file_ids(self) -> list[str]:
-        fields = [
-            self.image,
-            self.video,
-            *(urls for earlier in self.history for urls in (earlier.image, earlier.video)),
-        ]
+        bodies: list[AgentRequest | EarlierQuestion] = [self, *self.history]
+        fields = [urls for body in bodies for urls in (body.image, body.video)]
         return [url for urls in fields for url in _listed(urls) if re.match(FILE_ID, url)]
 
     def conversation(self) -> Conversation:
         conversation = Conversation(self.question.strip())
         for i, earlier in enumerate(self.history):
-            media = conversation.attach(*self._media(earlier, f"history[{i}]."))
+            media = self._attach(conversation, earlier, f"history[{i}].")
             conversation.history.append(
                 Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media)
             )
-        conversation.attach(*self._media(self, ""))
+        self._attach(conversation, self, "")
         return conversation
 
-    def _media(self, body: EarlierQuestion | AgentRequest, param: str) -> tuple[list[Placed], list[Placed]]:
-        return self._placed(body.image, "image", param), self._placed(body.video, "video", param)
+    def _attach(
+        self, conversation: Conversation, body: EarlierQuestion | AgentRequest, param: str
+    ) -> list[str]:
+        return conversation.attach(
+            self._placed(body.image, "image", param), self._placed(body.video, "video", param)
+        )
 
     def _placed(self, urls: str | list[str], kind: Literal["image", "video"], param: str) -> list[Placed]:
-        places = (
-            [f"{param}{kind}"] if isinstance(urls, str) else [f"{param}{kind}[{n}]" for n in range(len(urls))]
-        )
-        return [
-            (file_url(self._files, url, kind, place) if re.match(FILE_ID, url) else url, place)
-            for url, place in zip(_listed(urls), places, strict=True)
-        ]
+        placed = list[Placed]()
+        for n, url in enumerate(_listed(urls)):
+            place = f"{param}{kind}" if isinstance(urls, str) else f"{param}{kind}[{n}]"
+            is_file = re.match(FILE_ID, url) is not None
+            placed.append((file_url(self._files, url, kind, place) if is_file else url, place))
+        return placed
 
 
 def _listed(urls: str | list[str]) -> list[str]:
@@ -134,20 +131,14 @@ class AgentReply(BaseModel):
 
 
 class AgentFormat:
-    """The ReplyFormat of ``/v1/agent``.
-
-    A stream has an ``event: text`` for each piece of text of the first sample, an ``event: turn`` per turn,
-    then ``event: answer`` or ``event: error``.
-    """
+    """The ReplyFormat of ``/v1/agent``, whose streams have the events text, turn, answer and error."""
 
     def __init__(self, config: Config, request: AgentRequest, started: float):
         self.caller, self.started, self.model = Caller(), started, model_name(config)
         if request.samples is not None and request.samples > config.serve.samples:
             raise ApiError(400, f"`samples` is at most {config.serve.samples}", "invalid_value", "samples")
-        if request.max_turns is not None and request.max_turns > config.dialogue.max_turns_test:
-            raise ApiError(
-                400, f"`max_turns` is at most {config.dialogue.max_turns_test}", "invalid_value", "max_turns"
-            )
+        if request.max_turns is not None and request.max_turns > (most := config.dialogue.max_turns_test):
+            raise ApiError(400, f"`max_turns` is at most {most}", "invalid_value", "max_turns")
         self.stream = request.stream
         self.query = agent_query(
             config,
@@ -194,7 +185,7 @@ class AgentFormat:
 
 
 def without_tokens(trajectory: Trajectory, uris: dict[str, str]) -> Trajectory:
-    """A copy without token ids and log-probs. ``uris``: image id -> data URL; other images get none."""
+    """A copy without token ids and log-probs. ``uris``: data URLs by image id."""
 
     def with_uris(images: list[ImageView], uris: dict[str, str]) -> list[ImageView]:
         return [image.model_copy(update={"uri": uris.get(image.id, "")}) for image in images]

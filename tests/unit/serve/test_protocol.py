@@ -296,9 +296,8 @@ def test_a_file_comes_as_data_in_both_apis() -> None:
 @pytest.mark.parametrize(
     ("part", "param", "says"),
     [
-        ({"type": "video_url", "video_url": "x"}, "messages[0].content[0]", "its `url`"),
         ({"type": "input_audio", "input_audio": {}}, "messages[0].content[0]", "`input_audio`"),
-        ({"type": "image_url", "image_url": PICTURE}, "messages[0].content[0]", '{"url": "data:'),
+        ({"type": "image_url", "image_url": PICTURE}, "messages[0].content[0].image_url", "object"),
         ({"type": "image_url", "image_url": {"url": 7}}, "messages[0].content[0].image_url.url", "string"),
         ({"type": "image_url"}, "messages[0].content[0]", "needs `image_url`"),
         ({"type": "text", "text": 7}, "messages[0].content[0].text", "string"),
@@ -460,7 +459,7 @@ def test_invalid_questions_are_refused(text: str, code: str) -> None:
     with pytest.raises(ApiError) as caught:
         check_question(text, 100)
     assert (caught.value.status, caught.value.code) == (400, code)
-    assert check_question("Was kostet <b> || Käse 🧀?", 100)
+    check_question("Was kostet <b> || Käse 🧀?", 100)
 
 
 @pytest.mark.parametrize(
