@@ -1,6 +1,4 @@
-"""``/v1/files`` with the official client: uploads, questions about them, quotas, other keys, forms that are
-refused.
-"""
+"""``/v1/files`` with the official client."""
 
 from __future__ import annotations
 

@@ -352,18 +352,19 @@ class ResponsesFormat:
         if self.log_probs:
             (log_probs,) = await answer_log_probs(agent, answer, [(answer.verdict.answer, answer.winner)])
         changes = {
-            "completed_at": int(time.time()),
-            "usage": _usage(answer),
             "pixelis": PixelisFields.of(answer, time.monotonic() - self.started),
             **_outcome(answer.winner, answer.verdict.answer, log_probs),
         }
-        return self.base.model_copy(update=changes).model_dump(mode="json")
+        return self._completed(answer).model_copy(update=changes).model_dump(mode="json")
+
+    def _completed(self, answer: Answer) -> ResponseObject:
+        completed_at = self.base.created_at + int(answer.seconds)
+        return self.base.model_copy(update={"completed_at": completed_at, "usage": _usage(answer)})
 
     def _parameters(self, answer: Answer) -> dict[str, Any]:
         """The fields of a stored response that its experience lacks."""
-        changes = {"completed_at": int(time.time()), "usage": _usage(answer)}
-        response = self.base.model_copy(update=changes)
-        parameters = response.model_dump(mode="json", exclude={"id", "status", "output", "pixelis"})
+        own = {"id", "status", "output", "pixelis"}
+        parameters = self._completed(answer).model_dump(mode="json", exclude=own)
         return {**parameters, "seconds": round(answer.seconds, 4)}
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:

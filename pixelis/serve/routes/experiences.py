@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Annotated, Any
 
@@ -92,8 +93,10 @@ async def list_experiences(
     try:
         created_at = float(text or "inf")
     except ValueError:
+        created_at = math.nan
+    if not created_at >= 0:
         message = "`before` is a time in seconds or a reply's `next_before`"
-        raise ApiError(400, message, "invalid_value", "before") from None
+        raise ApiError(400, message, "invalid_value", "before")
     page_end = created_at, id or LAST_ID
     experiences = await state.with_timeout(memory.list(limit, page_end, _readable(caller, key, user)))
     next_before = (

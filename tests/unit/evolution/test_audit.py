@@ -1,6 +1,4 @@
-"""The audit log: every change of a line shows, rotation and retention keep the chain, crashes and second
-writers do no harm.
-"""
+"""The audit log."""
 
 from __future__ import annotations
 

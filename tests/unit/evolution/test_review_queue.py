@@ -1,6 +1,4 @@
-"""The review queue: nothing put or decided is lost, decisions stand, corrections are scored anew, pictures
-come back exactly.
-"""
+"""The review queue."""
 
 from __future__ import annotations
 

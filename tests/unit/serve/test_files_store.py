@@ -8,8 +8,6 @@ import errno
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from hypothesis import given
@@ -21,9 +19,7 @@ from pixelis.errors import BadInput, InfraFailure
 from pixelis.operations.encoded import media_type
 from pixelis.serve.dependencies import read_form
 from pixelis.serve.files import FileStore
-from pixelis.serve.gateway import _sweep_files
 from pixelis.serve.protocol.errors import ApiError
-from pixelis.serve.state import GatewayState
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -81,42 +77,6 @@ def test_a_file_expires(tmp_path: Path) -> None:
     assert not (tmp_path / "files" / "_" / short.id).exists()
     now[0] += 3600
     assert store.list("") == []
-
-
-def test_gateways_remove_expired_files_of_keys_that_send_no_further_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [1000.0]
-    store = FileStore(tmp_path, FilesConfig(ttl_s=7200), clock=lambda: now[0])
-    store.sweep()  # nothing was ever uploaded
-    expired = [store.add(key, PNG, "a.png", "vision", ttl_s=3600) for key in ("", "shop")]
-    kept = store.add("shop", PNG, "a.png", "vision")
-    now[0] += 3601
-    sweeps = 0
-
-    def sweep() -> None:
-        nonlocal sweeps
-        sweeps += 1
-        if sweeps == 1:
-            raise OSError(errno.EIO, "refused")
-        FileStore.sweep(store)
-
-    async def gateway() -> None:
-        task = asyncio.create_task(
-            _sweep_files(cast(GatewayState, SimpleNamespace(files=SimpleNamespace(sweep=sweep))))
-        )
-        while sweeps < 3:
-            await asyncio.sleep(0.001)
-        task.cancel()
-
-    monkeypatch.setattr("pixelis.serve.gateway.SWEEP_S", 0.0)
-    asyncio.run(asyncio.wait_for(gateway(), 30))
-    assert not any(
-        (tmp_path / "files" / folder / file.id).exists()
-        for folder, file in zip(("_", "shop"), expired, strict=True)
-    )
-    assert (tmp_path / "files" / "shop" / kept.id).exists()
-    assert "cannot be removed" in caplog.text
 
 
 @pytest.mark.parametrize(
