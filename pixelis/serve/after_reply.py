@@ -69,13 +69,8 @@ class AfterReply:
         """
         c = self.config
         remember = self.retrieval.writes and bool(query.remember)
-        learn = (
-            self.evolution is not None
-            and c.evolution.enabled
-            and query.learn
-            and not answer.cold_start
-            and not c.serve.read_only
-        )
+        learns = self.evolution is not None and c.evolution.enabled and not c.serve.read_only
+        learn = learns and query.learn and not answer.cold_start
         if not (remember or learn):
             return
         if len(self.background) >= c.evolution.queue:
@@ -151,9 +146,8 @@ class AfterReply:
         risk = await self._in_thread(lambda: privacy.risk(answer.group.question.conversation))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if outcome == "yes":
-            await self._count(
-                "neighbours_credited", self._credit_neighbours(answer.verdict, lookup.retrieval_id)
-            )
+            credit = self._credit_neighbours(answer.verdict, lookup.retrieval_id)
+            await self._count("neighbours_credited", credit)
         # What cannot be stored is not learnt from: nobody could find or correct it
         if learn and redacted is not None:
             await self._count("update_sent", self._submit_update(id, answer, redacted, voter))
@@ -205,10 +199,8 @@ class AfterReply:
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            self._start(
-                new_id("feedback"),
-                self._count("feedback_sent", self._send_feedback(experience_id, redacted, by)),
-            )
+            sending = self._send_feedback(experience_id, redacted, by)
+            self._start(new_id("feedback"), self._count("feedback_sent", sending))
         return experience
 
     async def _send_feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
@@ -236,16 +228,15 @@ class AfterReply:
             async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
                 actor = await self.evolution()
                 task = task.model_copy(update={"trace": tracing.traceparent()})
-                record = (redacted.verdict, redacted.question)
-                accepted = await actor.submit.remote(task, answer.views, *record, answer.originals, unclear)
+                accepted = await actor.submit.remote(
+                    task, answer.views, redacted.verdict, redacted.question, answer.originals, unclear
+                )
         except BaseException:
             if unclear:
                 self.unclear[voter] += unclear
             raise
-        if not accepted:
-            self.counts["update_refused"] += 1
-            return False
-        return True
+        self.counts["update_refused"] += not accepted
+        return bool(accepted)
 
 
 def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:

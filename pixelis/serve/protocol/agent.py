@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -13,7 +12,6 @@ from pixelis.records import Exchange, ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.files import FILE_ID
-from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError, StrictModel, text_or
 from pixelis.serve.protocol.files import file_url
 from pixelis.serve.protocol.question import (
@@ -22,8 +20,8 @@ from pixelis.serve.protocol.question import (
     Conversation,
     Placed,
     QuestionRequest,
+    ReplyFormat,
     agent_query,
-    model_name,
     reply_cache_key,
     sse_event,
 )
@@ -130,16 +128,15 @@ class AgentReply(BaseModel):
     seconds: float
 
 
-class AgentFormat:
+class AgentFormat(ReplyFormat):
     """The ReplyFormat of ``/v1/agent``, whose streams have the events text, turn, answer and error."""
 
     def __init__(self, config: Config, request: AgentRequest, started: float):
-        self.caller, self.started, self.model = Caller(), started, model_name(config)
+        super().__init__(config, request.stream, started)
         if request.samples is not None and request.samples > config.serve.samples:
             raise ApiError(400, f"`samples` is at most {config.serve.samples}", "invalid_value", "samples")
         if request.max_turns is not None and request.max_turns > (most := config.dialogue.max_turns_test):
             raise ApiError(400, f"`max_turns` is at most {most}", "invalid_value", "max_turns")
-        self.stream = request.stream
         self.query = agent_query(
             config,
             request,
@@ -161,12 +158,12 @@ class AgentFormat:
             policy_version=answer.group.policy_version,
             experience_id=answer.experience_id,
             remembered=answer.remembered,
-            seconds=time.monotonic() - self.started,
+            seconds=self.seconds,
         )
         return reply.model_dump(mode="json")
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        return {**reply, "id": new_id("agent"), "cached": True, "seconds": time.monotonic() - self.started}
+        return {**reply, "id": new_id("agent"), "cached": True, "seconds": self.seconds}
 
     def stream_start(self) -> str:
         return ": accepted\n\n"

@@ -15,7 +15,6 @@ from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import (
     ReadMessage,
     answer_format,
@@ -31,8 +30,8 @@ from pixelis.serve.protocol.question import (
     MAX_PARTS,
     Conversation,
     QuestionRequest,
+    ReplyFormat,
     agent_query,
-    model_name,
     reply_cache_key,
     sse_event,
 )
@@ -237,7 +236,7 @@ class PixelisFields(BaseModel):
             operations=answer.winner.operations_ok,
             experience_id=answer.experience_id,
             remembered=answer.remembered,
-            seconds=round(seconds, 4),
+            seconds=seconds,
         )
 
 
@@ -274,7 +273,7 @@ def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
     return chosen + [chosen[0]] * (n - len(chosen))
 
 
-class ChatFormat:
+class ChatFormat(ReplyFormat):
     """The ReplyFormat of chat completions.
 
     A stream has the thoughts of the first sample (``reasoning``, as vLLM names it), a chunk for every turn of
@@ -282,21 +281,20 @@ class ChatFormat:
     """
 
     def __init__(self, config: Config, request: ChatRequest, started: float):
-        self.caller, self.started, self.model = Caller(), started, model_name(config)
-        if request.model not in (self.model, config.policy.model):
-            raise unknown_model(request.model, self.model)
-        self.stream = bool(request.stream)
+        super().__init__(config, request.stream, started, request.model)
         self.include_usage = request.stream_options is not None and request.stream_options.include_usage
-        max_tokens = request.max_completion_tokens or request.max_tokens
         self.n, stop = request.n or 1, request.stop or []
         self.log_probs = bool(request.logprobs)
         if self.n > config.serve.samples:
             raise ApiError(400, f"`n` is at most {config.serve.samples}", "invalid_value", "n")
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
-        answers = request.answer_format
-        top = request.top_logprobs or 0
         self.query = agent_query(
-            config, request, max_tokens=max_tokens, top_p=request.top_p, top_log_probs=top, answers=answers
+            config,
+            request,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            top_p=request.top_p,
+            top_log_probs=request.top_logprobs or 0,
+            answers=request.answer_format,
         )
         self.cache_key = reply_cache_key(
             f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed
@@ -311,8 +309,7 @@ class ChatFormat:
         }
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        seconds = time.monotonic() - self.started
-        completion = ChatCompletion.of(self.model, answer, seconds, self.n, self.stops)
+        completion = ChatCompletion.of(self.model, answer, self.seconds, self.n, self.stops)
         if self.log_probs:
             trajectories = [trajectory for _, trajectory in choices(answer, self.n)]
             contents = [choice.message.content for choice in completion.choices]
@@ -322,7 +319,7 @@ class ChatFormat:
         return completion.model_dump(mode="json")
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        fields = {**reply["pixelis"], "cached": True, "seconds": round(time.monotonic() - self.started, 4)}
+        fields = {**reply["pixelis"], "cached": True, "seconds": self.seconds}
         return {**reply, "id": new_id("chatcmpl"), "created": int(time.time()), "pixelis": fields}
 
     def stream_start(self) -> str:
@@ -334,10 +331,8 @@ class ChatFormat:
 
     def stream_turn(self, event: TurnEvent) -> str:
         rest = self.thoughts.end(event) if event.sample == 0 and event.turn.is_policy else ""
-        return sse_event(
-            self._chunk({"reasoning": rest} if rest else {})
-            | {"pixelis": {"event": event.model_dump(mode="json")}}
-        )
+        chunk = self._chunk({"reasoning": rest} if rest else {})
+        return sse_event(chunk | {"pixelis": {"event": event.model_dump(mode="json")}})
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
         self.chunk["system_fingerprint"] = reply["system_fingerprint"]
@@ -375,8 +370,3 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-def unknown_model(name: str, served: str) -> ApiError:
-    message = f"model `{name[:100]}` is not available here; use `{served}`"
-    return ApiError(404, message, "model_not_found", "model")

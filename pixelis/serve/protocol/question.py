@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 import secrets
+import time
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr
 
@@ -98,35 +100,57 @@ class QuestionRequest(BaseModel):
         raise NotImplementedError
 
 
-class ReplyFormat(Protocol):
+class ReplyFormat(ABC):
     """A validated request and the format of its reply, a server-sent stream if ``stream``.
 
     ``cached_reply`` gives an earlier reply this request's id and times. Stream methods may return "" for no event.
     """
 
-    caller: Caller
     query: AgentQuery
     cache_key: str | None
-    stream: bool
 
+    def __init__(self, config: Config, stream: bool | None, started: float, model: str | None = None):
+        """Raises ApiError 404 unless ``model`` is served."""
+        self.caller, self.stream, self.started = Caller(), bool(stream), started
+        self.model = model_name(config)
+        if model not in (None, self.model, config.policy.model):
+            raise unknown_model(model or "", self.model)
+
+    @property
+    def seconds(self) -> float:
+        """Since the request arrived."""
+        return round(time.monotonic() - self.started, 4)
+
+    @abstractmethod
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]: ...
 
+    @abstractmethod
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
+    @abstractmethod
     def stream_start(self) -> str: ...
 
+    @abstractmethod
     def stream_text(self, event: TextEvent) -> str: ...
 
+    @abstractmethod
     def stream_turn(self, event: TurnEvent) -> str: ...
 
+    @abstractmethod
     def stream_end(self, reply: dict[str, Any]) -> list[str]: ...
 
+    @abstractmethod
     def stream_error(self, error: ApiError) -> str: ...
 
 
 def model_name(config: Config) -> str:
     """The id under ``/v1/models``: ``pixelis-nano``, or the name of the model's folder."""
     return "pixelis-nano" if config.policy.model == "nano" else Path(config.policy.model).name
+
+
+def unknown_model(name: str, served: str) -> ApiError:
+    message = f"model `{name[:100]}` is not available here; use `{served}`"
+    return ApiError(404, message, "model_not_found", "model")
 
 
 def agent_query(

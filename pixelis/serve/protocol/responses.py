@@ -17,7 +17,6 @@ from pixelis.records import Experience, Trajectory, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import (
     ReadMessage,
     answer_format,
@@ -35,14 +34,14 @@ from pixelis.serve.protocol.errors import (
 )
 from pixelis.serve.protocol.files import FileReference
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
-from pixelis.serve.protocol.openai import Choice, LenientModel, PixelisFields, Usage, unknown_model
+from pixelis.serve.protocol.openai import Choice, LenientModel, PixelisFields, Usage
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
     MAX_PARTS,
     Conversation,
     QuestionRequest,
+    ReplyFormat,
     agent_query,
-    model_name,
     reply_cache_key,
 )
 from pixelis.serve.protocol.response_events import ResponseEvents, ThoughtStream
@@ -306,15 +305,11 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-class ResponsesFormat:
+class ResponsesFormat(ReplyFormat):
     """The ReplyFormat of ``/v1/responses``. A response has the id of its experience."""
 
     def __init__(self, config: Config, request: ResponsesRequest, started: float):
-        self.caller, self.started = Caller(), started
-        model = model_name(config)
-        if request.model not in (model, config.policy.model):
-            raise unknown_model(request.model, model)
-        self.stream = bool(request.stream)
+        super().__init__(config, request.stream, started, request.model)
         stored = request.store is not False
         self.log_probs = LOG_PROBS in (request.include or ())
         self.query = agent_query(
@@ -333,7 +328,7 @@ class ResponsesFormat:
             id=response_id(self.query.experience_id or ""),
             created_at=int(time.time()),
             status="in_progress",
-            model=model,
+            model=self.model,
             instructions=request.instructions,
             previous_response_id=request.previous_response_id,
             store=stored,
@@ -352,7 +347,7 @@ class ResponsesFormat:
         if self.log_probs:
             (log_probs,) = await answer_log_probs(agent, answer, [(answer.verdict.answer, answer.winner)])
         changes = {
-            "pixelis": PixelisFields.of(answer, time.monotonic() - self.started),
+            "pixelis": PixelisFields.of(answer, self.seconds),
             **_outcome(answer.winner, answer.verdict.answer, log_probs),
         }
         return self._completed(answer).model_copy(update=changes).model_dump(mode="json")
@@ -370,7 +365,7 @@ class ResponsesFormat:
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
         """The cached response, which keeps its id, with this request's parameters and times."""
         own = ("instructions", "previous_response_id", "metadata", "max_output_tokens", "created_at")
-        fields = {**reply["pixelis"], "cached": True, "seconds": round(time.monotonic() - self.started, 4)}
+        fields = {**reply["pixelis"], "cached": True, "seconds": self.seconds}
         own_fields = self.base.model_dump(mode="json", include=set(own))
         self.base = self.base.model_copy(update={"id": reply["id"]})
         return {**reply, **own_fields, "completed_at": int(time.time()), "pixelis": fields}
