@@ -196,9 +196,9 @@ def test_a_wrong_command_line_names_the_right_one(shell, words, helped):
         (
             ["photo.png", "zoom_in", '{"box": [0, 0, 1, 1], "padding": 3}'],
             "bad_arguments",
-            "padding must be at most 0.5",
+            "padding: should be less than or equal to 0.5",
         ),
-        (["photo.png", "get_properties", '{"groups": ["colour"]}'], "bad_arguments", '"color"'),
+        (["photo.png", "get_properties", '{"groups": ["colour"]}'], "bad_arguments", "'color'"),
         (["photo.png", "zoom_in", WHOLE, "--target", "obs7"], "bad_target", "img0"),
         (["photo.png", "compare", '{"other": "img7"}'], "bad_target", "img7"),
         (
@@ -226,7 +226,6 @@ def test_an_error_of_the_operation_is_json_and_says_what_helps(shell, words, cod
         (["photo.png", "zoom_in", WHOLE, "toolbox.max_image_pixels=1000"], "more than 1000"),
         (["photo.png", "segment_object_at", '{"point": [0.5, 0.5]}', "toolbox.segmenter=nowhere"], "fix: "),
         (["photo.png", "find", '{"text": "red cup"}'], "hf download"),
-        (["animated.webp", "track_object", '{"box": [0, 0, 0.5, 0.5]}'], "WebP is not read as a clip"),
         (["photo.heic", "zoom_in", WHOLE], "HEIC is not accepted as a picture"),
         (["page.pdf", "read_text"], "PDF is not accepted as a picture"),
         (["broken.jpg", "zoom_in", WHOLE], "as a picture: the picture cannot be decoded"),
