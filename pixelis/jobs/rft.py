@@ -123,7 +123,7 @@ def findings(config: Config) -> list[Finding]:
     from pixelis.policy import estimate
 
     estimates = estimate.check(config, "rft", dry_run.prompts(config))
-    return [*estimates, *plan.check(config, needs(config), grows=True), *plan.rewards(config)]
+    return [*estimates, *plan.check(config, needs(config)), *plan.rewards(config)]
 
 
 def check(config: Config) -> None:

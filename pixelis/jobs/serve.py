@@ -289,7 +289,7 @@ def check(config: Config) -> None:
     from pixelis.policy import estimate
 
     dry_run.show_operations(config)
-    findings = [*estimate.check(config, "serve"), *plan.check(config, needs(config), grows=True)]
+    findings = [*estimate.check(config, "serve"), *plan.check(config, needs(config))]
     dry_run.show_findings("serve", config, findings)
     dry_run.check_inputs(inputs(config))
 
