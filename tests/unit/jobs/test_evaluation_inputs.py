@@ -50,7 +50,7 @@ def test_an_evaluation_is_not_compared_with_itself(
     before = sorted(run.iterdir())
     for baseline in (str(run), f"{run}/../run", str(tmp_path / "link")):
         words = [f"evaluate.baseline={baseline}", f"run.dir={run}", f"data.evaluate={questions}"]
-        with pytest.raises(BadConfig, match="with itself"):
+        with pytest.raises(BadConfig, match="of this evaluation"):
             evaluate.run(load(None, words))
         api = ["evaluate.api.url=http://127.0.0.1:9", "evaluate.api.model=m", "evaluate.api.api_key_env="]
         for more in (api, [f"evaluate.answers={tmp_path / 'given.json'}"]):
