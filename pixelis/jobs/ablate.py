@@ -3,11 +3,10 @@ chance.
 
 usage: pixelis ablate FILE [key=value ...] [--dry-run]
 
-`key=value` replaces a key of the file (seeds, dir, parallel, recipe, ...) or is an override of every arm,
-such as policy.adapter=runs/nano/sft/checkpoints/step_00000150. --dry-run checks the inputs of every arm, and
-prints the trials and what differs between each arm and the reference. Writes report.json and report.html to
-the `dir` of the file. The other trials go on when one fails. Running again repeats what has failed, continues
-what was interrupted, and adds what is new; finished trials stay.
+`key=value` replaces a key of the file (seeds, dir, parallel, recipe, ...) or is an override of every arm, such as
+policy.adapter=CHECKPOINT. --dry-run checks the inputs of every arm, and prints the trials and what differs between
+each arm and the reference. Writes report.json and report.html to the `dir` of the file. Running again repeats what
+has failed, continues what was interrupted, and adds what is new.
 """
 
 from __future__ import annotations

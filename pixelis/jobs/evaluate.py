@@ -1,15 +1,9 @@
 """Evaluate a policy on held-out questions with complete episodes.
 
-Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the
-tool error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and
-report.html to run.dir. `evaluate.samples` adds avg@k, pass@k and maj@k, `evaluate.seeds` the spread over
-sampling seeds, `evaluate.direct` the gain by operations on the same questions, `evaluate.baseline` the
-difference to another evaluation, both with a paired test. `evaluate.sets` evaluates several sets by name,
-`evaluate.max_pixels` each with several pixel budgets; `evaluate.clusters` shows which kinds of questions are
-wrong most often; `evaluate.images` also saves the pictures that the policy saw, and `evaluate.outputs` writes
-the files of other systems. Instead of a policy, `evaluate.api` evaluates any model behind an
-OpenAI-compatible address (url, model, key in an environment variable), and `evaluate.answers` scores another
-model's answers from a file and writes NAME_with_score.json.
+Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the tool
+error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and report.html to
+run.dir. Instead of a policy, `evaluate.api` evaluates any model behind an OpenAI-compatible address, and
+`evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
 """
 
 from __future__ import annotations

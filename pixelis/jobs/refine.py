@@ -16,7 +16,6 @@ and refinement.pass_rate.episodes.
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,23 +151,11 @@ def _read_row(config: Config) -> None:
 
 
 def check(config: Config) -> None:
-    """Check every input and print the steps of the job, for `--dry-run`."""
+    """Check every input, for `--dry-run`."""
     from pixelis.jobs import dry_run
 
     dry_run.show_operations(config)
     dry_run.check_inputs(inputs(config))
-    s = config.refinement
-    steps = {
-        "rules, observations by execution, quality": True,
-        f"judge {config.rewards.judge.model}": s.quality.judge,
-        "exact duplicates": True,
-        f"near duplicates (pictures by {s.duplicates.pictures})": bool(s.duplicates.near),
-        f"hold-out against {', '.join(s.holdout.sources)}": bool(s.holdout.sources),
-        f"{s.pass_rate.episodes} episodes per question": bool(s.pass_rate.episodes),
-        "perception utility": s.pass_rate.utility,
-        f"difficulty, levels, gates ({s.gates.replay:.0%} executed again)": True,
-    }
-    print("steps: " + "; ".join(name for name, on in steps.items() if on), file=sys.stderr)
 
 
 def main() -> None:
