@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
-from pixelis.actors.group_views import Picture, UpdatePictures
+from pixelis.actors.group_views import Stored, UpdatePictures
 from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.config import CanaryConfig, Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
@@ -25,14 +25,11 @@ from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
 
 Pictures = Mapping[str, ray.ObjectRef]
-"""References to the decoded pictures of a question by media id; empty if they are to be opened."""
+"""References to decoded pictures by media id; empty if they are to be opened."""
 
 
 def canary_questions(config: CanaryConfig) -> list[Question]:
-    """The labelled questions.
-
-    Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers.
-    """
+    """The labelled questions. Raises MissingFile; BadInput for too few, or ones without answers."""
     questions = list(
         itertools.islice(read_questions(config.questions, limit=config.count, epochs=1), config.count)
     )
@@ -55,18 +52,14 @@ def canary_questions(config: CanaryConfig) -> list[Question]:
 class Canary:
     """Answers `evolution.canary.count` questions greedily and scores the answers.
 
-    Ground truth never leaves this class.
-
-    generator: one that serves no requests, because it loads candidates; pictures: stores those of traffic
-    questions.
+    Ground truth never leaves this class. generator: one that serves no requests, because it loads candidates.
     """
 
     def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
         self.config, self.pictures = config, pictures
-        timeout_s = config.evolution.canary.timeout_s
-        self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s))
+        self.router = GeneratorRouter([generator], RouterTimeouts.of(config))
         self.questions: list[Question] = []
-        self.traffic: dict[str, dict[str, Picture]] = {}
+        self.traffic: dict[str, dict[str, Stored]] = {}
         """Stored pictures of traffic questions by media id, by question."""
         self.lock = asyncio.Lock()
         # Only the raw term `accuracy` is used; other terms may call a judge.
@@ -75,7 +68,6 @@ class Canary:
         )
 
     async def ready(self) -> None:
-        """Read the questions. Raises the errors of `canary_questions`."""
         if not self.questions:
             self.questions = await asyncio.to_thread(canary_questions, self.config.evolution.canary)
 
@@ -106,7 +98,7 @@ class Canary:
             version, [(item.question, pictures) for item, pictures in zip(items, shown, strict=True)]
         )
 
-    def keep(self, question: str, pictures: Mapping[str, Picture]) -> None:
+    def keep(self, question: str, pictures: Mapping[str, Stored]) -> None:
         """Keep the stored pictures of a new traffic question, by media id, until it is judged."""
         self.traffic[question] = dict(pictures)
 

@@ -1,6 +1,4 @@
-"""Episodes of an evaluation for its report: why they are wrong, examples of clusters, and the pictures as
-files.
-"""
+"""Episodes of an evaluation for its report: why they are wrong, examples of clusters, pictures as files."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ def choose_with_causes(
 def choose_wrong(
     clusters: Sequence[dict[str, Any]], groups: Sequence[Group], views: Sequence[GroupViews]
 ) -> list[list[Chosen]]:
-    """The first wrong episode of each of the examples of each cluster; the title names its cause if that is
-    known.
-    """
+    """The first wrong episode of each example of each cluster; the title names its cause if known."""
     pairs = {group.question.id: (group, refs) for group, refs in zip(groups, views, strict=True)}
 
     def first_wrong(id: str) -> Chosen:
@@ -44,8 +40,7 @@ def choose_wrong(
 
 @ray.remote(num_cpus=0)
 def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> dict[str, list[str]]:
-    """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory, in the
-    order of images.
+    """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory.
 
     Beside them ``conversation.json`` has the turns: role, text and the files of the images that each shows.
     """

@@ -33,9 +33,7 @@ SEED_STRIDE = 1_000_003
 
 
 class Evaluations:
-    """Runs evaluations; ``finished`` counts their episodes, ``metrics`` are those of evaluations during
-    training.
-    """
+    """``finished`` counts episodes by evaluation, ``metrics`` are those of evaluations during training."""
 
     def __init__(self, config: Config, router: GeneratorRouter, rollouts: Rollouts, log: EventLog):
         self.config, self.router, self.rollouts, self.log = config, router, rollouts, log
@@ -46,7 +44,7 @@ class Evaluations:
 
     def start(self, step: int, version: int) -> None:
         """Evaluate ``version`` during training, after evaluations that run."""
-        task = asyncio.get_running_loop().create_task(self._during_training(step, version))
+        task = asyncio.create_task(self._during_training(step, version))
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
@@ -158,10 +156,6 @@ class Evaluations:
         return [scored.group for scored in results], [scored.views for scored in results]
 
     def _questions(self, source: str, seed: int | None, count: int) -> list[Question]:
-        """The first questions of ``source``, all with a ``count`` of 0.
-
-        Where rewards use no truth, rows may lack one.
-        """
         cut: dict[str, Labels] = {}
         on_labels = None if self.config.rewards.labelled else cut.__setitem__
         rows = read_questions(source, seed=seed, epochs=1, on_labels=on_labels)
@@ -170,7 +164,6 @@ class Evaluations:
 
 
 def _merged(name: str, same: Sequence[ScoredGroup]) -> ScoredGroup:
-    """The episodes of several groups of a question as one group."""
     id = f"{name}-{same[0].group.question.id}"
     trajectories = [
         t.model_copy(update={"group_id": id}) for scored in same for t in scored.group.trajectories

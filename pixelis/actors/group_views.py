@@ -1,13 +1,11 @@
-"""Views and pictures in the object store, each content once: those of rollout groups, and those of update
-tasks.
-"""
+"""Views and pictures in the object store, each content once: of rollout groups and of update tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,13 +22,8 @@ Refs = dict[str, list[ray.ObjectRef]]
 """Trajectory id -> references to its views (uint8 [h, w, 3])."""
 
 
-class MediumViews:
-    """The views of a medium that a question starts with.
-
-    They are freed with the last reference to this object.
-
-    ref: to a list of uint8 [h, w, 3], to a picture that is its own view, or to None for no views.
-    """
+class Stored:
+    """An object in the object store, freed with the last reference to this one."""
 
     __slots__ = ("__weakref__", "ref")
 
@@ -42,16 +35,15 @@ class MediumViews:
 class GroupViews:
     """References to the views of a group.
 
-    added: reference to {trajectory id: the views after `first`, or None if the trajectory shows no image};
-    first: what the question starts with, by medium.
+    added: to {trajectory id: the views after `first`, or None if it shows no image}; first: what the question
+    starts with, by medium: a list of views, a picture that is its own view, or None.
     """
 
     added: ray.ObjectRef
-    first: tuple[MediumViews, ...] = ()
+    first: tuple[Stored, ...] = ()
 
     @property
     def refs(self) -> list[ray.ObjectRef]:
-        """All references."""
         return [self.added, *(views.ref for views in self.first)]
 
     async def get(self) -> Views:
@@ -61,10 +53,14 @@ class GroupViews:
 
 
 def fetch_groups(groups: Sequence[GroupViews]) -> list[Views]:
-    """The views of groups; each object is fetched once. Blocks. Raises RayError if some are lost."""
-    refs = list(dict.fromkeys(ref for group in groups for ref in group.refs))
-    values = dict(zip(refs, ray.get(refs), strict=True))
+    """The views of groups; each object is fetched once. Raises RayError if some are lost."""
+    values = _values(ref for group in groups for ref in group.refs)
     return [_assemble(values[group.added], [values[views.ref] for views in group.first]) for group in groups]
+
+
+def _values(refs: Iterable[ray.ObjectRef]) -> dict[ray.ObjectRef, Any]:
+    distinct = list(dict.fromkeys(refs))
+    return dict(zip(distinct, ray.get(distinct), strict=True))
 
 
 def _assemble(added: Mapping[str, list[np.ndarray] | None], first: Sequence[Any]) -> Views:
@@ -80,13 +76,10 @@ class SharedViews:
     """Finds the first views that groups of this process still refer to, by URI of the medium."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[str, MediumViews] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, Stored] = WeakValueDictionary()
 
-    def of(self, media: Sequence[Media]) -> dict[str, MediumViews]:
-        """Known views by medium id.
-
-        Another group of `media` need not store them again if they are still right.
-        """
+    def of(self, media: Sequence[Media]) -> dict[str, Stored]:
+        """Known views by medium id, which another group of `media` need not store again."""
         return {item.id: views for item in media if (views := self._known.get(item.uri)) is not None}
 
     async def collect(
@@ -94,11 +87,10 @@ class SharedViews:
         group: Group,
         added: ray.ObjectRef,
         first: Sequence[ray.ObjectRef],
-        known: Mapping[str, MediumViews],
+        known: Mapping[str, Stored],
         pictures: Mapping[str, ray.ObjectRef],
     ) -> GroupViews:
-        """The views of a group whose request named the `known` ones; `added` and `first` are the generator's
-        results.
+        """The views of a group whose request named the `known` ones.
 
         The generator does not store a picture of the caller that is its own view.
         """
@@ -108,7 +100,7 @@ class SharedViews:
             if item.id in known and await ref is None:
                 views.append(known[item.id])
                 continue
-            own = MediumViews(pictures[item.id] if item.id in pictures and is_whole(item.id, images) else ref)
+            own = Stored(pictures[item.id] if item.id in pictures and is_whole(item.id, images) else ref)
             if images:
                 self._known[item.uri] = own
             views.append(own)
@@ -127,7 +119,7 @@ async def first_views(
     known: Mapping[str, ray.ObjectRef],
     pictures: Mapping[str, ray.ObjectRef],
 ) -> list[list[np.ndarray] | None]:
-    """What a generator stores of the first views: those of each medium, None where the caller has them.
+    """What a generator stores of the first views of each medium, None where the caller has them.
 
     known: references to views that the caller expects to be the same; they are compared.
     """
@@ -137,9 +129,8 @@ async def first_views(
             stored = _as_list(await ref)
         except RayError:  # lost
             return False
-        return len(stored) == len(own) and await asyncio.to_thread(
-            lambda: all(map(np.array_equal, stored, own))
-        )
+        equal = await asyncio.to_thread(lambda: list(map(np.array_equal, stored, own)))
+        return len(stored) == len(own) and all(equal)
 
     result = list[list[np.ndarray] | None]()
     for item in media:
@@ -156,49 +147,32 @@ async def first_views(
 # -- pictures of update tasks and of the canary --------------------------------------------------------------
 
 
-class Picture:
-    """A picture in the object store. It is freed with the last reference to this object."""
-
-    __slots__ = ("__weakref__", "ref")
-
-    def __init__(self, ref: ray.ObjectRef):
-        self.ref = ref
-
-
-PictureViews = dict[str, list[Picture]]
+PictureViews = dict[str, list[Stored]]
 """Trajectory id -> its stored views."""
 
 
 class UpdatePictures:
-    """Stores pictures by the hash of their content.
-
-    Its process owns them: they outlive the process that sent them.
-
-    A picture lives as long as a task, a batch or the canary holds its ``Picture``.
-    """
+    """Stores pictures by the hash of their content; its process owns them, whoever sent them."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[str, Picture] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, Stored] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def hold(self, views: Mapping[str, Sequence[np.ndarray]]) -> PictureViews:
-        """Store the pictures whose content is new; ``views`` by trajectory id.
-
-        Blocks while it hashes and copies.
-        """
+        """Store the pictures whose content is new; ``views`` by trajectory id. Blocks."""
         # The trajectories of a task share the arrays of the question's pictures: hash each once.
         distinct = {id(view): view for arrays in views.values() for view in arrays}
         stored = {key: self.add(view) for key, view in distinct.items()}
         return {name: [stored[id(view)] for view in arrays] for name, arrays in views.items()}
 
-    def add(self, picture: np.ndarray) -> Picture:
-        """Store a picture if its content is new; blocks as ``hold``."""
+    def add(self, picture: np.ndarray) -> Stored:
+        """Store a picture if its content is new. Blocks."""
         digest = hashlib.sha256(str((picture.dtype.str, picture.shape)).encode())
         digest.update(np.ascontiguousarray(picture).data)
         with self._lock:
             stored = self._known.get(digest.hexdigest())
             if stored is None:
-                stored = self._known[digest.hexdigest()] = Picture(ray.put(picture))
+                stored = self._known[digest.hexdigest()] = Stored(ray.put(picture))
             return stored
 
 
@@ -208,10 +182,6 @@ def references(views: PictureViews) -> Refs:
 
 
 def fetch(views: Sequence[Refs]) -> list[Views]:
-    """The pixels of several tasks; each picture is fetched once.
-
-    Raises RayError for pictures that are lost.
-    """
-    refs = list(dict.fromkeys(ref for task in views for part in task.values() for ref in part))
-    pixels = dict(zip(refs, ray.get(refs), strict=True))
+    """The pixels of several tasks; each picture is fetched once. Raises RayError if some are lost."""
+    pixels = _values(ref for task in views for part in task.values() for ref in part)
     return [{id: [pixels[ref] for ref in part] for id, part in task.items()} for task in views]

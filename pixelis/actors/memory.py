@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ RETRY_TIMEOUT_S = 30.0
 """Seconds for which idempotent calls are retried while a shard restarts."""
 RETRY_PAUSE_S = 0.1
 MAX_SIZE_AGE_S = 1.0
-"""Age at which the cached size is refreshed."""
 UNAVAILABLE = "unavailable"
 
 Near = list[tuple[str, float]]
@@ -38,9 +38,7 @@ Experiences = list[Experience]
 
 @dataclass(slots=True)
 class SearchResult:
-    """Neighbours, best first; ``retrieval_id`` is for ``Memory.succeeded``; ``partial``: a shard did not
-    answer in time.
-    """
+    """Neighbours, best first; ``partial``: a shard did not answer in time."""
 
     neighbours: list[Neighbour] = field(default_factory=list)
     retrieval_id: str = ""
@@ -58,22 +56,15 @@ class Memory:
         self._unavailable: dict[int, asyncio.Future] = {}
         self._withdrawn: list[int] = []
 
-    # --- calls
-    # --------------------------------------------------------------------------------------------------------------
+    # -- calls ---
 
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
-        """Call a shard once.
-
-        After the actor's death its name is looked up again, because a successor may have it.
-        """
+        """Call a shard once. After its death its name is looked up again: a successor may have it."""
         if number not in self._handles:
             try:
                 self._handles[number] = ray.get_actor(self.names[number], self.namespace)
             except ValueError as error:
-                raise InfraFailure(
-                    f"no memory shard {self.names[number]}",
-                    fix="start the service's memory, or set memory.enabled=false",
-                ) from error
+                raise InfraFailure(f"no memory shard {self.names[number]}") from error
         try:
             return await getattr(self._handles[number], method).remote(*arguments)
         except RayTaskError as error:
@@ -93,24 +84,23 @@ class Memory:
             except (RayActorError, TimeoutError) as error:
                 if time.monotonic() + RETRY_PAUSE_S > deadline:
                     raise InfraFailure(
-                        (
-                            f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s "
-                            f"({type(error).__name__})"
-                        ),
+                        f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s",
                         fix="see `ray status` and the worker logs of the Ray session",
                     ) from error
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _call_all(self, method: str, *arguments: Any) -> list[Any]:
-        return list(
-            await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
-        )
+        return await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
+
+    async def _call_owners(self, method: str, ids: Sequence[str], *arguments: Any) -> list[Any]:
+        """Call each shard with its part of ``ids`` after the ``arguments``."""
+        parts = self._group_by_shard(ids).items()
+        return await asyncio.gather(*(self._retry(n, method, *arguments, part) for n, part in parts))
 
     async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Results by shard of calls (method, arguments) that end before ``deadline``, without dead and late
-        shards.
+        """Results by shard of calls (method, arguments) that end before ``deadline``.
 
-        Such a shard is not called again until it answers ``health``, so that a restart does not slow every
+        A dead or late shard is not called again until it answers ``health``: a restart must not slow every
         search.
         """
         waiting = {
@@ -150,13 +140,12 @@ class Memory:
             groups.setdefault(shard_of(id, len(self.names)), []).append(id)
         return groups
 
-    # --- adding and searching
-    # -------------------------------------------------------------------------------------------------
+    # -- adding and searching ---
 
     async def add(self, entries: Sequence[Entry]) -> list[bool]:
         """Store entries durably; True for each that is new. Idempotent.
 
-        InfraFailure when a shard does not answer; the entries of the other shards are then stored.
+        InfraFailure if a shard does not answer; the entries of the other shards are then stored.
         """
         groups: dict[int, list[int]] = {}
         for i, entry in enumerate(entries):
@@ -171,18 +160,13 @@ class Memory:
         return new
 
     async def nearest(self, vectors: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], bool]:
-        """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d] over all shards; True when
-        partial.
-        """
+        """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d]; True if partial."""
         deadline = time.monotonic() + self.config.timeout_s
         vectors = np.ascontiguousarray(vectors, np.float32)
         numbers = range(len(self.names))
-        shared = ray.put(vectors) if vectors.nbytes > 50_000 and len(self.names) > 1 else vectors
-        answers = await self._call_within(dict.fromkeys(numbers, ("search", shared, k)), deadline)
-        lists = [answers[n] for n in numbers if n in answers]
-        return [merge([results[i] for results in lists], k) for i in range(len(vectors))], len(lists) < len(
-            self.names
-        )
+        answers = await self._call_within(dict.fromkeys(numbers, ("search", vectors, k)), deadline)
+        merged = [merge([lists[i] for lists in answers.values()], k) for i in range(len(vectors))]
+        return merged, len(answers) < len(self.names)
 
     async def search(
         self,
@@ -196,14 +180,12 @@ class Memory:
         """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s``, by default
         ``memory.timeout_s``.
 
-        ``user`` and ``text`` restrict the search as in ``Shard.search``. The result is ``partial`` when a
-        shard is dead or late. ``track``: count the retrieval. Similarities are cosines; for ``manhattan``
-        lower bounds of them.
+        ``user`` and ``text`` restrict the search as in ``Shard.search``; ``track`` counts the retrieval.
         """
         numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
         call = ("find", np.asarray(vector, np.float32), k, user, text)
         answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
-        near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
+        near = sorted(itertools.chain(*(answers.get(n, ()) for n in numbers)), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
@@ -212,9 +194,7 @@ class Memory:
         return result
 
     def _cosine(self, similarity: float) -> float:
-        """Cosine of unit vectors at the negative distance d: 1 - d^2/2, exact for euclidean, a lower bound
-        for manhattan.
-        """
+        """Cosine of unit vectors at distance d: 1 - d^2/2, exact for euclidean, a lower bound for manhattan."""
         return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -229,33 +209,24 @@ class Memory:
         task.add_done_callback(self._background.discard)
 
     async def drain(self) -> None:
-        """Wait for the background calls."""
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # --- experiences
-    # -----------------------------------------------------------------------------------------------------------
+    # -- experiences ---
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
         """Count these neighbours of a retrieval as successes, once; returns the number newly counted."""
-        parts = self._group_by_shard(ids)
-        return sum(
-            await asyncio.gather(
-                *(self._retry(n, "succeeded", retrieval_id, part) for n, part in parts.items())
-            )
-        )
+        return sum(await self._call_owners("succeeded", ids, retrieval_id))
 
     async def get(self, id: str) -> Experience | None:
-        """The experience of this id; None when there is none. DataFailure ``damaged``."""
         row = await self._retry(shard_of(id, len(self.names)), "row", id)
         return experience(row) if row is not None else None
 
     async def pictures(self, id: str) -> dict[str, bytes]:
-        """PNG bytes of an experience's pictures by image id."""
         return await self._retry(shard_of(id, len(self.names)), "pictures", id)
 
     async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user``
-        (pseudonym), if given.
+        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user``, if
+        given.
         """
         rows = [pair for part in await self._call_all("list_rows", limit, after, user) for pair in part]
         rows.sort(key=lambda pair: (-pair[0], pair[1][0]))
@@ -270,9 +241,7 @@ class Memory:
         return updated
 
     def withdraw(self, versions: Sequence[int]) -> None:
-        """Set the withdrawn policy versions, whose experiences do not vote, in the background on each shard
-        once it answers.
-        """
+        """Tell each shard, once it answers, the withdrawn policy versions: their experiences do not vote."""
 
         async def send(number: int) -> None:
             while self._withdrawn is current:  # until a later call replaces the list
@@ -285,44 +254,23 @@ class Memory:
             self._run_in_background(send(number))
 
     def correct(self, id: str, answer: str) -> None:
-        """Store a reviewer's answer as feedback, in the background: an experience with another one neither
-        votes nor teaches.
-        """
+        """Store a reviewer's answer as feedback: an experience with another one neither votes nor teaches."""
         self._run_in_background(self.feedback(id, Feedback(answer=answer, created_at=time.time())))
 
     def learnt(self, ids: Sequence[str]) -> None:
-        """Mark the experiences of which an update was made, in the background; a shard that does not answer
-        misses it.
-        """
-        for number, part in self._group_by_shard(ids).items():
-            self._run_in_background(self._retry(number, "learnt", part))
+        """Mark experiences as learnt, in the background; a shard that does not answer misses it."""
+        self._run_in_background(self._call_owners("learnt", ids))
 
     async def delete(self, ids: Sequence[str]) -> int:
-        """Delete by id; returns the number deleted."""
         self._size = (float("-inf"), self._size[1])
-        return sum(
-            await asyncio.gather(
-                *(self._retry(n, "delete", part) for n, part in self._group_by_shard(ids).items())
-            )
-        )
+        return sum(await self._call_owners("delete", ids))
 
     async def delete_user(self, user: str) -> Ids:
-        """Delete all experiences of a user (pseudonym) and return their ids; InfraFailure when a shard does
-        not answer.
-        """
         self._size = (float("-inf"), self._size[1])
         return [id for part in await self._call_all("delete_user", user) for id in part]
 
-    async def prune(self, now: float) -> Ids:
-        """Delete experiences older than ``memory.retention_days`` and return their ids; shards also do so
-        periodically.
-        """
-        return [id for part in await self._call_all("prune", now) for id in part]
-
     async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
-        """Sample at most ``n`` experiences of a status, without replacement, by priority and success,
-        independent of sharding.
-        """
+        """At most ``n`` experiences of a status, drawn by priority and success, independent of sharding."""
         generators = map(
             np.random.default_rng, np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
         )
@@ -339,7 +287,6 @@ class Memory:
         return sum(await asyncio.gather(*(self._call(i, "export", path) for i, path in enumerate(paths))))
 
     async def load(self, path: str | Path) -> int:
-        """Add the experiences of a Parquet file; returns the number of new ones."""
         file, n = str(Path(path).absolute()), len(self.names)
 
         def belongs_to(number: int) -> Callable[[str], bool]:
@@ -348,7 +295,7 @@ class Memory:
         return sum(await asyncio.gather(*(self._call(i, "load", file, belongs_to(i)) for i in range(n))))
 
     async def stats(self) -> dict[str, float]:
-        """``memory/...`` metrics of all shards that answer; times only when there are experiences."""
+        """``memory/...`` metrics of all shards that answer; times only if there are experiences."""
         parts = list((await self._answers("stats")).values())
         size = sum(p["size"] for p in parts)
         summed = ("size", "capacity", "added", "vectors", "retrievals", "successes", "bytes", "damaged")
@@ -381,11 +328,7 @@ class Memory:
         self._size = (time.monotonic(), sizes)
 
     async def condition(self) -> tuple[str, int]:
-        """Why a shard stores nothing at present (a code of ``files``, or ``unavailable``; empty if all
-        store).
-
-        And the number of experiences that the last starts of the shards found damaged.
-        """
+        """Why a shard stores nothing at present (empty if all store), and the number of damaged experiences."""
         answers = await self._answers("pulse")
         refusals = [
             *(answer[1] for answer in answers.values()),
@@ -394,11 +337,9 @@ class Memory:
         return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
 
     async def _answers(self, method: str) -> dict[int, Any]:
-        """The answers of the shards that answer within a second, by number."""
         deadline = time.monotonic() + max(1.0, self.config.timeout_s)
         return await self._call_within(dict.fromkeys(range(len(self.names)), (method,)), deadline)
 
 
 def merge(lists: Sequence[Near], k: int) -> Near:
-    """The ``k`` best of several shards' results, best first."""
     return sorted((pair for part in lists for pair in part), key=lambda pair: -pair[1])[:k]

@@ -37,7 +37,6 @@ def shard_of(id: str, shards: int) -> int:
 
 
 def folder_of(config: Config) -> Path:
-    """The folder of all shards."""
     return Path(config.memory.dir) if config.memory.dir else Path(config.run.dir) / "memory"
 
 
@@ -78,27 +77,20 @@ class MemoryShard(Shard):
         freeze_gc()
 
     def health(self) -> dict[str, Any]:
-        """Answers when alive."""
         return {"pid": os.getpid(), "recovery_s": self.recovery_s}
 
     def pulse(self) -> tuple[int, str, int]:
-        """Number of experiences, why the disk refuses to store (empty if it does not), and number of damaged
-        ones.
-        """
+        """Number of experiences, why the disk refuses to store (empty if it does not), and number damaged."""
         return len(self), self.refusal, self.damaged
 
     def add(self, entries: Sequence[Entry]) -> list[bool]:
-        """See `Shard.add`."""
         added = super().add(entries)
         count("memory/added", sum(added), self.tags)
         self.upkeep.submit(self._keep_up)  # the caller's reply must not wait: counting reads all experiences
         return added
 
     def _keep_up(self) -> None:
-        """Delete old experiences and publish the size where due.
-
-        A failure is logged: no start and no add may fail.
-        """
+        """Delete old experiences and publish the size where due; no start and no add may fail."""
         now = time.monotonic()
         try:
             if now - self.pruned_at > PRUNE_S:
@@ -114,7 +106,6 @@ class MemoryShard(Shard):
     def search(
         self, vectors: np.ndarray, k: int, user: str | None = None, text: str = ""
     ) -> list[list[tuple[str, float]]]:
-        """See `Shard.search`."""
         started = time.monotonic()
         near = super().search(vectors, k, user, text)
         count("memory/searches", len(vectors), self.tags)
@@ -136,10 +127,7 @@ class MemoryShard(Shard):
 
 
 def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHandle]]:
-    """Start all shards with the names ``PREFIX-memory-I``; returns names and handles.
-
-    They are ready when ``health`` answers.
-    """
+    """Start all shards; returns names and handles."""
     names = [f"{prefix}-memory-{number}" for number in range(config.memory.shards)]
     resources = {"num_cpus": config.memory.cpus, "num_gpus": config.memory.gpus}
     return names, [

@@ -18,8 +18,7 @@ from pixelis.records import PolicyVersion, VersionStatus
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class PolicyStore:
-    """Monotone versions of the policy's weights; version 0 is the adapter of the checkpoint ``initial``, or
-    the bare model.
+    """Monotone versions of the weights; version 0 is the adapter of ``initial``, or the bare model.
 
     Keeps the weights of version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions,
     and all records. A candidate (``promote=False``) is not served until ``promote`` is called.
@@ -53,10 +52,9 @@ class PolicyStore:
         promote: bool = True,
         restart: bool = False,
     ) -> int:
-        """Store ``adapter`` and return its version: the next number, or that of equal weights, so that calls
-        may be retried.
+        """Store ``adapter``; returns the next number, or that of equal weights, so that calls may be retried.
 
-        With ``restart``, the learner restarts from these weights: later versions are rolled back.
+        ``restart``: the learner restarts from these weights, so later versions are rolled back.
         """
         digest = adapter.sha256()
         record = self._equal(digest)
@@ -77,8 +75,8 @@ class PolicyStore:
         promote: bool = True,
         address: Any = None,
     ) -> int:
-        """Version of weights that the learner broadcasts from `address` before `keep` stores them. content:
-        (hash, bytes).
+        """Version of weights, given as (hash, bytes), that the learner broadcasts from `address` before
+        `keep`.
         """
         record = self._equal(content[0])
         if record is None or not self._has_weights(record):
@@ -168,10 +166,7 @@ class PolicyStore:
         return [self.refs[version]]
 
     def promote(self, version: int) -> None:
-        """Promote ``version`` and roll back all later promoted versions.
-
-        MissingFile when its weights are gone.
-        """
+        """Promote ``version`` and roll back all later promoted versions. MissingFile without its weights."""
         record = self._record(version)
         for later in self.versions.values():
             if later.version > version and later.status is VersionStatus.PROMOTED:

@@ -1,4 +1,4 @@
-"""Checks where a local Ray cluster writes before it starts, and names the cause of a failed start.
+"""Checks where a local Ray cluster writes, and names the cause of a failed start.
 
 Standard library only, because `pixelis doctor` makes the same checks before anything is installed.
 """
@@ -37,12 +37,12 @@ FIXES = (
         "the machine may have been too busy: run the command again",
     ),
 )
-"""Causes of a failed start, as a pattern of Ray's message or of its logs, and their fixes."""
+"""Patterns of Ray's message or logs, and the fixes of what they tell."""
 _LOGGED = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\] \(\w+\) \S+: (.{1,200})", re.MULTILINE)
 
 
 def session_folder() -> tuple[str, str]:
-    """The variable that names the folder of Ray's sessions, and that folder. Ray creates `ray` in it."""
+    """The variable that names the folder of Ray's sessions, and that folder."""
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         if variable in os.environ:
             return variable, os.environ[variable]
@@ -50,7 +50,7 @@ def session_folder() -> tuple[str, str]:
 
 
 def check_session_folder() -> None:
-    """Raise InfraFailure if Ray cannot write its sessions, or if the path of its socket would be too long."""
+    """Raise InfraFailure if Ray cannot write its sessions, or its socket's path would be too long."""
     variable, folder = session_folder()
     session = f"session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{os.getpid()}"
     characters = len(os.fsencode(os.path.join(folder, "ray", session, "sockets", "plasma_store")))
@@ -78,10 +78,7 @@ def check_token_folder() -> None:
 
 
 def check_writable(folder: Path, content: str, fix: str) -> None:
-    """Write a file in ``folder``, or where that will be created.
-
-    Raises InfraFailure with ``content`` and ``fix``.
-    """
+    """Write a file in ``folder``, or where that will be created; InfraFailure if that fails."""
     if not folder.is_absolute():  # also without a home folder
         raise InfraFailure(f"{content} cannot be written to {folder}, which is no absolute path", fix=fix)
     existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
@@ -95,9 +92,7 @@ def check_writable(folder: Path, content: str, fix: str) -> None:
 
 
 def start_failure(error: Exception, address: str | None) -> InfraFailure:
-    """The failure to start a local cluster, or to join the one at ``address``, with its cause from Ray's
-    message or logs.
-    """
+    """The failure to start or join a cluster, with its cause from Ray's message or logs."""
     message = " ".join(str(error).split())[:400] or type(error).__name__
     folder = os.path.join(session_folder()[1], "ray")
     if not address:

@@ -27,8 +27,6 @@ log = logging.getLogger(__name__)
 FRAME_PIXELS = 1280
 """Longest side of a clip's frame on a page. An episode may show dozens of frames."""
 EXAMPLE_PIXELS = 360
-"""Longest side of a picture of an example of a cluster."""
-
 Chosen = tuple[str, Group, GroupViews | None]
 """A title, and an episode as a group of one or the first of its group, with its views."""
 
@@ -40,11 +38,10 @@ def choose(
     count: int,
     causes: Sequence[str | None] | None = None,
 ) -> list[Chosen]:
-    """Up to ``count`` episodes as (title, group, views): the first right and the first wrong ones, half of
-    each if possible.
+    """Up to ``count`` episodes: the first right and the first wrong ones, half of each if possible.
 
-    ``causes``: why the first episode of each group is wrong, where that is known. They alternate, and the
-    title names them.
+    ``causes``: why the first episode of each group is wrong, where known. They alternate, and the title names
+    them.
     """
     rows = list(zip(causes or [None] * len(groups), groups, views, strict=True))
     accuracies = [group.trajectories[0].rewards.get("accuracy") or 0 for group in groups]
@@ -81,11 +78,7 @@ def write(
 def sample(
     config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[GroupViews]
 ) -> ray.ObjectRef | None:
-    """Start a task that writes `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories`
-    episodes of an evaluation.
-
-    Returns None if that number is 0. The task logs a warning if the page cannot be written, and never raises.
-    """
+    """Start a task that writes a page with `telemetry.trajectories` episodes of an evaluation, if any."""
     name = f"step {step}"
     chosen = choose(name, groups, views, config.telemetry.trajectories)
     return (
@@ -114,7 +107,6 @@ def _merge_views(groups: Sequence[GroupViews]) -> Views:
 
 
 def _pages(config: Config, chosen: Sequence[Any], longest: int | None = None) -> list[EpisodePage]:
-    """The episodes with their pictures, scaled down to ``longest`` if that is set."""
     episodes = []
     for title, group, refs in chosen:
         trajectory, (views,) = group.trajectories[0], fetch_groups([refs])
@@ -132,7 +124,7 @@ def _pages(config: Config, chosen: Sequence[Any], longest: int | None = None) ->
 
 
 def load_pictures(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
-    """An image, or the frames of a clip that the page shows, by key; empty if the source cannot be opened."""
+    """An image, or the frames of a clip that the page shows, by key; empty if it cannot be opened."""
     frames = required_frames(trajectory).get(media.id, [])
     if media.kind == "video" and not frames:
         return {}

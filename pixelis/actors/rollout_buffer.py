@@ -18,14 +18,12 @@ from pixelis.errors import DataFailure
 from pixelis.records import Group
 
 MAX_GROUP_FAILURES = 0.5
-"""Share of a batch's groups that may fail because of their data before the run stops with an error."""
+"""Share of a batch's groups that may fail because of their data before the run stops."""
 
 
 @dataclass(eq=False)
 class ScoredGroup:
-    """A scored group, the references to its views, and the reward of a greedy rollout if the baseline needs
-    one.
-    """
+    """A scored group, its views, and the reward of a greedy rollout if the baseline needs one."""
 
     group: Group
     views: GroupViews
@@ -39,8 +37,7 @@ class ScoredGroup:
 
 @dataclass
 class Selection:
-    """The chosen groups of a batch in the order of their questions, and the groups that were not chosen, by
-    reason.
+    """The chosen groups of a batch in the order of their questions, and the others, by reason.
 
     ``numbers`` are those of all questions that this batch has used.
     """
@@ -53,7 +50,6 @@ class Selection:
     numbers: list[int] = field(default_factory=list)
 
     def add(self, group: ScoredGroup) -> None:
-        """Add a group by its outcome."""
         {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}[
             group.outcome
         ].append(group)
@@ -87,7 +83,6 @@ class RolloutBuffer:
         return (self.admitted - 1) // self.rft.prompts_per_step
 
     def add(self, group: ScoredGroup) -> None:
-        """Add a group to learn from."""
         self.finished.append(group)
 
     def add_unusable(self, group: ScoredGroup, abstained: bool) -> None:
@@ -101,10 +96,7 @@ class RolloutBuffer:
             self.finished.append(group)
 
     def add_failed(self, number: int, cause: str) -> None:
-        """Add a question that could not be rolled out or scored.
-
-        Raises DataFailure if too many of a batch fail.
-        """
+        """Add a question that could not be rolled out or scored. DataFailure if too many of a batch fail."""
         self.pending.failures[cause] += 1
         self.pending.numbers.append(number)
         self._replace()
@@ -121,9 +113,7 @@ class RolloutBuffer:
     def take(self, age: Callable[[ScoredGroup], int]) -> Selection | None:
         """Remove and return the next batch; None if it is incomplete.
 
-        ``age``: steps that a group lags behind this batch.
-
-        Drops groups older than ``max_off_policy_steps`` and frees their slots.
+        ``age``: steps that a group lags behind this batch. Drops groups older than ``max_off_policy_steps``.
         """
         stale = [g for g in self.finished if age(g) > self.rft.max_off_policy_steps]
         if stale:

@@ -1,4 +1,4 @@
-"""Synthesizes demonstrations with Ray Data: a pool of actors turns attempts into demonstrations, in order."""
+"""Synthesizes demonstrations with Ray Data: a pool of actors turns attempts into them, in order."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ from pixelis.errors import BadConfig, PixelisError
 from pixelis.records import Demonstration, Question
 
 BATCH = 8
-"""Approximate number of attempts in a batch."""
 AHEAD_BYTES = 64 << 20
 """Limit on samples in the object store that the driver has not read yet."""
 
 
 def sample_builder(config: Config) -> SampleBuilder:
-    """SampleBuilder of a job.
-
-    Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster.
-    """
+    """Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster."""
     s, examples = config.synthesis, list[Demonstration]()
-    if s.method == "imitation" and s.imitation.demonstrations:
-        examples = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
+    if s.method == "imitation" and s.teacher.demonstrations:
+        examples = read_demonstrations(s.teacher.demonstrations, s.teacher.shots, config.run.seed, 0.0)
     folder = Path(config.run.dir)
     return SampleBuilder(
         s, config.run.seed, config.toolbox, config.dialogue, config.rewards, examples, folder
@@ -40,9 +36,7 @@ def sample_builder(config: Config) -> SampleBuilder:
 
 
 class BuildSamples:
-    """Maps columns attempt and question (JSON) to sample (JSON, empty if rejected) and cause (empty for a
-    sample).
-    """
+    """Maps attempt and question (JSON) to sample (JSON, empty if rejected) and cause (empty for one)."""
 
     def __init__(self, config: Config):
         self.builder = sample_builder(config)
@@ -67,10 +61,7 @@ class BuildSamples:
 def outcomes(
     config: Config, attempts: Sequence[Attempt], rows: SourceRows
 ) -> Iterator[tuple[Demonstration | None, str]]:
-    """(demonstration or None, cause of the rejection) of each attempt, in order.
-
-    Ray Data repeats the batch of a dead actor.
-    """
+    """(demonstration or None, cause of the rejection) of each attempt, in order."""
     items = [
         {
             "attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]),

@@ -31,8 +31,7 @@ class Job:
     """Queued work: media to open, or a call on opened media.
 
     waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed;
-    retried: whether the job alone has crashed a worker on another node; worker: the one that holds its
-    environment.
+    retried: the job alone has crashed a worker on another node; worker: holds its environment.
     """
 
     number: int
@@ -73,7 +72,6 @@ class Job:
 class Worker:
     """A toolbox and the state of its process.
 
-    tasks: running and queued on it, in order; has_batch: whether its last task is a batch of quick calls;
     exited: done when the process has ended, None where only Ray can detect that (after two seconds);
     environments: episodes whose environment is in the process; pinned: their waiting calls.
     """
@@ -83,16 +81,12 @@ class Worker:
     node: str = ""
     alive: bool = False
     fd: int = -1
-    tasks: list[asyncio.Task[bool]] = field(default_factory=list)
-    has_batch: bool = False
     exited: asyncio.Future | None = None
     environments: set[str] = field(default_factory=set)
     pinned: deque[Job] = field(default_factory=deque)
 
     def lose_environments(self) -> None:
-        """Fail the waiting calls of environments that end with the process; those of new ones wait for the
-        next process.
-        """
+        """Fail the waiting calls of environments that end with the process; new ones wait for the next."""
         self.environments, waiting, self.pinned = set(), self.pinned, deque[Job]()
         for job in waiting:
             if isinstance(job.work, Call) and job.work.question is None:
@@ -104,10 +98,7 @@ class Worker:
                 self.environments.add(job.work.episode)
 
     def mark_alive(self, pid: int, node: str, is_local: bool) -> None:
-        """Record that the toolbox answers as process `pid`.
-
-        On the local node, watch for the end of the process.
-        """
+        """Record that the toolbox answers as process `pid`; watch for its end on the local node."""
         self.pid, self.node, self.alive, self.exited = pid, node, True, None
         if is_local:
             # Other operating systems, processes in other containers

@@ -10,9 +10,7 @@ from pixelis.actors.train_job import Checkpoints, StepLog, TrainJob
 
 
 def train_loop(job: TrainJob) -> None:
-    """Train on the batches of ``job.source`` to its end, starting from the last complete checkpoint in
-    ``run.dir``.
-    """
+    """Train to the end of ``job.source``, from the last complete checkpoint in ``run.dir``."""
     trainer, state = job.start_or_resume()
     checkpoints, log = Checkpoints(job, trainer), StepLog(job, trainer)
     # Sft: demonstrations; rft, ttrl: rollouts; evolution: update tasks

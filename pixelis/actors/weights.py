@@ -1,6 +1,4 @@
-"""Publishes the learner's weights as policy versions: through the PolicyStore, or whole models in a
-broadcast.
-"""
+"""Publishes the learner's weights as versions: through the PolicyStore, or whole models in a broadcast."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher:
-    """Publishes the weights after every ``every``-th batch to a PolicyStore, if there is one.
+    """Publishes every ``every``-th batch's weights to a PolicyStore, if there is one.
 
     With ``promote`` false, versions are candidates: they are not served before their promotion.
     """
@@ -58,8 +56,8 @@ class WeightPublisher:
 class StreamPublisher(WeightPublisher):
     """Publishes whole models: the generators receive them in a broadcast, the store keeps them afterwards.
 
-    A version that is not broadcast, because a process failed or nobody asked for it in time, is loaded from
-    the store.
+    A version that is not broadcast, because a process failed or nobody asked in time, is loaded from the
+    store.
     """
 
     def __init__(self, config: Config, store: ActorHandle, stage: str):
@@ -73,10 +71,7 @@ class StreamPublisher(WeightPublisher):
     def publish(
         self, trainer: Trainer, metrics: dict[str, float], restart: bool = False
     ) -> ray.ObjectRef | None:
-        """Announce the version and begin to send it; see `WeightPublisher.publish`.
-
-        Waits until the one before is stored.
-        """
+        """Announce the version and begin to send it, once the one before is stored."""
         if restart or self.store is None or not self.due(trainer, metrics):
             return super().publish(trainer, metrics, restart)
         weights = trainer.served()
@@ -140,7 +135,7 @@ def publisher_for(config: Config, store: ActorHandle, stage: str) -> WeightPubli
 async def arrange_stream(
     store: ActorHandle, version: int, receivers: Sequence[str]
 ) -> dict[str, StreamPlace]:
-    """Place of each receiver in the broadcast of a version; {} for a version to be loaded from the store."""
+    """Place of each receiver in the broadcast of a version; {} for one to be loaded from the store."""
     from pixelis.policy.weight_stream import StreamPlace, request
 
     address = await store.stream_of.remote(version)
@@ -160,9 +155,7 @@ class CandidatePublisher(WeightPublisher):
         self.unpublished = 0
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Also due after a skipped update: the updates before it have used up the allowed KL to the served
-        policy.
-        """
+        """Also after a skipped update: those before it have used up the allowed KL to the served policy."""
         skipped = bool(metrics.get("evolve/skipped"))
         self.unpublished += not skipped
         is_due = self.unpublished >= self.every or (skipped and self.unpublished > 0)

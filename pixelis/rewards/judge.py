@@ -26,15 +26,12 @@ MAX_TOKENS = 200
 class JudgeClient(LlmClient):
     """A wrong key fails the verdict, not the run, whose other rewards continue."""
 
-    def __init__(
-        self, settings: JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None
-    ):
+    def __init__(self, settings: JudgeConfig, cache: str | Path | None = None):
         super().__init__(
             settings,
             "rewards.judge",
             cache,
             code="judge",
-            calls_per_minute=calls_per_minute,
             concurrency=settings.concurrency,
             fix="set rewards.judge.required=false to run without a judge",
         )
@@ -49,10 +46,8 @@ class Judge:
     system, temperature = SYSTEM, 0.0
     scores: Container[float] = (0, 1)
 
-    def __init__(
-        self, settings: JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None
-    ):
-        self.settings, self.client = settings, JudgeClient(settings, cache, calls_per_minute)
+    def __init__(self, settings: JudgeConfig, cache: str | Path | None = None):
+        self.settings, self.client = settings, JudgeClient(settings, cache)
 
     def score(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 for a right answer, 0.0 for a wrong one."""

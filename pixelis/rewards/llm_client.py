@@ -45,8 +45,6 @@ class LlmSettings(Protocol):
     def timeout_s(self) -> float: ...
     @property
     def total_timeout_s(self) -> float: ...
-    @property
-    def cache(self) -> bool: ...
 
 
 class LlmClient:
@@ -111,7 +109,7 @@ class LlmClient:
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
-        path = cache if cache is not None and settings.cache else ":memory:"
+        path = cache if cache is not None else ":memory:"
         if path != ":memory:":
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)

@@ -214,7 +214,7 @@ class Services:
 
     @property
     def math_workers(self) -> WorkerPool:
-        timeout_s = self.settings.math.timeout_s
+        timeout_s = self.settings.timeout_s
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
         return self._once(
             "math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math")
@@ -222,7 +222,7 @@ class Services:
 
     @property
     def own_workers(self) -> WorkerPool:
-        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.own_timeout_s))
+        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.timeout_s))
 
     def _once(self, name: str, factory: Callable[[], Any]) -> Any:
         with self._lock:

@@ -27,6 +27,8 @@ COLD_START = "cold_start"
 TRAJECTORY = "trajectory"
 CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
 """Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
+DECAY_HOURS = 24.0
+"""Age at which the vote of an experience weighs 1/e."""
 MIN_VOTES = 3
 """Fewer votes are no evidence of agreement: one sample always agrees with itself."""
 CONFIDENT = 0.5
@@ -82,7 +84,7 @@ def called_wrong(experience: Experience) -> bool:
 
 
 def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
-    """Confidence x success x exp(-age / decay_hours) x priority x similarity (Pixelis' temporal ensemble).
+    """Confidence x success x exp(-age / DECAY_HOURS) x priority x similarity (Pixelis' temporal ensemble).
 
     success = 0.5 + 0.5 rate after the first retrieval, 1 before; priority = 0.5 + 0.5 min(priority, 2) / 2.
     """
@@ -91,7 +93,7 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
         0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
     )
     age_hours = max(now - experience.created_at, 0.0) / 3600
-    decay = math.exp(-age_hours / config.neighbours.decay_hours)
+    decay = math.exp(-age_hours / DECAY_HOURS)
     priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
@@ -211,7 +213,7 @@ def vote(
     """The verdict of a request's samples and of the compatible experiences retrieved for it.
 
     No update is made of a verdict with a reason: ``tie`` (the first of the tied answers is reported),
-    ``insufficient_votes`` (of fewer than ``min_votes`` the first, at half confidence), ``abstained`` (less
+    ``insufficient_votes`` (of fewer than MIN_VOTES the first, at half confidence), ``abstained`` (less
     than the share ``abstain``; no answer), ``overruled`` (the samples alone would not have elected the
     winner).
     """
@@ -265,10 +267,10 @@ def direct(trajectories: Sequence[Trajectory]) -> Verdict:
     )
 
 
-def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES, same: Same = same_text) -> Verdict:
+def majority(answers: Sequence[str | None], same: Same = same_text) -> Verdict:
     """The unweighted vote of answers without trajectories: the label of TTRL."""
     votes = [Vote(answer=answer) for answer in answers]
-    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority", min_votes=min_votes))
+    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority"))
 
 
 def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
@@ -301,7 +303,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
         return verdict
     cast = [i for i, name in enumerate(names) if name is not None]
     share = sum(name == elected.key for name in names) / len(votes)
-    if len(cast) < config.min_votes:
+    if len(cast) < MIN_VOTES:
         winner, first = names[cast[0]], votes[cast[0]]
         own = names.count(winner) / len(votes) if config.strategy == "majority" else first.weight
         verdict.answer, verdict.confidence, verdict.reason = first.answer, _unit(own) / 2, INSUFFICIENT

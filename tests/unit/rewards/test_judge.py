@@ -44,7 +44,6 @@ def judge(server, monkeypatch):
             "model": "tiny",
             "api_key_env": KEY,
             "timeout_s": 5,
-            "total_timeout_s": 20,
             **settings,
         }
         opened.append(Judge(config.JudgeConfig(**values), cache))
@@ -147,7 +146,6 @@ def test_persistent_failures_have_a_code(server, judge):
 def test_a_stalling_judge_times_out(server, judge):
     started = time.monotonic()
     assert code_of(judge(30.0, timeout_s=0.3, tries=2)) == "judge_timeout"
-    assert code_of(judge(30.0, timeout_s=20, total_timeout_s=0.5, tries=5)) == "judge_timeout"
     assert time.monotonic() - started < 10
 
 

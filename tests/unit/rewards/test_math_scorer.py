@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_pairs import Pair, pairs
 
-from pixelis.config import MathScorerConfig, RewardsConfig
+from pixelis.config import RewardsConfig
 from pixelis.rewards.mathematics import equal
 from pixelis.rewards.notation import clean
 from pixelis.rewards.scorers import Case, math_equal
@@ -18,7 +18,7 @@ from pixelis.rewards.services import Services
 
 @pytest.fixture(scope="module")
 def services():
-    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=20.0)))
+    services = Services(RewardsConfig(timeout_s=20.0))
     yield services
     services.close()
 
