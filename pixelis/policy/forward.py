@@ -190,7 +190,8 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    segments: Segments | None = None,
+    *,
+    segments: Segments,
     **kwargs: object,
 ) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
     """Causal attention inside each sample of a packed row.
@@ -198,8 +199,6 @@ def packed_attention(
     Samples of similar length form a batch, padded at their ends, where a causal mask hides the padding.
     Samples that share a prompt gather the same keys.
     """
-    if segments is None:
-        raise ValueError("packed attention needs `segments`: use forward.packed_hidden_states")
     heads, width = query.shape[1], query.shape[3]
     attend = functools.partial(
         functional.scaled_dot_product_attention,

@@ -42,10 +42,8 @@ class MicroBatch:
 
     def of_tokens(self, name: str) -> Float[Tensor, " tokens"]:
         """A field of the samples with one value per policy token, concatenated."""
-        rows = [getattr(sample, name) for sample in self.members]
-        if any(row is None for row in rows):
-            raise ValueError(f"samples without {name} in a batch whose other samples have them")
-        return torch.from_numpy(np.concatenate(rows)).to(self.batch.tokens.device)
+        values = np.concatenate([getattr(sample, name) for sample in self.members])
+        return torch.from_numpy(values).to(self.batch.tokens.device)
 
 
 Sums = defaultdict[str, float]

@@ -118,7 +118,7 @@ class SequenceGroup:
 
     def gather(self, values: Float[Tensor, " own"], own: Tensor, count: int) -> Float[Tensor, " count"]:
         """Values of all workers from those of each. own: indices of this worker's values."""
-        return values if self.size == 1 else _Gather.apply(values, own, count, self.group)
+        return _Gather.apply(values, own, count, self.group)
 
 
 class _Gather(torch.autograd.Function):
@@ -164,15 +164,12 @@ def sequence_parallel_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    segments: Segments | None = None,
-    sequence: SequenceGroup | None = None,
+    *,
+    segments: Segments,
+    sequence: SequenceGroup,
     **kwargs: object,
 ) -> tuple[Float[Tensor, "1 part heads width"], None]:
     """`packed_attention` over the whole row with this worker's share of the heads."""
-    if segments is None or sequence is None:
-        raise ValueError(
-            "sequence-parallel attention needs `segments` and `sequence`: use forward.packed_hidden_states"
-        )
     workers, length, row = sequence.size, query.shape[2], len(segments.inverse)
     if (copies := workers // key.shape[1]) > 1:
         key, value = (t.repeat_interleave(copies, dim=1) for t in (key, value))
@@ -183,7 +180,7 @@ def sequence_parallel_attention(
     received = _Exchange.apply(torch.cat(heads, 1), sequence.group)
     # [workers, heads, part, width] -> [1, heads, row, width]; the row ends before the padding.
     query, key, value = (t.transpose(0, 1).flatten(1, 2)[None, :, :row] for t in received.split(sizes, 1))
-    attended, _ = packed_attention(module, query, key, value, None, scaling, dropout, segments)
+    attended, _ = packed_attention(module, query, key, value, None, scaling, dropout, segments=segments)
     padded = functional.pad(attended[0], (0, 0, 0, 0, 0, workers * length - row))
     # [row, heads / workers, width] -> [workers, part, heads / workers, width] -> [1, part, heads, width]
     back = _Exchange.apply(padded.unflatten(0, (workers, length)), sequence.group)

@@ -47,7 +47,7 @@ class Services:
     def check(self) -> None:
         """Raise BadConfig for a judge that lacks settings, and for own functions that cannot be called."""
         if self.settings.judge.required or self.settings.judge.url:
-            _ = self.judge_client
+            self._judge("judge", Judge)
         if self.settings.own:
             _ = self.takes_group
         names = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
@@ -141,26 +141,18 @@ class Services:
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
         """1.0 when the judge accepts the answer."""
-        self._require_judge()
-        return self.judge_client.score(question, truths, answer)
+        return self._judge("judge", Judge).score(question, truths, answer)
 
     def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
         """The judge's grade in tenths."""
-        self._require_judge()
-        client = self._once("grading_judge", lambda: GradingJudge(self.settings.judge, self._judge_cache))
-        return float(client.score(question, truths, answer))
+        return self._judge("grading_judge", GradingJudge).score(question, truths, answer)
 
-    def _require_judge(self) -> None:
-        if not self.settings.judge.url:
-            raise BadInput(
-                "a question needs a judge and none is configured",
-                code="no_judge",
-                fix="set rewards.judge.url and rewards.judge.model, or another rewards.scorer",
-            )
-
-    @property
-    def _judge_cache(self) -> Path | None:
-        return Path(self.run_dir) / "judge.sqlite" if self.run_dir is not None else None
+    def _judge(self, name: str, kind: type[Judge]) -> Judge:
+        if not (settings := self.settings.judge).url and not settings.required:
+            fix = "set rewards.judge.url and rewards.judge.model, or another rewards.scorer"
+            raise BadInput("a question needs a judge and none is configured", code="no_judge", fix=fix)
+        cache = Path(self.run_dir) / "judge.sqlite" if self.run_dir is not None else None
+        return self._once(name, lambda: kind(settings, cache))
 
     def own(
         self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int
@@ -191,10 +183,6 @@ class Services:
     def threads(self) -> ThreadPoolExecutor:
         count = 2 * WORKERS + self.settings.judge.concurrency
         return self._once("threads", lambda: ThreadPoolExecutor(count, "scorer"))
-
-    @property
-    def judge_client(self) -> Judge:
-        return self._once("judge", lambda: Judge(self.settings.judge, self._judge_cache))
 
     @property
     def takes_group(self) -> dict[str, bool]:

@@ -129,7 +129,9 @@ def assembled(
         for _ in range(buffer.room(0)):
             buffer.admit()
             scored = ScoredGroup(groups[number := next(numbers)], None, number=number)  # type: ignore[arg-type]
-            buffer.add(scored) if source.informative(scored) else buffer.add_unusable(scored, abstained=False)
+            buffer.add(scored) if informative(scored.group, settings.rft) else buffer.add_unusable(
+                scored, abstained=False
+            )
     return source.assemble(step, selection)
 
 
