@@ -50,7 +50,6 @@ class Curriculum:
 
     @property
     def name(self) -> str:
-        """Checkpoint name of the end of this phase."""
         return BOUNDARIES[self.phase] if self.phase < len(BOUNDARIES) else f"phase{self.phase + 1}"
 
     def advance(self, step: int, success: float | None, coherence: float | None, samples: int) -> str | None:

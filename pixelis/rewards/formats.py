@@ -17,7 +17,6 @@ _TAGS = re.compile(r"</?(?:think|tool_call|grounding|answer)>")
 
 
 def completion(trajectory: Trajectory) -> str:
-    """The generated text of all policy turns."""
     return "".join(turn.text for turn in trajectory.turns if turn.is_policy)
 
 

@@ -89,7 +89,6 @@ class Grader:
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
-        """Score of each answer against ``answers`` by trajectory, where there is one."""
         question = group.question.model_copy(update={"answers": list(answers), "scorer": scorer})
         context = Context(
             group.model_copy(update={"question": question}), self.settings, self.services, answers

@@ -50,7 +50,6 @@ class Judge:
         self.settings, self.client = settings, JudgeClient(settings, cache)
 
     def score(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 for a right answer, 0.0 for a wrong one."""
         inputs = {"question": question, "accepted": list(truths), "student": answer}
         return self.verdict(json.dumps(inputs, ensure_ascii=True, sort_keys=True))
 

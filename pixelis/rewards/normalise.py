@@ -30,7 +30,7 @@ class Normaliser:
         return max(-CLIP, min(CLIP, (value - mean) / deviation))
 
     def observe(self, group: str, values: Mapping[str, Sequence[float]]) -> None:
-        """Store the raw values of a group's terms for the next ``commit``."""
+        """Store a group's raw values for the next ``commit``."""
         self.pending[group] = {name: list(values.get(name, ())) for name in self.statistics}
 
     def commit(self) -> None:

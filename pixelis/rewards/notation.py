@@ -106,7 +106,6 @@ def _without_markup(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """``clean`` text, case folded."""
     return clean(text).casefold()
 
 

@@ -26,8 +26,6 @@ from pixelis.rewards.services import Services
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. ``answer`` None: the policy gave none."""
-
     answer: str | None
     truths: tuple[str, ...]
     question: str = ""
@@ -62,7 +60,6 @@ def find_scorer(name: str) -> Scorer:
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer equals any truth after ``canonical``."""
     return float(answer is not None and canonical(answer) in map(canonical, truths))
 
 

@@ -62,7 +62,6 @@ class Services:
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to ``seconds``."""
         started = time.monotonic()
         try:
             yield
@@ -124,7 +123,6 @@ class Services:
         return max(scores)
 
     def extract(self, name: str, text: str) -> str | None:
-        """The answer that a user's function reads from a text. DataFailure for another type."""
         value = self.own_workers.call({"task": "text", "name": name, "arguments": [text]})
         if value is not None and not isinstance(value, str):
             raise DataFailure(f"{name} returned {type(value).__name__}", code="wrong_type")

@@ -37,7 +37,6 @@ UNREADABLE = ("truth_unparsable", "timeout", "out_of_memory", "crashed", "raised
 
 
 def tries_call(turn: Turn) -> bool:
-    """True for a policy turn with a call of an operation, also an unreadable one."""
     return turn.is_policy and (turn.action is not None or turn.error not in (None, "bad_token"))
 
 
@@ -49,7 +48,6 @@ def calls(trajectory: Trajectory, counts: str) -> int:
 
 
 def ends_in_error(trajectory: Trajectory) -> bool:
-    """True when the last call of the episode failed."""
     for i in reversed(range(len(trajectory.turns))):
         turn = trajectory.turns[i]
         if tries_call(turn):
@@ -122,7 +120,6 @@ class Context:
 
     @cached_property
     def scores(self) -> dict[str, float | DataFailure]:
-        """Score of each answer against the truths, or the failure, by trajectory."""
         if not self.truths:
             return self._fail("the question has no truth", "no_truth")
         return self._grade(self.truths, self.pseudo)
@@ -153,7 +150,6 @@ class Context:
 
     @property
     def scorer(self) -> str:
-        """Name of the question's scorer."""
         return self.settings.scorer_of(self.question.task, self.question.scorer)
 
     @cached_property
@@ -296,7 +292,6 @@ def majority_vote(trajectory: Trajectory, context: Context) -> float:
 
 
 def coherence(trajectory: Trajectory, context: Context) -> float:
-    """Coherence of the sequence of operations (Pixelis); states add the distance of each step."""
     states = context.states.get(trajectory.id)
     return sequences.coherence(trajectory, states[1:] if states else None)[0]
 
@@ -320,8 +315,6 @@ def environment(trajectory: Trajectory, context: Context) -> float:
 
 
 class Term(NamedTuple):
-    """A function of a trajectory and the valid range of its values."""
-
     value: Callable[[Trajectory, Context], float]
     low: float
     high: float

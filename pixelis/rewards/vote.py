@@ -38,7 +38,6 @@ UNANIMOUS = 1.2
 
 
 def agrees(answer: str | None, label: str) -> bool:
-    """True when ``answer`` is the text or the quantity of ``label``."""
     return answer is not None and same_text(answer, label)
 
 
@@ -102,8 +101,6 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
 
 
 class Ballot(NamedTuple):
-    """A vote for a class of equal answers; None without an answer."""
-
     key: str | None
     weight: float
 

@@ -61,7 +61,6 @@ def main() -> None:
 
 
 def warm_math(request: dict[str, Any]) -> bool:
-    """Load what compares formulas."""
     from pixelis.rewards import formulas
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -90,7 +89,6 @@ def _readable(formulas: Any, text: str) -> bool:
 
 @functools.cache
 def _loaded(name: str) -> Any:
-    """The object ``package.module:name`` or ``path.py:name``."""
     module, _, attribute = name.rpartition(":")
     if not module.endswith(".py"):
         return getattr(importlib.import_module(module), attribute)
