@@ -44,9 +44,8 @@ class Compare(Operation):
     name = "compare"
     description = (
         "Compare a region of an image with another region, of the same or another image (other, "
-        "other_box). Shows both in one "
-        "size and measures the differences in color, structure and size; for regions of one size also "
-        "where they differ most."
+        "other_box). Shows both in one size and measures the differences in color, structure and size; for "
+        "regions of one size also where they differ most."
     )
     Arguments = CompareArguments
 
@@ -138,7 +137,7 @@ def _places(difference: np.ndarray) -> list[Box]:
     # Specks beside a large difference come from lossy compression.
     order = [int(i) for i in np.argsort(-sums, kind="stable") if sums[i] > MIN_SHARE * sums.max()]
     height, width = difference.shape
-    boxes = []
-    for x, y, w, h in stats[order[:MAX_PLACES], :4].tolist():
-        boxes.append((x / width, y / height, (x + w) / width, (y + h) / height))
-    return boxes
+    return [
+        (x / width, y / height, (x + w) / width, (y + h) / height)
+        for x, y, w, h in stats[order[:MAX_PLACES], :4].tolist()
+    ]

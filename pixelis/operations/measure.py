@@ -56,10 +56,8 @@ class MeasureArguments(OperationArguments):
             )
         if self.vertex is not None and self.point is None:
             raise OperationError("vertex needs point and end_point", code="bad_arguments")
-        if (
-            len({p for p in (self.point, self.end_point, self.vertex) if p}) < (3 if self.vertex else 2)
-            and self.point
-        ):
+        points = [p for p in (self.point, self.end_point, self.vertex) if p]
+        if len(set(points)) < len(points):
             raise OperationError("the points are the same", code="bad_arguments")
         return self
 
@@ -70,9 +68,8 @@ class Measure(Operation):
     name = "measure"
     description = (
         "Measure on an image: the length and angle of the line from point to end_point; the angle at "
-        "vertex between them; or, "
-        "with a box alone, the straight lines in it, longest first, with their angles. Shows what was "
-        "measured."
+        "vertex between them; or, with a box alone, the straight lines in it, longest first, with their "
+        "angles. Shows what was measured."
     )
     Arguments = MeasureArguments
 
@@ -104,10 +101,9 @@ class Measure(Operation):
             shares = length / (right - left), length / (bottom - top)
             text = (
                 f"length {length:.1f} px ({abs(x1 - x0):.1f} across, {abs(y1 - y0):.1f} down), "
-                f"{100 * shares[0]:.1f} % of "
-                f"the width and {100 * shares[1]:.1f} % of the height of {target.id}\ndirection "
-                f"{direction:.1f} deg "
-                f"counter-clockwise from right, {(90 - direction) % 360:.1f} deg clockwise from up"
+                f"{100 * shares[0]:.1f} % of the width and {100 * shares[1]:.1f} % of the height of "
+                f"{target.id}\ndirection {direction:.1f} deg counter-clockwise from right, "
+                f"{(90 - direction) % 360:.1f} deg clockwise from up"
             )
             label = f"{length:.0f} px"
             data = {

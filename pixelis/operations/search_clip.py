@@ -35,11 +35,7 @@ ZOOMS = (1.0, 0.8, 1.25, 0.6, 1.6)
 STILL = 0.8
 """Mean change of brightness (0..255) between samples below which nothing moves."""
 SEARCHERS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
-GET = (
-    "download one where there is internet, for example `hf download openai/clip-vit-base-patch32 "
-    "--local-dir FOLDER`, and set "
-    "toolbox.searcher=FOLDER"
-)
+GET = "`hf download openai/clip-vit-base-patch32 --local-dir FOLDER`, and set toolbox.searcher=FOLDER"
 
 
 class SearchClipArguments(OperationArguments):
@@ -69,8 +65,7 @@ class SearchClip(Operation):
     name = "search_clip"
     description = (
         "Find a moment in a video: where an image or a region of it appears (like), where scenes change or "
-        "most moves (event), "
-        "or by words (text). Returns times with scores and shows the frames."
+        "most moves (event), or by words (text). Returns times with scores and shows the frames."
     )
     Arguments = SearchClipArguments
 
@@ -106,10 +101,7 @@ class SearchClip(Operation):
             elif scene.settings.searcher is not None:
                 score = load(scene.settings.searcher).by_words(arguments.text or "")
             else:
-                message = (
-                    "search by words needs a CLIP or SigLIP checkpoint, toolbox.searcher=FOLDER: use "
-                    "like or event instead"
-                )
+                message = "search by words needs toolbox.searcher=FOLDER: use like or event instead"
                 raise OperationError(message, code="bad_arguments")
             moments, seen = _best(
                 clip, numbers, score, MAX_WORD_SAMPLES if arguments.like is None else MAX_SAMPLES
@@ -238,10 +230,8 @@ def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callab
                 sizes.setdefault((columns, rows), zoom)
         least = math.ceil(MIN_TEMPLATE * width / WIDTH)
         if min(right - left, bottom - top) < least and min(sizes.values(), default=math.inf) > 1.25:
-            message = (
-                f"the region to look for is {right - left}x{bottom - top} pixels, give one of at "
-                f"least {least}x{least}"
-            )
+            size = f"{right - left}x{bottom - top}"
+            message = f"the region to look for is {size} pixels, give one of at least {least}x{least}"
             raise OperationError(message, code="too_small")
         return [
             cv2.resize(region, size, interpolation=cv2.INTER_AREA) for size in sizes or {(WIDTH, height): 1.0}
