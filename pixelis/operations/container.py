@@ -18,8 +18,6 @@ FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,flv,asf
 
 
 class _Bytes:
-    """A readable file over an array, without copying it."""
-
     def __init__(self, data: np.ndarray):
         self._view, self._position = data.data.cast("B"), 0
 

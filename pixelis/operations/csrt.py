@@ -19,9 +19,7 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 
 LONGEST = 640
-"""Longer side of the tracked copy: as accurate as full resolution, and faster."""
 SHORTEST_OBJECT = 24
-"""Least pixels of the object's shorter side on that copy."""
 CHUNK = 32
 """Frames decoded at once on the way back; decoders go forward only."""
 
@@ -34,14 +32,12 @@ PATIENCE = 5
 STRUCTURE = 3.0
 """Least contrast within a box (deviation of brightness, of 255, without slope and noise)."""
 MIN_INSIDE = 0.55
-"""Least share of the box inside the frame."""
 
 FOUND, FOUND_SHARE = 0.6, 0.76
 """Least similarity of an object that is found again; the same as a share of the mean so far."""
 SEARCH_SIDE = 20.0
 """Side of the object, as a square, on the copy that is searched for it."""
 SCALES = (0.76, 0.87, 1.0, 1.15, 1.32)
-"""Sizes searched, relative to the last reliable box."""
 CANDIDATES = 6
 """Best places by correlation alone whose similarity is measured."""
 
@@ -103,7 +99,7 @@ def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]])
 
 
 def _pictures(clip: Clip, numbers: list[int], longest: float) -> Iterator[np.ndarray]:
-    """Shrunk copies of frames, BGR, in the order of ``numbers``, which are consecutive and may descend."""
+    """Shrunk copies of frames, BGR, in the order of ``numbers``, which may descend."""
     if numbers[0] <= numbers[-1]:
         for frame in clip.frames(numbers):
             yield cv2.cvtColor(shrink(frame, longest), cv2.COLOR_RGB2BGR)
@@ -117,8 +113,6 @@ def _pictures(clip: Clip, numbers: list[int], longest: float) -> Iterator[np.nda
 
 
 class _Follower:
-    """Follows one object through consecutive pictures, which are numbered from 0."""
-
     def __init__(self, picture: np.ndarray, start: PixelBox):
         try:
             self.appearance = _Appearance(picture, start)
@@ -135,7 +129,6 @@ class _Follower:
         self.threshold, self.recovery = THRESHOLD, FOUND
 
     def _begin(self, picture: np.ndarray, box: PixelBox) -> bool:
-        """Start a tracker at a box; False if it shows nothing to track."""
         left, top = round(box[0]), round(box[1])
         tracker = create_tracker()
         try:
@@ -267,7 +260,6 @@ class _Appearance:
         return best[1], round(best[0], 4)
 
     def _compare(self, picture: np.ndarray, box: PixelBox) -> tuple[float, np.ndarray, np.ndarray]:
-        """Similarity of a box, with its pattern and colours."""
         patch = self._patch(picture, box)
         pattern = np.ascontiguousarray(patch[self.SHIFT : -self.SHIFT, self.SHIFT : -self.SHIFT])
         colours = self._colours(pattern)

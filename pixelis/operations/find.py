@@ -96,7 +96,6 @@ def _detector(settings: ToolboxConfig) -> Detector:
 
 
 def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dict[str, Any]:
-    """An object as other operations read it; it has a box and no mask."""
     numbers = [round(v, 6) for v in box]
     key = json.dumps([target.root, target.frame, text, numbers])
     return {

@@ -15,9 +15,7 @@ from pixelis.errors import OperationError
 from pixelis.records import Box
 
 MAX_PIXELS = 200_000_000
-"""Largest picture size that a mask may declare."""
 MAX_COUNTS = 4_000_000
-"""Longest code of a mask, in characters or list entries."""
 
 Count = Annotated[int, Field(ge=0, le=MAX_PIXELS)]
 Edges = tuple[int, int, int, int]

@@ -25,17 +25,14 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
 
 MAX_SIDE = 1600
-"""Longest side of the copy in which lines are searched."""
 MAX_SEGMENTS = 500
 LISTED, KEPT = 6, 30
-"""Lines in the text and in the data."""
 NEAR, TURN = 6.0, 3.0
 """Pixels and degrees within which two segments are one line: a stroke has two edges."""
 MIN_LENGTH = 0.08
 """Shortest line, as a share of the region's shorter side."""
 
 Line = tuple[float, float, float, float]
-"""x, y of one end and of the other."""
 
 
 class MeasureArguments(OperationArguments):
@@ -201,7 +198,6 @@ def _join(line: Line, segment: Line) -> Line | None:
 
 
 def _turn(a: float, b: float) -> float:
-    """The angle between two lines, 0..90 degrees."""
     turn = abs(a - b) % 180
     return min(turn, 180 - turn)
 

@@ -24,14 +24,10 @@ from pixelis.operations.video import Clip
 MAX_SAMPLES, MAX_WORD_SAMPLES = 240, 48
 """Frames that the first pass looks at; fewer by words, because a network sees each."""
 REFINED = 24
-"""Frames around each of the best that the second pass looks at."""
 MAX_MOMENTS = 4
 WIDTH = 160
-"""Columns of the copies in which a picture is searched."""
 MIN_TEMPLATE = 6
-"""Least columns and rows of a searched picture in such a copy."""
 ZOOMS = (1.0, 0.8, 1.25, 0.6, 1.6)
-"""Sizes at which the searched picture may appear, relative to its own."""
 STILL = 0.8
 """Mean change of brightness (0..255) between samples below which nothing moves."""
 SEARCHERS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
@@ -134,7 +130,6 @@ def _frames(
 
 
 def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
-    """The first frame of each new scene and how much of it is new, 0..1."""
     samples = subsample(numbers, MAX_SAMPLES)
     if len(samples) == len(numbers):
         frames = clip.frames(samples)
@@ -181,7 +176,6 @@ def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
 def _best(
     clip: Clip, numbers: range, score: Callable[[np.ndarray], float], limit: int
 ) -> tuple[list[tuple[int, float]], int]:
-    """The frames with the highest scores: of a sample, then of the frames around its best."""
     samples = subsample(numbers, limit)
     scores = dict(_frames(clip, samples, score))
     step = len(numbers) / len(samples)

@@ -12,7 +12,6 @@ import cv2
 import numpy as np
 
 LARGEST = 1024
-"""Longest side of the copy that contours are taken from."""
 BLUR = 0.7
 STRAIGHT = 0.5
 """Pixels, chosen with BLUR: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
@@ -82,7 +81,6 @@ def measure(inside: np.ndarray) -> dict[str, float | int | None]:
 
 
 def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, float]:
-    """Eccentricity, orientation in degrees, and area of the ellipse with the same second moments."""
     m = cv2.moments(np.ascontiguousarray(inside).view(np.uint8), binaryImage=True)
     xx, yy, xy = m["mu20"] / area + 1 / 12, m["mu02"] / area + 1 / 12, -m["mu11"] / area  # y up
     spread = math.sqrt(((xx - yy) / 2) ** 2 + xy * xy)
@@ -121,7 +119,6 @@ def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
 
 
 def _is_ellipse(outline: np.ndarray, length: float, scale: float) -> bool:
-    """Whether the ellipse of the same moments fits the outline better than a polygon."""
     points = outline[:: max(1, len(outline) // 200), 0].astype(np.float64)
     m = cv2.moments(outline)
     centre = np.array([m["m10"], m["m01"]]) / m["m00"]

@@ -34,7 +34,6 @@ from pixelis.records import Box
 
 STATIONARY_PX = 10.0
 LISTED = 12
-"""Boxes in the text, of all tracks together."""
 MAX_OBJECTS = 8
 MAX_MASKS = 64
 """Segmenting a frame takes much longer than tracking through it."""
@@ -113,7 +112,6 @@ class TrackObject(Operation):
 
 
 def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tuple[int, list[Box]]:
-    """The frame of the given boxes, and the boxes, 0..1 of the frame."""
     last = len(target.clip.times) - 1
     if arguments.object is not None:
         record, name = scene.object(arguments.object), arguments.object[:20]
@@ -185,7 +183,6 @@ def motion(
 
 
 def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> dict[str, Any]:
-    """The track as plain values. ``first``: the frame of the given box."""
     size = (clip.width, clip.height)
     boxes = [
         [round(min(1.0, max(0.0, v / size[i % 2])), 6) for i, v in enumerate(box)] for box in track.boxes
@@ -252,7 +249,6 @@ def _track_lines(
 
 
 def _views(entries: list[dict[str, Any]], clip: Clip, scene: Scene) -> list[View]:
-    """Up to four frames spread over the tracks, with the boxes of all objects."""
     numbers = subsample(sorted({frame for entry in entries for frame in entry["frames"]}), 4)
     views = scene.show_frames(clip, numbers)
     for view in views:
