@@ -199,11 +199,6 @@ SWATCHES = {
 }
 
 
-@pytest.mark.parametrize("name", SWATCHES)
-def test_names_of_swatches(name: str):
-    assert [colours.name(c) for c in SWATCHES[name]] == [name] * len(SWATCHES[name])
-
-
 @pytest.mark.parametrize("name", [n for n in SWATCHES if n != "beige"])
 def test_names_hold_under_shading_and_noise(name: str):
     """A swatch lit from the side (down to 70 %) with sensor noise, on a background of another colour."""
