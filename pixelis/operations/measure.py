@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -132,22 +131,6 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, An
         ends = [target.from_root((*p, p[0] + 1, p[1] + 1))[:2] for p in line["points"]]
         start, end = (scene.scale.write(tuple(min(max(v, 0.0), 1.0) for v in p), target.id) for p in ends)
         rows.append(f"{number}: {line['length']:.1f} px, {line['angle']:.1f} deg, {start} to {end}")
-    # Which of the listed lines are parallel or perpendicular, within TURN degrees.
-    groups: list[list[int]] = []
-    for number, line in enumerate(listed):
-        near = [group for group in groups if _turn(listed[group[0]]["angle"], line["angle"]) <= TURN]
-        near[0].append(number) if near else groups.append([number])
-    parallel = [", ".join(str(number + 1) for number in group) for group in groups if len(group) > 1]
-    square = [
-        f"{a[0] + 1} and {b[0] + 1}"
-        for a, b in itertools.combinations(groups, 2)
-        if abs(_turn(listed[a[0]]["angle"], listed[b[0]]["angle"]) - 90) <= TURN
-    ]
-    rows += [
-        f"{name}: {'; '.join(found)}"
-        for name, found in (("parallel", parallel), ("perpendicular", square))
-        if found
-    ]
     segments = [{"points": line["points"], "label": str(number)} for number, line in enumerate(listed, 1)]
     return "\n".join(rows), {"straight_lines": measured, "segments": segments}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -85,7 +86,7 @@ class SearchClip(Operation):
             )
         numbers = range(clip.at(start), clip.at(end) + 1)
         if arguments.event == "cut":
-            moments, seen = _cuts(clip, numbers), len(subsample(numbers, MAX_SAMPLES))
+            moments, seen = [(cut, 1.0) for cut in _cuts(clip, numbers)], min(len(numbers), MAX_SAMPLES)
             title = f"{len(moments)} hard cut{'' if len(moments) == 1 else 's'}" if moments else "no hard cut"
         elif arguments.event == "motion":
             moments, seen = _motion(clip, numbers)
@@ -129,47 +130,31 @@ def _frames(
         yield number, change(frame)
 
 
-def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
+def _cuts(clip: Clip, numbers: range) -> list[int]:
+    """The first frame of each new scene. Where samples differ, every frame between them is judged."""
     samples = subsample(numbers, MAX_SAMPLES)
-    if len(samples) == len(numbers):
-        frames = clip.frames(samples)
-        first = next(frames)
-        # Every frame is judged with its neighbours, so that a flash is no cut.
-        marked = zip(samples[1:], shots.mark_cuts(first, frames), strict=True) if len(samples) > 1 else ()
-        return [(number, 1.0) for number, (_, cut) in marked if cut]
-    out: list[tuple[int, float]] = []
-    earlier: tuple[int, np.ndarray] | None = None
-    for later in _frames(clip, samples, shots.thumbnail):
-        if earlier is not None and shots.change(earlier[1], later[1]) >= shots.CUT:
-            before, after = earlier, later
-            while after[0] - before[0] > 1:
-                (middle,) = _frames(clip, [(before[0] + after[0]) // 2], shots.thumbnail)
-                if shots.change(before[1], middle[1]) >= shots.change(middle[1], after[1]):
-                    after = middle
-                else:
-                    before = middle
-            if (value := shots.change(before[1], after[1])) >= shots.CUT:
-                sides = (
-                    range(max(before[0] - shots.FLASH, numbers[0]), before[0]),
-                    range(after[0] + 1, min(after[0] + shots.FLASH, numbers[-1]) + 1),
-                )
-                beside = [[thumb for _, thumb in _frames(clip, side, shots.thumbnail)] for side in sides]
-                if not shots.is_flash(before[1], after[1], *beside):
-                    out.append((after[0], round(value, 4)))
-        earlier = later
-    return out
+    stretches = [(numbers[0], numbers[-1])]
+    if len(samples) < len(numbers):
+        pairs = itertools.pairwise(_frames(clip, samples, shots.thumbnail))
+        stretches = [(a, b) for (a, before), (b, after) in pairs if shots.change(before, after) >= shots.CUT]
+    cuts: list[int] = []
+    for start, end in stretches:
+        # With neighbours, so that a flash is no cut.
+        around = range(max(numbers[0], start - shots.FLASH), min(numbers[-1], end + shots.FLASH) + 1)
+        frames = clip.frames(around)
+        marked = zip(around[1:], shots.mark_cuts(next(frames), frames), strict=True)
+        cuts += [number for number, (_, cut) in marked if cut and start < number <= end]
+    return cuts
 
 
 def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
     """The samples at which most changes since the one before; a cut is no motion."""
     samples = subsample(numbers, MAX_SAMPLES)
-    changes: list[tuple[int, float]] = []
-    earlier: np.ndarray | None = None
-    for number, now in _frames(clip, samples, shots.thumbnail):
-        if earlier is not None:
-            value = float(np.abs(now - earlier).mean())
-            changes.append((number, 0.0 if shots.change(earlier, now) >= shots.CUT else value))
-        earlier = now
+    changes = [
+        (number, float(np.abs(now - earlier).mean()))
+        for (_, earlier), (number, now) in itertools.pairwise(_frames(clip, samples, shots.thumbnail))
+        if shots.change(earlier, now) < shots.CUT
+    ]
     return _apart(clip, [item for item in changes if item[1] >= STILL], numbers), len(samples)
 
 
