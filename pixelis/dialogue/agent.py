@@ -256,7 +256,9 @@ class _TokenConversation:
         self.open = bool(tokens) and tokens[-1] != renderer.spec.stop
         # An engine with a fault must not train the policy
         if len(tokens) != len(log_probs) or len(tokens) > room or not all(map(math.isfinite, log_probs)):
-            raise InfraFailure("the engine returned no log-prob for some token", code="bad_completion")
+            raise InfraFailure(
+                "the engine returned too many tokens or wrong log-probs", code="bad_completion"
+            )
         if completion.finish == "stop" and self.open and not renderer.dialect.stop:
             raise InfraFailure(f"the engine stopped at token {tokens[-1]}", code="bad_completion")
         turn, reply = renderer.read(tokens, log_probs, images, self.offered)

@@ -8,7 +8,6 @@ from typing import Any
 
 from pixelis.dialogue.dialects.base import (
     ANSWER_RULE,
-    DEFAULT_TARGET,
     Dialect,
     Piece,
     Tag,
@@ -116,13 +115,8 @@ class MiniO3(Dialect):
             raise OperationError("source is the name of an image", code="bad_target")
         match = _WIRE_ID.match(source)
         name = f"observation_{int(match[1])}" if match else source
-        if not scale.images:
-            if match and int(match[1]):
-                return f"obs{match[1]}"
-            return DEFAULT_TARGET if name in ORIGINALS else source
-        targets = {_wire_id(image): image for image in scale.images[1:]} | dict.fromkeys(
-            ORIGINALS, scale.images[0]
-        )
+        targets = {_wire_id(image): image for image in scale.images[1:]}
+        targets |= dict.fromkeys(ORIGINALS, first_image(scale))
         if name not in targets:
             names = [ORIGINAL, *(target for target in targets if target not in ORIGINALS)]
             raise OperationError(f"no image {source[:20]}, use {', '.join(names[:8])}", code="bad_target")

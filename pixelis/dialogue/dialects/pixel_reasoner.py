@@ -204,25 +204,17 @@ def _box(value: Any, target: str, scale: Scale) -> Any:
 
 
 def _image(number: Any, scale: Scale) -> str:
-    """The id of an image by number; when the images are unknown, assumes one picture and single crops."""
     if type(number) is not int or number < 1:
         raise OperationError("target_image is a number from 1", code="bad_target")
-    if not scale.images:
-        return "img0" if number == 1 else f"obs{number - 1}"
     if number > len(scale.images):
         raise OperationError(f"no image {str(number)[:20]}, there are {len(scale.images)}", code="bad_target")
     return scale.images[number - 1]
 
 
 def _number(target: str, scale: Scale) -> int:
-    if scale.images:
-        if target not in scale.images:
-            raise OperationError(f"no image {target[:20]}", code="bad_target")
-        return scale.images.index(target) + 1
-    digits = target.removeprefix("obs")
-    if target != "img0" and not digits.isdecimal():
+    if target not in scale.images:
         raise OperationError(f"no image {target[:20]}", code="bad_target")
-    return 1 if target == "img0" else int(digits) + 1
+    return scale.images.index(target) + 1
 
 
 def _clip(scale: Scale) -> str:

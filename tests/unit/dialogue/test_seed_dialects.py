@@ -123,22 +123,6 @@ def test_variants_of_the_form_that_models_write_are_parsed(dialect: str, text: s
     assert DIALECTS[dialect].parse(text, ALL, PICTURE).action == action
 
 
-def test_images_go_by_their_usual_names_when_the_episode_is_not_known() -> None:
-    blank = Scale("unit")
-    assert DIALECTS["mini_o3"].parse(ground("[0,0,0.5,1]", '"observation_3"'), ALL, blank).action == Action(
-        op="zoom_in", target="obs3", arguments={"box": [0, 0, 0.5, 1]}
-    )
-    assert DIALECTS["mini_o3"].parse(ground("[0,0,0.5,1]"), ALL, blank).action.target == "img0"
-    assert [
-        DIALECTS["pixel_reasoner"].parse(crop("[0,0,0.5,1]", n), ALL, blank).action.target for n in "123"
-    ] == [
-        "img0",
-        "obs1",
-        "obs2",
-    ]
-    assert DIALECTS["pixel_reasoner"].parse(frames("[1]"), ALL, blank).action.target == "vid0"
-
-
 BOX = "[0.1,0.2,0.3,0.4]"
 BAD = [
     ("mini_o3", "<grounding>look left</grounding>", "bad_json"),
