@@ -36,5 +36,5 @@ def _read(kind: type[Question]) -> Callable[[Row, str, MediaRoot], Question]:
     return read
 
 
-QUESTION = Format(_read(Question), lambda record: record.model_dump(mode="json"))
+QUESTION = Format(_read(Question))
 DEMONSTRATION = Format(_read(Demonstration))
