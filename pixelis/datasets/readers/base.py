@@ -121,7 +121,7 @@ class AnnotationFile:
             yield
         except RowError as error:
             self._errors.append(BadRow(str(self.path), str(name), error.column, error.code, error.message))
-        except ValueError as error:  # values that do not fit each other, or no record
+        except (TypeError, ValueError) as error:  # values that do not fit each other, or no record
             message = " ".join(str(error).split())[:300]
             self._errors.append(BadRow(str(self.path), str(name), "all", "wrong_type", message))
 

@@ -16,7 +16,7 @@ from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats import FORMATS, detect, read_records
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.errors import BadInput, InfraFailure
+from pixelis.errors import BadInput
 from pixelis.operations.image import load_image
 from pixelis.records import Demonstration, Question
 
@@ -84,32 +84,6 @@ def test_a_list_of_frames_is_a_clip_and_a_letter_is_a_choice(folder: Path) -> No
 
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
-
-
-def test_a_call_that_was_refused_stays_out_of_the_loss_and_takes_no_number(folder: Path) -> None:
-    def ground(source: str) -> str:
-        return f'<think>t</think><grounding>{{"bbox_2d":[0.1,0.1,0.5,0.5],"source":"{source}"}}</grounding>'
-
-    said = [
-        ground("original_image"),
-        "Execution error: too small",
-        ground("original_image"),
-        "<image>",
-        ground("observation_1"),
-    ]
-    said += ["<image>", "<answer>red</answer>"]
-    chat = [{"from": ("gpt", "human")[i % 2], "value": text} for i, text in enumerate(said)]
-    row = {
-        "conversations": [{"from": "human", "value": "<image>What?"}, *chat],
-        "images": [f"images/{i}.png" for i in range(3)],
-    }
-    shown = one(write(folder, row))
-    assert isinstance(shown, Demonstration)
-    assert [(turn.target, turn.learn) for turn in shown.steps] == [
-        ("img0", False),
-        ("img0", True),
-        ("obs1", True),
-    ]
 
 
 STEPS: dict[str, list[dict[str, Any]]] = {
@@ -287,19 +261,6 @@ def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
             root.reference("images", reference)
         assert caught.value.code == code
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [Path(uri)]
-
-
-def test_a_file_that_cannot_be_kept_is_not_taken_for_missing(tmp_path: Path) -> None:
-    bucket = fs._MockFileSystem()
-    bucket.create_dir("bucket")
-    with bucket.open_output_stream("bucket/0.png") as out:
-        out.write(b"a picture")
-
-    (tmp_path / "file").touch()
-    root = MediaRoot(bucket, "bucket", str(tmp_path / "file" / "cache"))
-    for reference in ("0.png", b"a picture"):
-        with pytest.raises(InfraFailure, match="no file could be written"):
-            root.reference("images", reference)
 
 
 @pytest.mark.parametrize(

@@ -644,38 +644,6 @@ def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None
     assert (bad.column, bad.code) == ("prompt", "no_question")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["Color?\n(A) red\n(B) blue\n(C) green\nAnswer with a letter.", "Color?\nA. red\nB. blue\nC. green"],
-)
-def test_options_are_shuffled_by_a_seed_and_the_answer_follows(folder: Path, text: str) -> None:
-    rows = [{"problem": text, "answer": "A", "id": f"q{i}"} for i in range(200)]
-    source = write(folder, *rows)
-    letters = []
-    for record in read_records(f"{source}?shuffle_options=5"):
-        assert isinstance(record, Question)
-        (letter,) = record.answers or []
-        letters.append(letter)
-        (line,) = [line for line in record.question.splitlines() if re.match(rf"\(?{letter}[).]", line)]
-        assert line.endswith("red")
-        assert sorted(record.meta["option_order"]) == [0, 1, 2]
-        assert record.meta["option_order"]["ABC".index(letter)] == 0
-    assert all(letters.count(letter) > 40 for letter in "ABC"), "the right option is not always the first"
-    again = [
-        record.answers
-        for record in read_records(f"{source}?shuffle_options=5")
-        if isinstance(record, Question)
-    ]
-    other = [
-        record.answers
-        for record in read_records(f"{source}?shuffle_options=6")
-        if isinstance(record, Question)
-    ]
-    assert again == [[letter] for letter in letters] != other
-    with pytest.raises(BadInput, match="shuffle_options"):
-        list(read_records(f"{source}?shuffle_options=x"))
-
-
 def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
     (folder / "image").mkdir()
     Image.new("RGB", (8, 8)).save(folder / "image/a.png")
