@@ -1,9 +1,8 @@
-"""Typed configuration: a YAML file and dotted overrides on the command line.
+"""Typed configuration: a YAML file, the files it extends, and dotted overrides on the command line.
 
-``pixelis rft configs/nano/rft.yaml learner.lr=3e-4 --dry-run`` prints the resolved configuration. A file may
-extend others with ``extends:`` (a path relative to itself, or a list of them); later values win. Unknown
-keys, wrong types and contradictions are errors that name the path of the key. The defaults suit the embedded
-model on a laptop.
+``pixelis rft configs/nano/rft.yaml learner.lr=3e-4 --dry-run`` prints the resolved configuration. Unknown
+keys, wrong types and contradictions are errors that name the key. The defaults suit the embedded model on a
+laptop.
 """
 
 from __future__ import annotations
