@@ -178,6 +178,10 @@ def algorithm_settings(name: str) -> dict[str, Any]:
         check_name("algorithm", name, ALGORITHMS, ", or your own as package.module:NAME")
         algorithm = ALGORITHMS[name]
     settings = algorithm.settings
+    if "algorithm" in settings:
+        raise BadConfig(
+            f"rft.algorithm: {name} names another algorithm", fix="copy its settings with dataclasses.replace"
+        )
     for part, (path, *_) in FUNCTIONS.items():
         _, section, key = path.split(".")
         if key in settings.get(section, {}):
