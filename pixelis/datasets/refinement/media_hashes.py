@@ -1,7 +1,4 @@
-"""Hashes of pictures and clips: of their content, and of their appearance (64 bits, perceptual).
-
-Each is decoded once.
-"""
+"""Hashes of pictures and clips: of their content, and of their appearance (64 bits)."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
 class MediaHashes:
-    """Hashes of media under the limits of ``settings``, cached across runs in the file ``cache``.
-
-    A local file is identified by its path, size and modification time.
-    """
+    """Hashes of media, cached across runs in the file ``cache`` by path, size and modification time."""
 
     def __init__(self, settings: ToolboxConfig, cache: Path | None = None):
         self.settings, self.cache = settings, cache
@@ -52,11 +46,7 @@ class MediaHashes:
                     self._hashes[key] = value
 
     def content(self, media: Media) -> str:
-        """The hash of a file's bytes, of a ``data:`` URL's body, or of any other URI itself; of all frames
-        and spans of a clip.
-
-        BadInput ``media_not_found`` for a missing file.
-        """
+        """The hash of a file's bytes or of any other URI itself; of all frames and spans of a clip."""
         if media.frames:
             content = _sha(" ".join(self._bytes(name) for name in media.frames).encode())
         else:
@@ -64,9 +54,7 @@ class MediaHashes:
         return _sha(f"{content} {media.spans}".encode()) if media.spans else content
 
     def perceptual_hash(self, media: Media) -> int:
-        """The perceptual hash (DCT, 64 bits) of a picture or of a clip's middle frame; BadImage when decoding
-        fails.
-        """
+        """The perceptual hash of a picture or of a clip's middle frame; BadImage when decoding fails."""
         middle = media.frames[len(media.frames) // 2] if media.frames and not media.spans else None
         key = "look " + self._key(middle or (media.frames[0] if media.frames else media.uri))
         if media.spans:
@@ -127,7 +115,7 @@ class MediaHashes:
 
 
 def perceptual(picture: UInt8[np.ndarray, "height width 3"]) -> int:
-    """64 bits from the low frequencies of a picture: few change when it is scaled or compressed again."""
+    """64 bits from the low frequencies of a picture, of which few change when it is scaled or compressed."""
     small = cv2.resize(np.ascontiguousarray(picture), (64, 64), interpolation=cv2.INTER_AREA)
     return int.from_bytes(cv2.img_hash.pHash(cv2.cvtColor(small, cv2.COLOR_RGB2BGR)).tobytes(), "big")
 

@@ -1,6 +1,4 @@
-"""The stages of refinement that concern one row alone, in any process: rules, hashes of its media,
-observations, quality.
-"""
+"""The stages of refinement that concern one row alone, in any process: rules, media, observations, quality."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ HASHES = "pictures.jsonl"
 class CheckedRow:
     """A demonstration with observations and quality, and the hashes of its media.
 
-    contents: of the bytes of each medium; looks: 64 bits of its appearance, if appearances are compared;
-    dropped: the cause if the row is dropped; unreadable: code and message if a medium cannot be read.
+    looks: 64 bits of each appearance, if they are compared; dropped: the cause; unreadable: code and message.
     """
 
     demonstration: Demonstration
@@ -37,13 +34,11 @@ class CheckedRow:
     unreadable: tuple[str, str] | None = None
 
     def to_json(self) -> str:
-        """The row as a line of JSON."""
         values = [self.contents, self.looks, self.dropped, self.unreadable]
         return json.dumps([self.demonstration.model_dump_json(), *values])
 
     @classmethod
     def from_json(cls, text: str) -> CheckedRow:
-        """The row of `to_json`."""
         row, contents, looks, dropped, unreadable = json.loads(text)
         return cls(
             Demonstration.model_validate_json(row),
@@ -55,7 +50,7 @@ class CheckedRow:
 
 
 class RowChecker:
-    """Checks rows; loads what executes operations when the first call without an observation needs it."""
+    """Checks rows; loads what executes operations when a call needs it."""
 
     def __init__(self, config: Config, folder: Path, services: Services):
         self.config, self.settings = config, config.refinement
@@ -68,22 +63,16 @@ class RowChecker:
 
     @property
     def executor(self) -> Executor:
-        """Executes the operations of demonstrations.
-
-        BadConfig, MissingDependency or MissingFile if one cannot run here.
-        """
+        """Executes the operations of demonstrations; raises if one cannot run here."""
         if self._executor is None:
             self._executor = Executor(self.config.toolbox, self.config.dialogue)
         return self._executor
 
     def check(self, demonstrations: Sequence[Demonstration]) -> list[CheckedRow]:
         """Check some rows; pictures that they share are decoded once, several at a time."""
-        s = self.settings.quality
+        rules = self.settings.quality
         rows = [
-            CheckedRow(
-                d, dropped=quality.rule_violation(d, self.operations, s.length, s.question, s.provenance)
-            )
-            for d in demonstrations
+            CheckedRow(d, dropped=quality.rule_violation(d, self.operations, rules)) for d in demonstrations
         ]
         media = {_key(m): m for row in rows if row.dropped is None for m in row.demonstration.media}
         contents: dict[str, str | PixelisError] = {}
@@ -123,10 +112,9 @@ class RowChecker:
 
 
 def with_observations(d: Demonstration, executor: Executor) -> Demonstration | str:
-    """The demonstration with every call executed that has no observation; an error code if a call is refused.
+    """The demonstration with the missing observations, or an error code if a call is refused.
 
-    The other calls are executed too, because later ones may refer to their results. Turns with several calls
-    are refused.
+    All calls are executed, because later ones may refer to their results.
     """
     if any(step.further for step in d.steps):
         return "several_calls"
@@ -138,11 +126,8 @@ def with_observations(d: Demonstration, executor: Executor) -> Demonstration | s
                 observation = session.execute(
                     turn.op, turn.target, allow_error=not turn.learn, **turn.arguments
                 )
-                turn = (
-                    turn
-                    if turn.observation is not None
-                    else turn.model_copy(update={"observation": observation})
-                )
+                if turn.observation is None:
+                    turn = turn.model_copy(update={"observation": observation})
             turns.append(turn)
     except PixelisError as failure:
         return failure.code
