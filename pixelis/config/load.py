@@ -213,23 +213,18 @@ def apply_override(kind: type[Section], values: dict[str, Any], key: str, text: 
 
 
 def parse_value(kind: type[Section], key: str, text: str) -> Any:
-    """The value of ``text`` on the command line: itself if the key takes a text, else YAML.
-
-    Where the key also takes a list or a map, brackets or braces around the text make it one.
-    """
+    """The value of ``text`` on the command line: itself if the key takes a text, else YAML."""
     annotation = annotation_of(kind, key)
     kinds = [annotation] if get_origin(annotation) not in (Union, UnionType) else get_args(annotation)
-    many = [part for part in kinds if get_origin(part) in (list, tuple, dict)]
-    takes_text = any(
+    if text != "null" and any(
         part is str or (get_origin(part) is Literal and isinstance(get_args(part)[0], str)) for part in kinds
-    )
-    if takes_text and text != "null" and not (many and text[:1] + text[-1:] in ("[]", "{}")):
+    ):
         return text
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    if isinstance(value, str) and many:
+    if isinstance(value, str) and any(get_origin(part) in (list, tuple, dict) for part in kinds):
         raise BadConfig(
             f"{key}={text} is no list or map in YAML", fix="write a list as [a, b] or a map as {a: 1, b: 2}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -27,7 +26,7 @@ from pixelis.records import Media
 THREADS = 4
 MAX_BITS = 3
 """Different bits of two perceptual hashes up to which their pictures look alike."""
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
 
 class MediaHashes:
@@ -78,14 +77,7 @@ class MediaHashes:
             yield from pool.map(hash_one, media)
 
     def _bytes(self, uri: str) -> str:
-        scheme = match[1].lower() if (match := _SCHEME.match(uri)) else ""
-        if scheme == "data":
-            body = uri.partition(",")[2]
-            try:
-                return _sha(base64.b64decode(body, validate=True))
-            except ValueError:
-                return _sha(uri.encode())
-        if scheme:  # generated from its URI, or remote: the URI stands for the content
+        if _SCHEME.match(uri):  # generated from its URI, or remote: the URI stands for the content
             return _sha(uri.encode())
         key = "bytes " + self._key(uri)
         if key not in self._hashes:

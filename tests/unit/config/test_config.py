@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.config.base import RENAMED, SYNONYMS, Section, leaf_keys
+from pixelis.config.base import RENAMED, SYNONYMS, leaf_keys
 from pixelis.config.command_line import SECTIONS
-from pixelis.config.load import parse_value
 from pixelis.config.root import recipe_files
 from pixelis.errors import BadConfig, MissingFile
 
@@ -57,18 +53,6 @@ def test_lists_and_maps_on_the_command_line_are_yaml() -> None:
             config.load(None, [f"toolbox.operations={text}"])
 
 
-def test_a_key_of_a_text_or_a_list_is_a_list_in_brackets() -> None:
-    class Either(Section):
-        sources: str | list[str] = ""
-
-    assert [parse_value(Either, "sources", text) for text in ("[a, b]", "a, b", "[a", "null")] == [
-        ["a", "b"],
-        "a, b",
-        "[a",
-        None,
-    ]
-
-
 def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in ("lr=0.1/config.yaml", "shots: day 1/rows.jsonl"):
@@ -78,25 +62,6 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
     c = config.from_command_line("Doc.", "rft", words)
     assert (c.run.name, c.run.seed) == ("again", 3)
     assert c.data.train == f"{tmp_path}/shots: day 1/rows.jsonl?media=a: b"
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=20)
-@given(
-    lr=st.floats(1e-8, 1.0),
-    steps=st.integers(1, 10**6),
-    name=st.text(
-        st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="/"), min_size=1, max_size=20
-    ),
-    gate=st.floats(0, 1),
-)
-def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: float) -> None:
-    c = config.parse(
-        {"learner": {"lr": lr}, "rft": {"steps": steps}, "run": {"name": name}, "evolution": {"gate": gate}}
-    )
-    repeated = config.parse(yaml.safe_load(c.to_yaml()))
-    assert repeated == c
-    assert repeated.sha256 == c.sha256
 
 
 @pytest.mark.parametrize(
