@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -19,11 +17,10 @@ from scipy.sparse.csgraph import connected_components
 
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
-from pixelis.errors import BadInput, PixelisError
+from pixelis.errors import BadInput
 from pixelis.operations.video import Clip
 from pixelis.records import Media
 
-THREADS = 4
 MAX_BITS = 3
 """Different bits of two perceptual hashes up to which their pictures look alike."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
@@ -63,18 +60,6 @@ class MediaHashes:
             picture = opened.frame(len(opened.times) // 2) if isinstance(opened, Clip) else opened
             self._store(key, f"{perceptual(picture):016x}")
         return int(self._hashes[key], 16)
-
-    def perceptual_hashes(self, media: Iterable[Media]) -> Iterator[int | PixelisError]:
-        """The perceptual hash of each, in order, by several threads; errors are returned, not raised."""
-
-        def hash_one(item: Media) -> int | PixelisError:
-            try:
-                return self.perceptual_hash(item)
-            except PixelisError as error:
-                return error
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            yield from pool.map(hash_one, media)
 
     def _bytes(self, uri: str) -> str:
         if _SCHEME.match(uri):  # generated from its URI, or remote: the URI stands for the content

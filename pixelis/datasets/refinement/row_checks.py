@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pixelis.rewards.services import Services
 
 HASHES = "pictures.jsonl"
 """File of the run's folder in which hashes of media are cached."""
+THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -75,39 +77,35 @@ class RowChecker:
             CheckedRow(d, dropped=quality.rule_violation(d, self.operations, rules)) for d in demonstrations
         ]
         media = {_key(m): m for row in rows if row.dropped is None for m in row.demonstration.media}
-        contents: dict[str, str | PixelisError] = {}
-        for key, item in media.items():
-            try:
-                contents[key] = self.media_hashes.content(item)
-            except PixelisError as error:
-                contents[key] = error
-        looks: dict[str, int | PixelisError] = {}
-        if self.by_appearance:
-            readable = {key: media[key] for key, value in contents.items() if isinstance(value, str)}
-            looks = dict(zip(readable, self.media_hashes.perceptual_hashes(readable.values()), strict=True))
-        return [row if row.dropped is not None else self._check(row, contents, looks) for row in rows]
 
-    def _check(
-        self, row: CheckedRow, contents: dict[str, str | PixelisError], looks: dict[str, int | PixelisError]
-    ) -> CheckedRow:
-        keys = [_key(m) for m in row.demonstration.media]
-        hashes = [contents[key] for key in keys] + [looks[key] for key in keys if key in looks]
-        if failure := next((value for value in hashes if isinstance(value, PixelisError)), None):
-            return replace(row, unreadable=(failure.code, failure.message))
-        d = row.demonstration
+        def hash_one(item: Media) -> tuple[str, int] | PixelisError:
+            try:
+                content = self.media_hashes.content(item)
+                return content, self.media_hashes.perceptual_hash(item) if self.by_appearance else 0
+            except PixelisError as error:
+                return error
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            hashes = dict(zip(media, pool.map(hash_one, media.values()), strict=True))
+        return [row if row.dropped is not None else self._check(row, hashes) for row in rows]
+
+    def _check(self, row: CheckedRow, hashes: dict[str, tuple[str, int] | PixelisError]) -> CheckedRow:
+        d, contents, looks = row.demonstration, list[str](), list[int]()
+        for item in d.media:
+            found = hashes[_key(item)]
+            if isinstance(found, PixelisError):
+                return replace(row, unreadable=(found.code, found.message))
+            contents.append(found[0])
+            looks.append(found[1])
         if any(step.observation is None for step in d.steps):
             observed = with_observations(d, self.executor)
             if isinstance(observed, str):
                 return replace(row, dropped=observed)
             d = observed
         d = d.model_copy(update={"quality": quality.heuristic(d, self.score)})
-        known = {key: value for key, value in contents.items() if isinstance(value, str)}
-        seen = {key: value for key, value in looks.items() if isinstance(value, int)}
+        is_poor = (d.quality or 0.0) < self.settings.quality.min_score
         return CheckedRow(
-            d,
-            [known[key] for key in keys],
-            [seen[key] for key in keys] if self.by_appearance else [],
-            dropped="quality" if (d.quality or 0.0) < self.settings.quality.min_score else None,
+            d, contents, looks if self.by_appearance else [], dropped="quality" if is_poor else None
         )
 
 
