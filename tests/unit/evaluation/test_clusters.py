@@ -191,9 +191,9 @@ def test_the_table_and_the_page_show_the_clusters_with_pictures():
     ("keys", "message"),
     [
         ({"clusters": 1}, "set 2 or more"),
-        ({"clusters": 8, "questions": 15}, "set questions=16 or more"),
-        ({"clusters": 8, "api": {"url": "http://localhost:1/v1"}}, "evaluate a policy"),
-        ({"clusters": 8, "answers": "pred.json"}, "evaluate a policy"),
+        ({"clusters": 8, "questions": 15}, "questions=16"),
+        ({"clusters": 8, "api": {"url": "http://localhost:1/v1"}}, "vectors of a policy"),
+        ({"clusters": 8, "answers": "pred.json"}, "vectors of a policy"),
     ],
 )
 def test_a_configuration_without_vectors_or_questions_is_refused(keys, message):
