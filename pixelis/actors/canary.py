@@ -82,7 +82,6 @@ class Canary:
         return await self._judge(version, [(question, {}) for question in self.questions])
 
     async def judge_traffic(self, version: int, items: Sequence[TrafficQuestion]) -> dict[str, float | None]:
-        """Score of `version` by id of these questions of the traffic; as `judge`."""
         current = {item.question.id for item in items}
         for name in self.traffic.keys() - current:
             del self.traffic[name]

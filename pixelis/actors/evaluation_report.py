@@ -20,7 +20,6 @@ from pixelis.records import Group
 def choose_with_causes(
     arm: str, groups: Sequence[Group], views: Sequence[GroupViews | None], count: int
 ) -> list[Chosen]:
-    """As `choose`, with the cause of each error where it is known."""
     return choose(arm, groups, views, count, [cause_of(group, group.trajectories[0]) for group in groups])
 
 

@@ -33,8 +33,6 @@ SEED_STRIDE = 1_000_003
 
 
 class Evaluations:
-    """``finished`` counts episodes by evaluation, ``metrics`` are those of evaluations during training."""
-
     def __init__(self, config: Config, router: GeneratorRouter, rollouts: Rollouts, log: EventLog):
         self.config, self.router, self.rollouts, self.log = config, router, rollouts, log
         self.finished: Counter[str] = Counter()
@@ -54,7 +52,6 @@ class Evaluations:
             await asyncio.gather(*self.running, return_exceptions=True)
 
     def take_metrics(self) -> dict[str, float]:
-        """The metrics since the last call."""
         metrics, self.metrics = self.metrics, {}
         return metrics
 
@@ -118,7 +115,6 @@ class Evaluations:
         share: float = 1.0,
         seeds: Sequence[int] = (),
     ) -> tuple[list[Group], list[GroupViews]]:
-        """See ``Coordinator.evaluate``."""
         questions = await asyncio.to_thread(self._questions, source, seed, count)
         if not questions:
             raise DataFailure(f"{source} has no questions", fix="check data.evaluate")

@@ -1,7 +1,7 @@
 """Routes rollout requests to generators by version and load; retries on another generator when one fails.
 
-Routers of training, evaluation and the canary load versions and use only generators that hold the current
-one. A gateway's router *follows*: it infers the promoted version from those that generators report.
+Routers of training, evaluation and the canary load versions. A gateway's router *follows*: it infers the
+promoted version from those that generators report.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class GeneratorRouter:
     # -- membership ------------------------------------------------------------------------------------------
 
     def join(self, generator: ActorHandle | str) -> None:
-        """Add a generator, which gets work once it holds the current version."""
         member = Member(generator)
         self.members.append(member)
         if not self.follows and self.version is not None:
@@ -123,8 +122,8 @@ class GeneratorRouter:
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
         """Yield the group of a request; with `stream` also its turns and text as they are generated.
 
-        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the iterator
-        ends the episodes. Raises InfraFailure if no generator answered, and the errors of the question.
+        Retries on another generator. Closing the iterator ends the episodes. Raises InfraFailure if no
+        generator answered, and the errors of the question.
         """
         deadline = time.monotonic() + self.timeouts.rollout_s
         tried: set[Member] = set()
@@ -276,8 +275,8 @@ class GeneratorRouter:
         """Make `version` current on all generators; returns when each has loaded it or is quarantined.
 
         arrange: returns places in a broadcast of the version by generator. Reserved generators load it after
-        their release; if all are reserved, the call waits for the first, and is skipped if a newer load
-        overtakes it. Raises BadInput for weights that the engine rejects.
+        their release; if all are reserved, the call waits, or is skipped if a newer one overtakes it. Raises
+        BadInput for weights that the engine rejects.
         """
         self.load_count += 1
         number = self.load_count
@@ -298,7 +297,6 @@ class GeneratorRouter:
                 self._quarantine(member, "late load")
 
     async def sleep(self) -> None:
-        """Let the generators sleep once their episodes have ended. They load no version until `wake`."""
         self.awake.clear()
         await asyncio.gather(*(self._call(m, "sleep") for m in self.members if not m.quarantined))
 
@@ -402,7 +400,6 @@ class GeneratorRouter:
         return min(self.members, key=rank)
 
     async def _poll(self) -> None:
-        """Ask all generators for their version. Outdated ones get no work whose result would report it."""
         try:
             await self.health()
             await asyncio.sleep(self.timeouts.retry_pause_s / 2)
@@ -418,7 +415,6 @@ class GeneratorRouter:
             self.version, self.changed_at = version, time.monotonic()
 
     async def health(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """`Generator.health` of each generator that answers in time."""
         timeout = self.timeouts.health_s if timeout_s is None else timeout_s
 
         async def health_of(member: Member) -> dict[str, Any] | None:
@@ -437,7 +433,6 @@ class GeneratorRouter:
         return [h for h in await asyncio.gather(*map(health_of, self.members)) if h is not None]
 
     async def pieces(self, turns: Sequence[Sequence[int]]) -> list[list[bytes]]:
-        """The UTF-8 bytes of each token of some turns, from any generator: all have one tokenizer."""
         for member in sorted(self.members, key=lambda m: m.running):
             try:
                 async with asyncio.timeout(self.timeouts.health_s):

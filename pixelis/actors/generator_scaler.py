@@ -89,7 +89,6 @@ class GeneratorScaler:
         return self.names
 
     async def stop(self) -> None:
-        """End the generators that it started, at once."""
         for task in filter(None, (self.loop, self.starting, *self.retiring)):
             task.cancel()
         for name in list(self.groups):

@@ -47,7 +47,6 @@ class GroupViews:
         return [self.added, *(views.ref for views in self.first)]
 
     async def get(self) -> Views:
-        """The views. Raises RayError if they are lost."""
         added, *first = await asyncio.gather(*self.refs)
         return _assemble(added, first)
 
@@ -108,7 +107,6 @@ class SharedViews:
 
 
 def is_whole(medium: str, images: Sequence[ImageView]) -> bool:
-    """Whether the first view of a medium is the picture itself, at full resolution."""
     return any(image.id == medium and image.view_size == image.source_size for image in images)
 
 
@@ -166,7 +164,6 @@ class UpdatePictures:
         return {name: [stored[id(view)] for view in arrays] for name, arrays in views.items()}
 
     def add(self, picture: np.ndarray) -> Stored:
-        """Store a picture if its content is new. Blocks."""
         digest = hashlib.sha256(str((picture.dtype.str, picture.shape)).encode())
         digest.update(np.ascontiguousarray(picture).data)
         with self._lock:
@@ -177,7 +174,6 @@ class UpdatePictures:
 
 
 def references(views: PictureViews) -> Refs:
-    """What another process needs to fetch the views."""
     return {id: [picture.ref for picture in pictures] for id, pictures in views.items()}
 
 

@@ -46,8 +46,6 @@ class SearchResult:
 
 
 class Memory:
-    """Asynchronous client of all shards; ``names`` of the shard actors in the order of their numbers."""
-
     def __init__(self, names: Sequence[str], namespace: str, config: MemoryConfig):
         self.names, self.namespace, self.config = list(names), namespace, config
         self._handles: dict[int, ActorHandle] = {}
@@ -93,7 +91,6 @@ class Memory:
         return await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
 
     async def _call_owners(self, method: str, ids: Sequence[str], *arguments: Any) -> list[Any]:
-        """Call each shard with its part of ``ids`` after the ``arguments``."""
         parts = self._group_by_shard(ids).items()
         return await asyncio.gather(*(self._retry(n, method, *arguments, part) for n, part in parts))
 
@@ -214,7 +211,6 @@ class Memory:
     # -- experiences ---
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
-        """Count these neighbours of a retrieval as successes, once; returns the number newly counted."""
         return sum(await self._call_owners("succeeded", ids, retrieval_id))
 
     async def get(self, id: str) -> Experience | None:
@@ -233,7 +229,6 @@ class Memory:
         return [experience(row) for _, row in rows[:limit]]
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        """Add feedback and return the updated experience; BadInput ``unknown_experience``."""
         await self._retry(shard_of(id, len(self.names)), "feedback", id, feedback)
         updated = await self.get(id)
         if updated is None:
@@ -241,8 +236,6 @@ class Memory:
         return updated
 
     def withdraw(self, versions: Sequence[int]) -> None:
-        """Tell each shard, once it answers, the withdrawn policy versions: their experiences do not vote."""
-
         async def send(number: int) -> None:
             while self._withdrawn is current:  # until a later call replaces the list
                 with contextlib.suppress(InfraFailure):
@@ -258,7 +251,6 @@ class Memory:
         self._run_in_background(self.feedback(id, Feedback(answer=answer, created_at=time.time())))
 
     def learnt(self, ids: Sequence[str]) -> None:
-        """Mark experiences as learnt, in the background; a shard that does not answer misses it."""
         self._run_in_background(self._call_owners("learnt", ids))
 
     async def delete(self, ids: Sequence[str]) -> int:
@@ -270,7 +262,6 @@ class Memory:
         return [id for part in await self._call_all("delete_user", user) for id in part]
 
     async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
-        """At most ``n`` experiences of a status, drawn by priority and success, independent of sharding."""
         generators = map(
             np.random.default_rng, np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
         )
@@ -282,7 +273,6 @@ class Memory:
         return [e for e in experiences if isinstance(e, Experience)]
 
     async def export(self, folder: str | Path) -> int:
-        """Write ``shard-I.parquet`` files on the shards' nodes; returns the number of experiences."""
         paths = [str(Path(folder).absolute() / f"shard-{i}.parquet") for i in range(len(self.names))]
         return sum(await asyncio.gather(*(self._call(i, "export", path) for i, path in enumerate(paths))))
 
@@ -295,7 +285,6 @@ class Memory:
         return sum(await asyncio.gather(*(self._call(i, "load", file, belongs_to(i)) for i in range(n))))
 
     async def stats(self) -> dict[str, float]:
-        """``memory/...`` metrics of all shards that answer; times only if there are experiences."""
         parts = list((await self._answers("stats")).values())
         size = sum(p["size"] for p in parts)
         summed = ("size", "capacity", "added", "vectors", "retrievals", "successes", "bytes", "damaged")

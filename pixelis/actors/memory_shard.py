@@ -32,7 +32,6 @@ PUBLISH_S = 10.0
 
 
 def shard_of(id: str, shards: int) -> int:
-    """The number of the shard that stores an experience."""
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big") % shards
 
 
@@ -115,7 +114,6 @@ class MemoryShard(Shard):
     def find(
         self, vector: np.ndarray, k: int, user: str | None = None, text: str = ""
     ) -> list[tuple[float, Row]]:
-        """The ``k`` nearest with their records, so that one call suffices."""
         (near,) = self.search(vector[None], k, user, text)
         rows = self.rows([id for id, _ in near])
         return [(similarity, row) for (_, similarity), row in zip(near, rows, strict=True) if row is not None]
@@ -127,7 +125,6 @@ class MemoryShard(Shard):
 
 
 def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHandle]]:
-    """Start all shards; returns names and handles."""
     names = [f"{prefix}-memory-{number}" for number in range(config.memory.shards)]
     resources = {"num_cpus": config.memory.cpus, "num_gpus": config.memory.gpus}
     return names, [

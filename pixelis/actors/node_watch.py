@@ -53,7 +53,6 @@ class NodeWatch:
                 self.check(ray.nodes())
 
     def check(self, nodes: list[dict[str, Any]]) -> None:
-        """Check the nodes once; `nodes` as `ray.nodes()` returns them."""
         for node in nodes:
             id = node["NodeID"]
             if self.missed.get(id, 0) >= MISSED:

@@ -20,8 +20,8 @@ from pixelis.records import PolicyVersion, VersionStatus
 class PolicyStore:
     """Monotone versions of the weights; version 0 is the adapter of ``initial``, or the bare model.
 
-    Keeps the weights of version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions,
-    and all records. A candidate (``promote=False``) is not served until ``promote`` is called.
+    Keeps all records, and the weights of version 0, the last ``rollback`` promoted and the newest ``keep``
+    versions. A candidate (``promote=False``) is not served until ``promote`` is called.
     """
 
     def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8, rollback: int = 3):
@@ -92,7 +92,6 @@ class PolicyStore:
         return self.streams.get(version)
 
     def keep(self, version: int, adapter: Adapter) -> None:
-        """Store the weights of an announced version."""
         record = self._record(version, weights=False)
         if not self._has_weights(record):
             save_adapter(adapter, self._path(version))
@@ -100,7 +99,6 @@ class PolicyStore:
         self._save()
 
     def _equal(self, digest: str) -> PolicyVersion | None:
-        """The newest version of these weights that is not rolled back."""
         equal = (
             r
             for r in reversed(self.list())
@@ -116,7 +114,6 @@ class PolicyStore:
         )
 
     def _add(self, adapter: Adapter | None, digest: str, record: PolicyVersion) -> None:
-        """Store weights, whose hash is ``digest``, and record unless they exist."""
         if adapter is not None:
             record.sha256, record.bytes = digest, adapter.nbytes
             # A folder without a record was left by another run, or by a crash before the record was written.
@@ -144,7 +141,6 @@ class PolicyStore:
         return not record.sha256 or self._path(record.version).is_dir()
 
     def promoted(self) -> int:
-        """The newest promoted version whose weights are kept."""
         promoted = (
             v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v)
         )
@@ -196,5 +192,4 @@ class PolicyStore:
         return record
 
     def list(self) -> list[PolicyVersion]:
-        """All versions, oldest first."""
         return sorted(self.versions.values(), key=lambda v: v.version)

@@ -65,7 +65,6 @@ class Promotion:
         self.file = Path(config.run.dir) / "versions" / "canary.json"
 
     async def open(self) -> None:
-        """Serve the promoted version and load the state of an earlier incarnation."""
         if self.canary is not None:
             await self.canary.ready()
         async with self.transition:
@@ -252,7 +251,6 @@ class Promotion:
         return target
 
     async def check_served(self, by: str = "watch") -> bool:
-        """Judge the served version again; True if it fell and its predecessor serves again."""
         if self.canary is None:
             return False
         version = self.served

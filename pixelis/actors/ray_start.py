@@ -42,7 +42,6 @@ _LOGGED = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\] \(\w+\) \S+: (.{1,200})", re.MU
 
 
 def session_folder() -> tuple[str, str]:
-    """The variable that names the folder of Ray's sessions, and that folder."""
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         if variable in os.environ:
             return variable, os.environ[variable]
@@ -50,7 +49,6 @@ def session_folder() -> tuple[str, str]:
 
 
 def check_session_folder() -> None:
-    """Raise InfraFailure if Ray cannot write its sessions, or its socket's path would be too long."""
     variable, folder = session_folder()
     session = f"session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{os.getpid()}"
     characters = len(os.fsencode(os.path.join(folder, "ray", session, "sockets", "plasma_store")))
@@ -70,7 +68,6 @@ def check_session_folder() -> None:
 
 
 def check_token_folder() -> None:
-    """Raise InfraFailure if Ray cannot write the token of a local cluster, unless it has one."""
     token = Path(os.path.expanduser("~"), ".ray", "auth_token")
     chosen = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
     if not chosen and os.environ.get("RAY_AUTH_MODE") != "disabled" and not os.path.isfile(token):

@@ -67,7 +67,6 @@ def write(
     chosen: list[Chosen],
     examples: Mapping[str, Sequence[list[Chosen]]] | None = None,
 ) -> str:
-    """Write report.html with the chosen episodes, and examples of each cluster by arm; returns its path."""
     pages = {
         arm: [_pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists]
         for arm, lists in (examples or {}).items()
@@ -97,7 +96,6 @@ def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: li
 
 
 def merge_views(groups: Sequence[GroupViews]) -> GroupViews:
-    """The views of several groups of the same question as those of one group."""
     return GroupViews(_merge_views.remote(groups))
 
 

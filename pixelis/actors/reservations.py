@@ -38,8 +38,6 @@ ONE_NODE_WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class Need:
-    """`count` equal parts of a job; the bundles of a part must be on one node."""
-
     role: str
     count: int
     bundles: tuple[Bundle, ...]
@@ -132,7 +130,6 @@ def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = F
 
 
 def node_resources() -> dict[str, dict[str, float]]:
-    """Resources of each live node, by its address and id, whether or not they are in use."""
     return {
         f"{n['NodeManagerAddress']} ({n['NodeID'][:6]})": n["Resources"] for n in ray.nodes() if n["Alive"]
     }
@@ -159,7 +156,6 @@ def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def describe_cluster() -> str:
-    """What the nodes have and what is free, for messages."""
     free = ray.available_resources()
     nodes = _describe_nodes(node_resources())
     return f"nodes: {nodes}; free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}"
@@ -180,7 +176,6 @@ def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str 
 
 
 def may_fit(bundles: Sequence[Bundle]) -> bool:
-    """Whether the nodes together have as much free at the moment as these bundles need."""
     return _fits(bundles, ray.available_resources())
 
 

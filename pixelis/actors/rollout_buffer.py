@@ -1,8 +1,7 @@
 """Buffer of finished groups between generators and learner: decides on admission and completes batches.
 
 A batch is the first ``prompts_per_step`` admissible groups to finish, so a straggler delays only itself. With
-``max_off_policy_steps=0`` only the groups of one step are admitted, and a batch is exactly the step's own
-prompts.
+``max_off_policy_steps=0`` it is exactly the step's own prompts.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ MAX_GROUP_FAILURES = 0.5
 
 @dataclass(eq=False)
 class ScoredGroup:
-    """A scored group, its views, and the reward of a greedy rollout if the baseline needs one."""
-
     group: Group
     views: GroupViews
     greedy: float | None = None
@@ -59,8 +56,8 @@ class Selection:
 class RolloutBuffer:
     """Counts admitted, running and finished groups in *slots*: one for each group of a batch.
 
-    An uninformative or abstained group gives its slot to a new question while ``rft.filter.max_oversampling``
-    allows it; otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
+    A group without a signal gives its slot to a new question while ``rft.filter.max_oversampling`` allows it;
+    otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
     """
 
     def __init__(self, rft: RftConfig, step: int):

@@ -19,8 +19,6 @@ from pixelis.config import Config
 
 @dataclass
 class ServingActors:
-    """Actors of a service beside its generators; ``names`` by role, for other processes."""
-
     evolution: ActorHandle | None = None
     canary: ActorHandle | None = None
     embedder: ActorHandle | None = None

@@ -61,7 +61,6 @@ class BuildSamples:
 def outcomes(
     config: Config, attempts: Sequence[Attempt], rows: SourceRows
 ) -> Iterator[tuple[Demonstration | None, str]]:
-    """(demonstration or None, cause of the rejection) of each attempt, in order."""
     items = [
         {
             "attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]),

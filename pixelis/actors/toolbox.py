@@ -98,7 +98,7 @@ class Toolbox:
         """Each medium at full resolution as a separate return value, question by question, and a list.
 
         The list has (initial views of each clip, content hash of each medium) by id for each question, or a
-        BadImage. The caller makes the views of pictures, so that they are not stored as well.
+        BadImage.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)

@@ -1,7 +1,7 @@
 """A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory.
 
 A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls and images
-to open are batched; the jobs of a failed batch are retried one by one. Equal calls run once.
+to open are batched; a failed batch is retried one by one. Equal calls run once.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ PING_S = 0.1
 class ToolboxPool:
     """Runs calls on `toolbox.workers` processes, from one event loop; answers each call exactly once.
 
-    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call
-    that hangs, crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds
-    after a worker got it.
+    multiple: divisor of the sides of views; kind: scale of the policy's coordinates. A call that hangs,
+    crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
@@ -126,7 +125,6 @@ class ToolboxPool:
         return min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
 
     async def execute_on(self, worker: Worker, call: Call, opened: Opened) -> Outcome:
-        """Run a call of an environment on its worker. Raises InfraFailure when the worker is lost."""
         self.counts["calls"] += 1
         return await self._wait(self._submit(call, opened=opened, worker=worker))
 
@@ -281,7 +279,6 @@ class ToolboxPool:
     async def _complete(
         self, worker: Worker, jobs: list[Job], refs: list[ray.ObjectRef], start: float, timeout_s: float
     ) -> None:
-        """Wait for a task of a worker; answer its jobs or queue them again."""
         outcomes: list[tuple[Any, int]] = []
         should_end, code, refusal = False, None, None
         reply = self._spawn(self._reply(jobs, refs))
@@ -316,7 +313,6 @@ class ToolboxPool:
                 self._resolve(job, outcome, size, is_batch=len(jobs) > 1)
 
     def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
-        """Queue the jobs of a failed batch to run one by one; answer a single job with an error."""
         # A crash on another node may be a lost node: retry a single job once, if it has no environment.
         may_move = not is_local and jobs[0].worker is None and not jobs[0].retried
         retry = len(jobs) > 1 or (code == "crashed" and may_move)
@@ -330,7 +326,6 @@ class ToolboxPool:
                 self._unregister(job).fail(code, self.timeout_s)
 
     def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
-        """Call the worker's actor. Returns references to its results; the last is the reply."""
         if isinstance(jobs[0].work, list):
             media = [job.work for job in jobs]
             count = sum(map(len, media))  # type: ignore[arg-type]

@@ -55,7 +55,6 @@ class Job:
         )
 
     def fail(self, code: str, seconds: float) -> None:
-        """Answer with an error. code: `timeout` or `crashed`."""
         if isinstance(self.work, Call):
             problems = {"timeout": f"took longer than {seconds:g} s", "crashed": "crashed"}
             if self.work.episode is not None:
@@ -98,7 +97,6 @@ class Worker:
                 self.environments.add(job.work.episode)
 
     def mark_alive(self, pid: int, node: str, is_local: bool) -> None:
-        """Record that the toolbox answers as process `pid`; watch for its end on the local node."""
         self.pid, self.node, self.alive, self.exited = pid, node, True, None
         if is_local:
             # Other operating systems, processes in other containers
@@ -115,7 +113,6 @@ class Worker:
                 loop.add_reader(fd, on_exit)
 
     def terminate(self) -> None:
-        """End the process if it is running. Ray starts another."""
         if self.exited is None:
             ray.kill(self.handle, no_restart=False)
         elif not self.exited.done():

@@ -32,7 +32,6 @@ class WeightPublisher:
         self.store, self.stage, self.every, self.promote = store, stage, every, promote
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Whether to publish the weights after this step; the same on all workers."""
         return trainer.batches % self.every == 0
 
     def publish(
@@ -71,7 +70,6 @@ class StreamPublisher(WeightPublisher):
     def publish(
         self, trainer: Trainer, metrics: dict[str, float], restart: bool = False
     ) -> ray.ObjectRef | None:
-        """Announce the version and begin to send it, once the one before is stored."""
         if restart or self.store is None or not self.due(trainer, metrics):
             return super().publish(trainer, metrics, restart)
         weights = trainer.served()
@@ -124,7 +122,6 @@ class StreamPublisher(WeightPublisher):
 
 
 def publisher_for(config: Config, store: ActorHandle, stage: str) -> WeightPublisher:
-    """Publisher of every step's weights by `policy_store.transfer`."""
     return (
         StreamPublisher(config, store, stage)
         if config.policy_store.streams
@@ -148,8 +145,6 @@ async def arrange_stream(
 
 
 class CandidatePublisher(WeightPublisher):
-    """Publishes every ``every``-th update as a candidate."""
-
     def __init__(self, store: ActorHandle, every: int):
         super().__init__(store, "evolve", every, promote=False)
         self.unpublished = 0
