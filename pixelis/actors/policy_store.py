@@ -30,13 +30,10 @@ class PolicyStore:
         self.versions: dict[int, PolicyVersion] = {}
         self.refs: dict[int, ray.ObjectRef | None] = {}
         self.streams: dict[int, Any] = {}
-        index = self.folder / "versions.json"
+        index, records = self.folder / "versions.json", list[PolicyVersion]()
+        if index.is_file():
+            records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())]
         first = load_adapter(initial) if initial else None
-        records = (
-            [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())]
-            if index.is_file()
-            else []
-        )
         digest = first.sha256() if first is not None else ""
         if records and records[0].sha256 == digest:
             self.versions = {record.version: record for record in records}
@@ -99,12 +96,8 @@ class PolicyStore:
         self._save()
 
     def _equal(self, digest: str) -> PolicyVersion | None:
-        equal = (
-            r
-            for r in reversed(self.list())
-            if r.sha256 == digest and r.status is not VersionStatus.ROLLED_BACK
-        )
-        return next(equal, None)
+        kept = [record for record in self.list() if record.status is not VersionStatus.ROLLED_BACK]
+        return next((record for record in reversed(kept) if record.sha256 == digest), None)
 
     def _new(self, stage: str, step: int, metrics: dict[str, float] | None, promote: bool) -> PolicyVersion:
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
@@ -141,10 +134,8 @@ class PolicyStore:
         return not record.sha256 or self._path(record.version).is_dir()
 
     def promoted(self) -> int:
-        promoted = (
-            v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v)
-        )
-        return max((v.version for v in promoted), default=0)
+        kept = filter(self._has_weights, self.versions.values())
+        return max((v.version for v in kept if v.status is VersionStatus.PROMOTED), default=0)
 
     def get(self, version: int) -> list[Any]:
         """``[ref]`` of the version's Adapter, None for the bare model; in a list, so that Ray passes the
@@ -153,9 +144,8 @@ class PolicyStore:
         Raises MissingFile for a version without weights, InfraFailure for one that is not stored yet.
         """
         if version == max(self.versions) and not self._has_weights(self.versions[version]):
-            raise InfraFailure(
-                f"the weights of version {version} are not stored yet", code="not_stored", fix="try again"
-            )
+            message = f"the weights of version {version} are not stored yet"
+            raise InfraFailure(message, code="not_stored", fix="try again")
         if version not in self.refs:
             record = self._record(version)
             self.refs[version] = ray.put(load_adapter(self._path(version)) if record.sha256 else None)
@@ -181,14 +171,8 @@ class PolicyStore:
     def _record(self, version: int, weights: bool = True) -> PolicyVersion:
         record = self.versions.get(version)
         if record is None or (weights and not self._has_weights(record)):
-            raise MissingFile(
-                f"no weights of policy version {version}",
-                code="unknown_version",
-                fix=(
-                    "versions with weights: "
-                    f"{sorted(v.version for v in self.versions.values() if self._has_weights(v))}"
-                ),
-            )
+            fix = f"versions with weights: {[v.version for v in self.list() if self._has_weights(v)]}"
+            raise MissingFile(f"no weights of policy version {version}", code="unknown_version", fix=fix)
         return record
 
     def list(self) -> list[PolicyVersion]:

@@ -54,17 +54,11 @@ def check_session_folder() -> None:
     characters = len(os.fsencode(os.path.join(folder, "ray", session, "sockets", "plasma_store")))
     if (excess := characters - SOCKET_CHARACTERS) > 0:
         raise InfraFailure(
-            f"{variable}={folder} is too long: the path of Ray's socket in it would have {characters} "
-            "characters, the limit is "
-            f"{SOCKET_CHARACTERS}",
-            fix=(
-                f"set {variable}=/tmp, or another folder whose path has at most "
-                f"{len(os.fsencode(folder)) - excess} characters"
-            ),
+            f"{variable}={folder} is too long for the path of Ray's socket",
+            fix=f"set {variable}=/tmp, or a folder of {len(os.fsencode(folder)) - excess} characters at most",
         )
-    check_writable(
-        Path(folder, "ray"), "Ray's sessions", f"set {variable}=/tmp, or another folder that you can write to"
-    )
+    fix = f"set {variable}=/tmp, or another folder that you can write to"
+    check_writable(Path(folder, "ray"), "Ray's sessions", fix)
 
 
 def check_token_folder() -> None:
@@ -83,9 +77,8 @@ def check_writable(folder: Path, content: str, fix: str) -> None:
         with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
             file.write(bytes(4096))
     except OSError as error:
-        raise InfraFailure(
-            f"{content} cannot be written to {folder}: {existing}: {error.strerror}", fix=fix
-        ) from None
+        message = f"{content} cannot be written to {folder}: {existing}: {error.strerror}"
+        raise InfraFailure(message, fix=fix) from None
 
 
 def start_failure(error: Exception, address: str | None) -> InfraFailure:
@@ -93,20 +86,15 @@ def start_failure(error: Exception, address: str | None) -> InfraFailure:
     message = " ".join(str(error).split())[:400] or type(error).__name__
     folder = os.path.join(session_folder()[1], "ray")
     if not address:
-        logs = [
-            path
-            for name in ("gcs_server", "raylet")
-            for path in Path(folder).glob(f"session_*_{os.getpid()}/logs/{name}.*")
+        logs = Path(folder).glob(f"session_*_{os.getpid()}/logs/*")
+        texts = [
+            path.read_text(errors="replace") for path in sorted(logs) if path.stem in ("gcs_server", "raylet")
         ]
-        logged = [
-            match[1].strip() for path in logs if (match := _LOGGED.search(path.read_text(errors="replace")))
-        ]
+        logged = [match[1].strip() for text in texts if (match := _LOGGED.search(text))]
         message += f": {logged[0]}" if logged else ""
-    fix = next(
-        (fix for pattern, fix in FIXES if re.search(pattern, message)), "`pixelis doctor` checks this machine"
-    )
+    fixes = (fix for pattern, fix in FIXES if re.search(pattern, message))
+    fix = next(fixes, "`pixelis doctor` checks this machine")
     if address:
         return InfraFailure(f"the Ray cluster at {address} could not be joined: {message}", fix=fix)
-    return InfraFailure(
-        f"Ray did not start: {message}", fix=f"{fix}; Ray's logs are in {folder}/session_latest/logs"
-    )
+    fix = f"{fix}; Ray's logs are in {folder}/session_latest/logs"
+    return InfraFailure(f"Ray did not start: {message}", fix=fix)

@@ -47,9 +47,8 @@ class Selection:
     numbers: list[int] = field(default_factory=list)
 
     def add(self, group: ScoredGroup) -> None:
-        {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}[
-            group.outcome
-        ].append(group)
+        by_outcome = {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}
+        by_outcome[group.outcome].append(group)
         self.numbers.append(group.number)
 
 
@@ -98,10 +97,8 @@ class RolloutBuffer:
         self.pending.numbers.append(number)
         self._replace()
         if self.pending.failures.total() > max(self.rft.prompts_per_step * MAX_GROUP_FAILURES, 4):
-            raise DataFailure(
-                f"too many unusable groups in a batch: {dict(self.pending.failures)}",
-                fix="look at events.jsonl",
-            )
+            message = f"too many unusable groups in a batch: {dict(self.pending.failures)}"
+            raise DataFailure(message, fix="look at events.jsonl")
 
     def _replace(self) -> None:
         self.replaced += 1
