@@ -69,7 +69,9 @@ class Evaluations:
                 return
         for name, summary in summaries.items():
             if (problem := diagnosis.of_evaluation(summary)) is not None:
-                self.log.write(events.ALARM, step=step, text=f"the evaluation{name and f' of {name}'}: {problem}")
+                self.log.write(
+                    events.ALARM, step=step, text=f"the evaluation{name and f' of {name}'}: {problem}"
+                )
         self.log.write("evaluation", step=step, version=version, **metrics)
         self.metrics |= {**metrics, "evaluate/step": float(step)}
 

@@ -192,10 +192,7 @@ class Generator:
         return group, added, first
 
     async def _group(
-        self,
-        request: RolloutRequest,
-        watch: TurnCallback | None,
-        read: Callable[[str], None] | None,
+        self, request: RolloutRequest, watch: TurnCallback | None, read: Callable[[str], None] | None
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
         d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
