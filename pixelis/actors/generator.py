@@ -245,7 +245,7 @@ class Generator:
         if not request.views:
             return group, {}, []
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
-        return group, added, await first_views(question.media, images, views, request.known, request.pictures)
+        return group, added, await first_views(question.media, images, views, request.known)
 
 
 async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:

@@ -208,9 +208,8 @@ class GeneratorRouter:
                 self.observe_version(member, group.policy_version, started)
             if len(refs) <= len(media):
                 raise InfraFailure(f"generator {member.name} died")  # at the end of a stream
-            yield RolloutResult(
-                group, await self.shared_views.collect(group, refs[0], refs[1:], known, request.pictures)
-            )
+            views = await self.shared_views.collect(group, refs[0], refs[1:], known)
+            yield RolloutResult(group, views)
         except RayTaskError as error:
             cause = root_cause(error)
             if isinstance(cause, InfraFailure | RayError | TimeoutError):  # of an actor that it called
