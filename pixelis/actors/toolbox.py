@@ -91,8 +91,8 @@ class Toolbox:
         freeze_gc()
         self.idle_bytes = _data_bytes()
 
-    def health(self) -> tuple[int, str]:
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+    def health(self) -> int:
+        return os.getpid()
 
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
         """Each medium at full resolution as a separate return value, question by question, and a list.

@@ -57,7 +57,6 @@ class ToolboxPool:
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         self.options = {"num_cpus": config.toolbox.cpus, "num_gpus": config.toolbox.gpus, **options}
         self.workers = [Worker(self._create_toolbox()) for _ in range(config.toolbox.workers)]
-        self.node = ray.get_runtime_context().get_node_id()
         self.idle: deque[Worker] = deque()
         self.quick: deque[Job] = deque()
         self.slow: deque[Job] = deque()
@@ -246,7 +245,7 @@ class ToolboxPool:
             for ping in [ping for ping in pings if ping.done()]:
                 pings.discard(ping)
                 try:
-                    if ping.result()[0] != worker.pid:
+                    if ping.result() != worker.pid:
                         answer = ping.result()
                 except ActorDiedError as error:  # its construction failed, or it was killed from outside
                     reason = unwrap_ray_error(error)
@@ -263,8 +262,7 @@ class ToolboxPool:
                 self._fail_all(InfraFailure(message, fix="look at `ray status`"))
         for ping in pings:
             ping.cancel()
-        pid, node = answer
-        worker.mark_alive(pid, node, is_local=node == self.node)
+        worker.mark_alive(answer)
         self.idle.append(worker)
         self._dispatch()
 
@@ -300,7 +298,7 @@ class ToolboxPool:
         else:
             self.idle.append(worker)
         if code is not None:
-            self._retry_or_fail(jobs, code, start, is_local=worker.node == self.node)
+            self._retry_or_fail(jobs, code, start)
         self._dispatch()  # before answering, so that the worker runs its next task while episodes continue
         if refusal is not None:
             self.pictures.clear()  # one of them may be lost
@@ -312,18 +310,14 @@ class ToolboxPool:
             else:
                 self._resolve(job, outcome, size, is_batch=len(jobs) > 1)
 
-    def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
-        # A crash on another node may be a lost node: retry a single job once, if it has no environment.
-        may_move = not is_local and jobs[0].worker is None and not jobs[0].retried
-        retry = len(jobs) > 1 or (code == "crashed" and may_move)
+    def _retry_or_fail(self, jobs: list[Job], code: str, start: float) -> None:
+        if len(jobs) == 1:
+            self.failures[code] += 1
+            self._unregister(jobs[0]).fail(code, self.timeout_s)
+            return
         for job in reversed(jobs):
-            if retry:
-                job.deadline, job.quick = job.deadline or start + self.timeout_s, False
-                job.retried = len(jobs) == 1
-                self.slow.appendleft(job)
-            else:
-                self.failures[code] += 1
-                self._unregister(job).fail(code, self.timeout_s)
+            job.deadline, job.quick = start + self.timeout_s, False
+            self.slow.appendleft(job)
 
     def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
         if isinstance(jobs[0].work, list):
