@@ -94,29 +94,28 @@ class Memory:
         parts = self._group_by_shard(ids).items()
         return await asyncio.gather(*(self._retry(n, method, *arguments, part) for n, part in parts))
 
-    async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Results by shard of calls (method, arguments) that end before ``deadline``.
+    async def _call_within(self, timeout_s: float, method: str, *arguments: Any) -> dict[int, Any]:
+        """Results by number of the shards that answer in time.
 
         A dead or late shard is not called again until it answers ``health``: a restart must not slow every
         search.
         """
         waiting = {
-            asyncio.ensure_future(self._call(n, *call)): n
-            for n, call in calls.items()
-            if n not in self._unavailable
+            number: asyncio.ensure_future(self._call(number, method, *arguments))
+            for number in range(len(self.names))
+            if number not in self._unavailable
         }
-        if not waiting:
-            return {}
-        done, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-        for task in late:
-            task.cancel()
-            self._mark_unavailable(waiting[task])
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=timeout_s)
         results = {}
-        for task in done:
+        for number, task in waiting.items():
             try:
-                results[waiting[task]] = task.result()
+                if task.cancel():  # it is late
+                    self._mark_unavailable(number)
+                else:
+                    results[number] = task.result()
             except (RayError, InfraFailure):
-                self._mark_unavailable(waiting[task])
+                self._mark_unavailable(number)
         return results
 
     def _mark_unavailable(self, number: int) -> None:
@@ -150,18 +149,13 @@ class Memory:
         answers = await asyncio.gather(
             *(self._retry(n, "add", [entries[i] for i in group]) for n, group in groups.items())
         )
-        new = [False] * len(entries)
-        for group, answer in zip(groups.values(), answers, strict=True):
-            for i, added in zip(group, answer, strict=True):
-                new[i] = added
-        return new
+        new = zip(itertools.chain(*groups.values()), itertools.chain(*answers), strict=True)
+        return [added for _, added in sorted(new)]
 
     async def nearest(self, vectors: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], bool]:
         """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d]; True if partial."""
-        deadline = time.monotonic() + self.config.timeout_s
         vectors = np.ascontiguousarray(vectors, np.float32)
-        numbers = range(len(self.names))
-        answers = await self._call_within(dict.fromkeys(numbers, ("search", vectors, k)), deadline)
+        answers = await self._call_within(self.config.timeout_s, "search", vectors, k)
         merged = [merge([lists[i] for lists in answers.values()], k) for i in range(len(vectors))]
         return merged, len(answers) < len(self.names)
 
@@ -179,10 +173,9 @@ class Memory:
 
         ``user`` and ``text`` restrict the search as in ``Shard.search``; ``track`` counts the retrieval.
         """
-        numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
-        call = ("find", np.asarray(vector, np.float32), k, user, text)
-        answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
-        near = sorted(itertools.chain(*(answers.get(n, ()) for n in numbers)), key=lambda pair: -pair[0])[:k]
+        call = "find", np.asarray(vector, np.float32), k, user, text
+        answers = await self._call_within(timeout_s or self.config.timeout_s, *call)
+        near = sorted(itertools.chain(*answers.values()), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
@@ -288,18 +281,16 @@ class Memory:
         parts = list((await self._answers("stats")).values())
         size = sum(p["size"] for p in parts)
         summed = ("size", "capacity", "added", "vectors", "retrievals", "successes", "bytes", "damaged")
-        times = [(p["newest"], p["oldest"]) for p in parts if p["newest"] is not None]
-        return {
+        result = {
             **{f"memory/{name}": sum(p[name] for p in parts) for name in summed},
             "memory/shards": len(self.names),
             "memory/shards_away": len(self.names) - len(parts),
             "memory/mean_priority": sum(p["mean_priority"] * p["size"] for p in parts) / max(size, 1),
-            **(
-                {"memory/newest": max(t[0] for t in times), "memory/oldest": min(t[1] for t in times)}
-                if times
-                else {}
-            ),
         }
+        if filled := [p for p in parts if p["newest"] is not None]:
+            result["memory/newest"] = max(p["newest"] for p in filled)
+            result["memory/oldest"] = min(p["oldest"] for p in filled)
+        return result
 
     async def size(self) -> int:
         """Number of experiences, at most two seconds old; a dead shard counts with its last size."""
@@ -319,15 +310,12 @@ class Memory:
     async def condition(self) -> tuple[str, int]:
         """Why a shard stores nothing at present (empty if all store), and the number of damaged experiences."""
         answers = await self._answers("pulse")
-        refusals = [
-            *(answer[1] for answer in answers.values()),
-            UNAVAILABLE if len(answers) < len(self.names) else "",
-        ]
-        return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
+        away = UNAVAILABLE if len(answers) < len(self.names) else ""
+        refusal = next((refusal for _, refusal, _ in answers.values() if refusal), away)
+        return refusal, sum(damaged for _, _, damaged in answers.values())
 
     async def _answers(self, method: str) -> dict[int, Any]:
-        deadline = time.monotonic() + max(1.0, self.config.timeout_s)
-        return await self._call_within(dict.fromkeys(range(len(self.names)), (method,)), deadline)
+        return await self._call_within(max(1.0, self.config.timeout_s), method)
 
 
 def merge(lists: Sequence[Near], k: int) -> Near:

@@ -57,7 +57,6 @@ class Actors:
     store_name: str = ""
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
     elastic: list[ActorHandle] = field(default_factory=list)
-    elastic_groups: list[PlacementGroup] = field(default_factory=list)
 
     def all(self) -> list[ActorHandle]:
         single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
@@ -135,7 +134,7 @@ def _start_elastic(config: Config, actors: Actors, names: list[str], ended: thre
                     group = reserve(bundles, name=name)
                     if config.cluster.autoscaling or group.wait(ELASTIC_WAIT_S):
                         generator, _ = start_generator(config, actors.store_name, index, name, group)
-                        actors.elastic_groups.append(group)
+                        actors.groups[name] = group
                         actors.elastic.append(generator)
                         break
                     release(group)
@@ -194,5 +193,5 @@ def placed(
             joining.join(ELASTIC_WAIT_S + 10)
         for actor in actors.all():
             ray.kill(actor)
-        for group in [*actors.groups.values(), *actors.elastic_groups]:
+        for group in actors.groups.values():
             release(group)
