@@ -86,7 +86,7 @@ class Coordinator:
         self.log = EventLog(config.run.dir)
         self.evaluations = Evaluations(config, self.router, self.rollouts, self.log)
 
-    # -- training --------------------------------------------------------------------------------------------
+    # -- training
 
     async def begin(
         self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True
@@ -350,7 +350,7 @@ class Coordinator:
         counts = {"evaluated": dict(self.evaluations.finished), "bad_rows": dict(self.bad_rows)}
         return {"step": self.step, **counts, **self.router.stats()}
 
-    # -- evaluation ------------------------------------------------------------------------------------------
+    # -- evaluation
 
     async def evaluate(
         self, source: str, count: int, version: int, operations: bool, **options: Any

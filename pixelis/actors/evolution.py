@@ -126,7 +126,7 @@ class Evolution:
         await self._open()
         return "ok"
 
-    # -- from the gateways -----------------------------------------------------------------------------------
+    # -- from the gateways
 
     async def submit(
         self,
@@ -165,7 +165,7 @@ class Evolution:
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
         self.monitor.report(metrics, source)
 
-    # -- from the learner ------------------------------------------------------------------------------------
+    # -- from the learner
 
     @ray.method(max_task_retries=-1)
     async def begin(self, step: int, state: dict[str, Any], version: int) -> int:
@@ -297,7 +297,7 @@ class Evolution:
         self.traces.clear()
         return promoted
 
-    # -- from the job ----------------------------------------------------------------------------------------
+    # -- from the job
 
     async def drain(self) -> None:
         async with self.changed:
@@ -312,7 +312,7 @@ class Evolution:
             task.cancel()
         await self.monitor.note("stop", "evolution", "stop", "success", {"version": self.promotion.served})
 
-    # -- from operators and reviewers ------------------------------------------------------------------------
+    # -- from operators and reviewers
 
     async def pause(self, by: str) -> None:
         """Accept no task and make no update until ``resume``, also after a restart."""
@@ -416,7 +416,7 @@ class Evolution:
     ) -> None:
         await self.monitor.note(event, actor, action, result, details or {})
 
-    # -- status ----------------------------------------------------------------------------------------------
+    # -- status
 
     async def stats(self) -> dict[str, int]:
         await self._open()
@@ -465,7 +465,7 @@ class Evolution:
     async def alerts(self, n: int = 50) -> list[dict[str, Any]]:
         return [{**asdict(alert), "message": alert.message} for alert in self.monitor.alerter.recent(n)]
 
-    # -- periodically ----------------------------------------------------------------------------------------
+    # -- periodically
 
     def _health(self) -> dict[str, float]:
         """Metrics for the alert thresholds; ``update_rate`` only while updates are due."""

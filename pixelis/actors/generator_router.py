@@ -85,7 +85,7 @@ class GeneratorRouter:
         self.awake = asyncio.Event()
         self.awake.set()
 
-    # -- membership ------------------------------------------------------------------------------------------
+    # -- membership
 
     def join(self, generator: ActorHandle | str) -> None:
         member = Member(generator)
@@ -107,7 +107,7 @@ class GeneratorRouter:
             if generator not in known:
                 self.join(generator)
 
-    # -- episodes --------------------------------------------------------------------------------------------
+    # -- episodes
 
     async def rollout(self, request: RolloutRequest, reservation: Reservation | None = None) -> RolloutResult:
         """The group of a request, from the generators of a reservation if there is one; raises as `episodes`."""
@@ -266,7 +266,7 @@ class GeneratorRouter:
                 raise InfraFailure(f"no generator named {member.actor} is running") from None
         return self.handles[member.actor]
 
-    # -- loading versions ------------------------------------------------------------------------------------
+    # -- loading versions
 
     async def load(
         self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None
@@ -384,7 +384,7 @@ class GeneratorRouter:
             pause = True
             await self._load(member)
 
-    # -- following: observing versions -----------------------------------------------------------------------
+    # -- following: observing versions
 
     def _pick_follower(self, tried: set[Member]) -> Member:
         """The least loaded generator; tried, recently failed and outdated ones come last."""

@@ -123,7 +123,7 @@ async def first_views(
     return result
 
 
-# -- pictures of update tasks and of the canary --------------------------------------------------------------
+# -- pictures of update tasks and of the canary
 
 
 PictureViews = dict[str, list[Stored]]

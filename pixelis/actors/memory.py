@@ -54,7 +54,7 @@ class Memory:
         self._unavailable: dict[int, asyncio.Future] = {}
         self._withdrawn: list[int] = []
 
-    # -- calls ---
+    # -- calls
 
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
         """Call a shard once. After its death its name is looked up again: a successor may have it."""
@@ -76,7 +76,7 @@ class Memory:
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
-                # Wait_for may swallow a cancellation
+                # `wait_for` may swallow a cancellation
                 async with asyncio.timeout(deadline - time.monotonic()):
                     return await self._call(number, method, *arguments)
             except (RayActorError, TimeoutError) as error:
@@ -136,7 +136,7 @@ class Memory:
             groups.setdefault(shard_of(id, len(self.names)), []).append(id)
         return groups
 
-    # -- adding and searching ---
+    # -- adding and searching
 
     async def add(self, entries: Sequence[Entry]) -> list[bool]:
         """Store entries durably; True for each that is new. Idempotent.
@@ -201,7 +201,7 @@ class Memory:
     async def drain(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # -- experiences ---
+    # -- experiences
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
         return sum(await self._call_owners("succeeded", ids, retrieval_id))

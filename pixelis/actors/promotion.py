@@ -88,7 +88,7 @@ class Promotion:
             if self.restore == version:
                 self.restore = None
 
-    # -- candidates ------------------------------------------------------------------------------------------
+    # -- candidates
 
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
         """Judge a candidate and promote or refuse it; True if it serves now.
@@ -169,7 +169,7 @@ class Promotion:
         result = {"refuse": "refused", "roll_back": "refused", "wait": "skipped"}.get(outcome, "success")
         await self.note("canary", "canary", action, result, details)
 
-    # -- orders ----------------------------------------------------------------------------------------------
+    # -- orders
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
         """Serve ``version`` on a person's order unless the canary refuses it; ``force``: without the canary.
@@ -280,7 +280,7 @@ class Promotion:
                 self._save()
             return fell
 
-    # -- state -----------------------------------------------------------------------------------------------
+    # -- state
 
     async def use_generators(self, names: Sequence[str]) -> None:
         if list(names) != self.generators:

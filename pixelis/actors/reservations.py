@@ -161,7 +161,7 @@ def describe_cluster() -> str:
     return f"nodes: {nodes}; free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}"
 
 
-# -- groups --------------------------------------------------------------------------------------------------
+# -- groups
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str = "") -> PlacementGroup:

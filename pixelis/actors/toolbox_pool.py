@@ -73,7 +73,7 @@ class ToolboxPool:
     def _create_toolbox(self) -> ActorHandle:
         return Toolbox.options(**self.options).remote(self.config, self.multiple, self.kind)  # type: ignore[attr-defined]
 
-    # -- calls -----------------------------------------------------------------------------------------------
+    # -- calls
 
     async def ready(self) -> None:
         """Return once every worker answers. Raises BadInput if toolboxes cannot be constructed."""
@@ -145,7 +145,7 @@ class ToolboxPool:
         for worker in self.workers:
             ray.kill(worker.handle)
 
-    # -- queue -----------------------------------------------------------------------------------------------
+    # -- queue
 
     def _submit(self, work: list[Media] | Call, **details: Any) -> Job:
         self._ensure_started()
@@ -216,7 +216,7 @@ class ToolboxPool:
             del self.in_flight[job.key]
         return job
 
-    # -- workers ---------------------------------------------------------------------------------------------
+    # -- workers
 
     def _ensure_started(self) -> None:
         if not self.starts:
@@ -368,7 +368,7 @@ class ToolboxPool:
     async def _first_look(self, media: Mapping[str, np.ndarray | Clip]) -> InitialViews:
         return await asyncio.to_thread(first_look, media, self.config.dialogue, self.multiple)
 
-    # -- answers and cache -----------------------------------------------------------------------------------
+    # -- answers and cache
 
     def _resolve(self, job: Job, outcome: Any, size: int, is_batch: bool) -> None:
         self._unregister(job)
