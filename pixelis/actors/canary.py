@@ -50,8 +50,7 @@ class Canary:
 
     def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
         self.config, self.pictures = config, pictures
-        timeout_s = config.evolution.canary.timeout_s
-        self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s))
+        self.router = GeneratorRouter([generator], RouterTimeouts.of(config))
         self.questions: list[Question] = []
         self.traffic: dict[str, dict[str, Stored]] = {}
         """Stored pictures of traffic questions by media id, by question."""

@@ -48,12 +48,13 @@ class RouterTimeouts:
 
     @classmethod
     def of(cls, config: Config) -> RouterTimeouts:
-        return cls(config.rollout_timeout_s, config.load_timeout_s)
+        return cls(config.rollout_timeout_s, config.load_timeout_s, health_s=config.engine.health_timeout_s)
 
     @classmethod
     def serving(cls, config: Config) -> RouterTimeouts:
         """Of a service: a rollback waits for a hanging generator no longer than a request may take."""
-        return cls(config.serve.timeout_s, config.serve.timeout_s + 60.0)
+        timeout = config.serve.timeout_s
+        return cls(timeout, timeout + 60.0, health_s=config.engine.health_timeout_s)
 
 
 class GeneratorRouter:

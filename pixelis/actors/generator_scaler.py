@@ -14,7 +14,6 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from pixelis.actors.evolution_monitor import repeat
-from pixelis.actors.generator_router import RouterTimeouts
 from pixelis.actors.reservations import release
 from pixelis.config import Config
 from pixelis.telemetry import events
@@ -22,7 +21,6 @@ from pixelis.telemetry.events import EventLog
 
 POLL_S = 1.0
 """Seconds between two measurements of the load, and between a gateway's questions for the generators."""
-HEALTH_S = RouterTimeouts().health_s
 BUSY, IDLE = 0.8, 0.5
 """One more generator starts if the load of each exceeds BUSY; one ends if that of the others would stay below
 IDLE.
@@ -122,7 +120,7 @@ class GeneratorScaler:
     async def _sessions(self, name: str) -> int | None:
         """Open episodes of a generator, 0 of one that has died; None if it does not answer in time."""
         try:
-            async with asyncio.timeout(HEALTH_S):
+            async with asyncio.timeout(self.config.engine.health_timeout_s):
                 if name not in self.handles:
                     self.handles[name] = ray.get_actor(name)
                 return int((await self.handles[name].health.remote()).get("sessions", 0))

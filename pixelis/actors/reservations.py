@@ -94,7 +94,9 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
             Need("embedder of the memory", 1, embedder),
         ]
     if learns and config.evolution.enabled and canary.enabled:
-        out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.cpus, canary.gpus)))
+        out.append(
+            Need("canary with its toolboxes", 1, generator_bundles(config, config.engine.cpus, canary.gpus))
+        )
     if learner:
         out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))
     return [need for need in out if need.count]

@@ -27,8 +27,8 @@ AHEAD_BYTES = 64 << 20
 def sample_builder(config: Config) -> SampleBuilder:
     """Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster."""
     s, examples = config.synthesis, list[Demonstration]()
-    if s.method == "imitation" and s.imitation.demonstrations:
-        examples = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
+    if s.method == "imitation" and s.teacher.demonstrations:
+        examples = read_demonstrations(s.teacher.demonstrations, s.teacher.shots, config.run.seed, 0.0)
     settings = config.toolbox, config.dialogue, config.rewards
     return SampleBuilder(s, config.run.seed, *settings, examples, Path(config.run.dir))
 

@@ -95,30 +95,17 @@ def annotation_of(kind: type[BaseModel], path: str) -> Any:
 
 
 RENAMED = {
-    "rft.questions": "rft.prompts_per_step",
-    "rft.group": "rft.group_size",
-    "rft.samples": "rft.train_samples",
-    "rft.staleness": "rft.max_off_policy_steps",
-    "rft.dynamic": "rft.filter",
-    "rft.filter.filter": "rft.filter.key",
-    "rft.advantage.excluded_count": "rft.advantage.count_excluded",
-    "rft.filter.most": "rft.filter.max_oversampling",
-    "engine.max_rows": "engine.max_num_seqs",
-    "engine.gpu_memory": "engine.gpu_memory_utilization",
-    "engine.eager": "engine.enforce_eager",
-    "engine.in_flight": "engine.on_update",
-    "engine.deadline_s": "engine.timeout_s",
-    "toolbox.deadline_s": "toolbox.timeout_s",
-    "memory.deadline_s": "memory.timeout_s",
-    "learner.clip_norm": "learner.max_grad_norm",
-    "evolution.neighbours.half_life_hours": "evolution.neighbours.decay_hours",
-    "rewards.math.limit_s": "rewards.math.timeout_s",
-    "rewards.own_limit_s": "rewards.own_timeout_s",
-    "rewards.judge.budget_s": "rewards.judge.total_timeout_s",
+    "rewards.math": "rewards.timeout_s",
+    "rewards.own_timeout_s": "rewards.timeout_s",
     "refinement.quality.least": "refinement.quality.min_score",
-    "refinement.quality.judge_least": "refinement.quality.min_judge_score",
-    "refinement.quality.judge_calls_per_min": "refinement.quality.judge_calls_per_minute",
-    "refinement.online.least_confidence": "refinement.online.min_confidence",
+    "synthesis.distillation": "synthesis.teacher",
+    "synthesis.imitation": "synthesis.teacher",
+    "telemetry.comet": "telemetry.trackers",
+    "telemetry.mlflow": "telemetry.trackers",
+    "telemetry.swanlab": "telemetry.trackers",
+    "telemetry.tensorboard": "telemetry.trackers",
+    "telemetry.trackio": "telemetry.trackers",
+    "telemetry.wandb": "telemetry.trackers",
 }
 """Former key -> its current name, suggested in the error for the former one."""
 
@@ -159,7 +146,7 @@ SYNONYMS = {
     "tensor_model_parallel_size": "engine.tensor_parallel",
     "save_steps": "learner.checkpoint_every",
     "save_total_limit": "learner.keep",
-    "report_to": "telemetry.wandb",
+    "report_to": "telemetry.trackers",
 }
 """Name of a setting in TRL, verl, EasyR1 or vLLM -> our key, suggested in the error for an unknown key."""
 

@@ -32,7 +32,9 @@ class EngineConfig(Section):
         "serve: they start and end with the load; an autoscaling cluster adds nodes for them; unset: as "
         "many as `workers`",
     )
-    cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
+    cpus: float = Field(
+        0.5, ge=0, description="CPUs that each generator reserves; without a GPU, also its threads"
+    )
     gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
     colocate: bool = Field(
         False,
@@ -41,7 +43,6 @@ class EngineConfig(Section):
         "rft.max_off_policy_steps=0, engine.workers=learner.workers and gpus=1 (or 0) of both; the "
         "embedder runs on the CPU",
     )
-    threads: int = Field(1, ge=1, description="CPU threads of each generator")
     max_num_seqs: int = Field(256, ge=1, description="maximum number of episodes decoded together")
     max_num_batched_tokens: int | None = Field(
         None,
@@ -50,6 +51,11 @@ class EngineConfig(Section):
     )
     timeout_s: float = Field(
         600.0, gt=0, description="vllm: timeout in seconds of one turn of an episode and of loading a version"
+    )
+    health_timeout_s: float = Field(
+        2.0,
+        gt=0,
+        description="seconds in which a generator must answer a health check, and between two checks",
     )
     rollout_timeout_s: float | None = Field(
         None,
@@ -96,6 +102,11 @@ class EngineConfig(Section):
             "own weights"
         ),
     )
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of each generator."""
+        return max(1, int(self.cpus))
 
     @property
     def most_workers(self) -> int:

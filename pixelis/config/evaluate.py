@@ -8,38 +8,27 @@ from pydantic import Field, field_validator, model_validator
 
 from pixelis.config.base import Section, check_file_name
 from pixelis.config.engine import SamplingConfig
+from pixelis.config.llm import LlmConfig
 
 System = Literal["pixel_reasoner", "r1_v", "deepeyes", "mini_o3"]
 
 
-class ApiConfig(Section):
-    url: str | None = Field(
-        None, description="base URL of an OpenAI-compatible API, e.g. http://localhost:8000/v1"
-    )
-    model: str = Field("", description="name of the model")
+class ApiConfig(LlmConfig):
     api_key_env: str = Field(
         "PIXELIS_EVALUATE_API_KEY", description="environment variable with the API key; empty: no key is sent"
     )
     concurrency: int = Field(8, ge=1, description="concurrent requests")
     tries: int = Field(8, ge=1, description="maximum number of requests for an answer")
     timeout_s: float = Field(300.0, gt=0, description="timeout in seconds of a request")
-    total_timeout_s: float = Field(
-        1200.0, gt=0, description="timeout in seconds of all requests for an answer"
-    )
-    max_tokens: int = Field(
-        4096, ge=0, description="maximum number of tokens of an answer; 0: the field is not sent"
-    )
     parameters: dict[str, Any] = Field(
-        {}, description="further fields of each request, e.g. {reasoning_effort: low}"
+        {"max_tokens": 4096},
+        description="further fields of each request, e.g. {max_tokens: 4096, reasoning_effort: low}",
     )
     operations: bool = Field(
         False,
         description="offer the operations of dialogue.dialect as text, and run them on the toolboxes of a "
         "cluster; the pictures "
         "are then shown within the pixel budgets of dialogue",
-    )
-    cache: bool = Field(
-        True, description="keep replies in run.dir, so that a repeated command asks only what is missing"
     )
 
 
@@ -103,7 +92,7 @@ class EvaluateConfig(Section):
         ge=0,
         description="sort all questions into so many clusters of similar pictures and texts (shares of the "
         "variance: "
-        "memory.visual, memory.text), and show how often each is wrong, with pictures (`evaluate` only); "
+        "memory.visual), and show how often each is wrong, with pictures (`evaluate` only); "
         "0: none",
     )
     trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")

@@ -21,9 +21,6 @@ class VotingConfig(Section):
         "trajectory: answers "
         "weighted by how alike the operations of their trajectories are",
     )
-    min_votes: int = Field(
-        3, ge=1, description="minimum number of votes; fewer teach nothing, and halve the confidence"
-    )
     abstain: float = Field(
         0.0,
         ge=0,
@@ -70,9 +67,6 @@ class NeighboursConfig(Section):
     k: int = Field(5, ge=0, description="neighbours to retrieve from memory; 0: none")
     min_similarity: float = Field(
         0.95, ge=-1, le=1, description="minimum cosine similarity of a neighbour that votes"
-    )
-    decay_hours: float = Field(
-        24.0, gt=0, description="age in hours at which the weight of a neighbour is 1/e"
     )
 
 
@@ -122,10 +116,6 @@ class CanaryConfig(Section):
     watch_s: float = Field(
         300.0, gt=0, description="seconds between evaluations of the served version; a drop rolls it back"
     )
-    timeout_s: float = Field(
-        300.0, gt=0, description="timeout in seconds of a question, including restarts of the generator"
-    )
-    cpus: float = Field(0.25, ge=0, description="CPUs that the generator of the canary reserves")
     gpus: float | None = Field(
         None, ge=0, description="GPUs that the generator of the canary reserves; unset: engine.gpus"
     )

@@ -18,7 +18,7 @@ from pixelis.config.root import RECIPES, Config, ablation_files, recipe_files, s
 from pixelis.errors import BadConfig, MissingFile
 
 S = TypeVar("S", bound=Section)
-SCORING_KEYS = frozenset({"own_timeout_s", "scorer", "math", "judge", "workers", "cpus"})
+SCORING_KEYS = frozenset({"timeout_s", "scorer", "judge", "workers", "cpus"})
 """Keys of `rewards` about scoring itself: a named preset replaces those of them that it sets, and all other
 keys.
 """

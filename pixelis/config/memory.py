@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pixelis.config.base import Section
 
@@ -39,8 +39,12 @@ class MemoryConfig(Section):
     metric: Literal["cosine", "euclidean", "manhattan"] = Field(
         "cosine", description="distance between vectors"
     )
-    visual: float = Field(0.7, ge=0, le=1, description="weight of the picture in the vector of an experience")
-    text: float = Field(0.3, ge=0, le=1, description="weight of the question in the vector of an experience")
+    visual: float = Field(
+        0.7,
+        ge=0,
+        le=1,
+        description="weight of the picture in the vector of an experience; the question has the rest",
+    )
     timeout_s: float = Field(
         0.2,
         gt=0,
@@ -54,8 +58,7 @@ class MemoryConfig(Section):
         ),
     )
 
-    @model_validator(mode="after")
-    def _weighted(self) -> MemoryConfig:
-        if self.visual + self.text <= 0:
-            raise ValueError("memory.visual and memory.text are both 0, so that vectors would be empty")
-        return self
+    @property
+    def text(self) -> float:
+        """Weight of the question in the vector of an experience."""
+        return round(1 - self.visual, 6)

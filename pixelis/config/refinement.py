@@ -15,7 +15,7 @@ KINDS = ("golden", "trap", "self_correction")
 
 class QualityConfig(Section):
     length: tuple[int, int] = Field(
-        (2, 20), description="minimum and maximum number of actions (thoughts and operations)"
+        (2, 15), description="minimum and maximum number of actions (thoughts and operations)"
     )
     question: tuple[int, int] = Field(
         (10, 500), description="minimum and maximum number of characters of a question"
@@ -26,10 +26,6 @@ class QualityConfig(Section):
         {}, description="minimum quality by level (published curriculum: simple 0.8, medium 0.6)"
     )
     judge: bool = Field(False, description="also score demonstrations 1..5 with the model of rewards.judge")
-    min_judge_score: float = Field(4.0, ge=1, le=5, description="minimum score of the judge")
-    judge_calls_per_minute: float = Field(
-        60.0, gt=0, description="maximum number of requests to the judge per minute"
-    )
 
 
 class DuplicatesConfig(Section):
@@ -65,9 +61,6 @@ class PassRateConfig(Section):
             "also run episodes without operations, and keep only questions that benefit from operations"
         ),
     )
-    apply_to: Literal["rft", "all"] = Field(
-        "rft", description="filter the questions for rft only, or all sets"
-    )
 
     @model_validator(mode="after")
     def _ordered(self) -> PassRateConfig:
@@ -83,11 +76,11 @@ class GatesConfig(Section):
         3.0, ge=1, description="maximum ratio between the largest and the smallest task or level"
     )
     per_task: int = Field(100, ge=0, description="minimum number of demonstrations of a task")
-    total: int = Field(1000, ge=0, description="minimum number of demonstrations")
-    critical: int = Field(50, ge=0, description="minimum number of each kind of trap and of self-corrections")
+    sizes: bool = Field(
+        True,
+        description="require 1,000 demonstrations, 50 of each critical kind, and three tasks and 25 % in each level",
+    )
     corrupted: float = Field(0.01, ge=0, le=1, description="maximum share of unusable rows")
-    level_share: float = Field(0.25, ge=0, le=1, description="minimum share of each level")
-    level_tasks: int = Field(3, ge=0, description="minimum number of tasks in each level")
     replay: float = Field(
         0.0, ge=0, le=1, description="share of the demonstrations that are executed again and compared"
     )
@@ -99,8 +92,6 @@ class RecipeConfig(Section):
         {}, description="share by group of tasks: geometric, ocr, spatio_temporal, zoom, select, vqa"
     )
     kinds: Share = Field({}, description="share by kind: golden, trap, self_correction; sft never uses traps")
-    length: tuple[int, int] = Field((2, 15), description="minimum and maximum number of actions")
-    operations: int = Field(1, ge=0, description="minimum number of operations")
 
     @field_validator("tasks", "kinds")
     @classmethod
@@ -146,19 +137,7 @@ class RftRecipeConfig(RecipeConfig):
     )
 
 
-class OnlineConfig(Section):
-    source: str = Field("", description="JSON-lines file of experiences; empty: none")
-    size: int = Field(10_000, ge=1, description="maximum number of experiences")
-    max_age_days: float = Field(90.0, gt=0, description="maximum age of an experience in days")
-    min_confidence: float = Field(
-        0.3, ge=0, le=1, description="minimum confidence of a verdict; corrections are always kept"
-    )
-
-
 class RefinementConfig(Section):
-    count: int = Field(
-        3000, ge=1, description="number of demonstrations from a `cards:` source; files are read completely"
-    )
     workers: int = Field(
         0,
         ge=0,
@@ -174,5 +153,3 @@ class RefinementConfig(Section):
     gates: GatesConfig = GatesConfig()
     sft: SftRecipeConfig = SftRecipeConfig()
     rft: RftRecipeConfig = RftRecipeConfig()
-    online: OnlineConfig = OnlineConfig()
-    examples: int = Field(12, ge=0, description="demonstrations shown with pictures on the card")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from pixelis.config.base import Section, apply_preset
+from pixelis.config.llm import LlmConfig
 from pixelis.config.presets.rewards import REWARD_PRESETS, reward_settings
 from pixelis.config.references import is_function
 
 
 class CuriosityConfig(Section):
     form: Literal["paper", "repo"] = Field(
-        "paper", description="formula of the bonus: from the Pixel-Reasoner paper or from its code"
-    )
-    counts: Literal["executed", "requested"] = Field(
-        "executed", description="calls that count for rate, bonus and cost"
+        "paper",
+        description="formula of the bonus: from the Pixel-Reasoner paper, of executed calls, or from its code, "
+        "of requested calls",
     )
     target: float = Field(
         0.3, ge=0, le=1, description="H: rate of pixel reasoning below which calls earn a bonus"
@@ -27,6 +27,11 @@ class CuriosityConfig(Section):
         1, ge=0, description="N: calls without cost; more where a refined question's reference makes more"
     )
     beta: float = Field(0.05, ge=0, description="cost of each further call")
+
+    @property
+    def counts(self) -> Literal["executed", "requested"]:
+        """Calls that count for rate, bonus and cost."""
+        return "executed" if self.form == "paper" else "requested"
 
 
 class RewardWeightsConfig(Section):
@@ -148,28 +153,13 @@ class CurriculumConfig(Section):
     second_steps: int = Field(20_000, ge=1, description="maximum number of steps of phase 2")
 
 
-class MathScorerConfig(Section):
-    timeout_s: float = Field(
-        5.0, gt=0, description="timeout in seconds of a comparison, after which its process is killed"
-    )
-
-
-class JudgeConfig(Section):
+class JudgeConfig(LlmConfig):
     required: bool = Field(False, description="a missing url, model or key is an error at the start")
-    url: str | None = Field(
-        None, description="base URL of an OpenAI-compatible API, e.g. http://judge:8000/v1"
-    )
-    model: str = Field("", description="name of the model")
     api_key_env: str = Field(
         "PIXELIS_JUDGE_API_KEY", description="environment variable with the API key; empty: no key is sent"
     )
     tries: int = Field(5, ge=1, description="maximum number of requests for a verdict")
-    timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    total_timeout_s: float = Field(
-        120.0, gt=0, description="timeout in seconds of all requests for a verdict"
-    )
     concurrency: int = Field(8, ge=1, description="concurrent requests of each scorer actor")
-    cache: ClassVar[bool] = True
 
 
 class RewardsConfig(Section):
@@ -187,10 +177,11 @@ class RewardsConfig(Section):
         "those of EasyR1) and their "
         "weights; a list gives each the weight 1",
     )
-    own_timeout_s: float = Field(
+    timeout_s: float = Field(
         10.0,
         gt=0,
-        description="timeout in seconds of your own reward functions, after which the process is killed",
+        description="timeout in seconds of a comparison of formulas or a function of yours, after which its "
+        "process is killed",
     )
     scorer: str | None = Field(
         None,
@@ -221,7 +212,6 @@ class RewardsConfig(Section):
     normalise: NormaliseConfig = NormaliseConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     clip: float = Field(0.0, ge=0, description="maximum absolute reward; 0: no limit")
-    math: MathScorerConfig = MathScorerConfig()
     judge: JudgeConfig = JudgeConfig()
     workers: int = Field(1, ge=1, description="scorer actors")
     cpus: float = Field(0.25, ge=0, description="CPUs that each scorer reserves")

@@ -50,7 +50,7 @@ PATHS = (
     ("evolution", "canary", "questions"),
     ("sft", "validation"),
     ("ranks", "tuned"),
-    ("synthesis", "imitation", "demonstrations"),
+    ("synthesis", "teacher", "demonstrations"),
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )
@@ -359,7 +359,7 @@ def shipped(name: str, suffix: str = "") -> Path | None:
 def absolute(config: Config) -> Config:
     """The configuration with absolute paths, since workers run in other folders than the driver.
 
-    `nano`, `mobilenet`, `grabcut`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged;
+    `nano`, `mobilenet`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged;
     in `NAME:ROOT` the root is a path. A missing ``configs/...`` file falls back to the packaged one.
     """
     values = config.model_dump()
@@ -372,7 +372,7 @@ def absolute(config: Config) -> Config:
 
 
 def _absolute(text: str) -> str:
-    if text in ("nano", "mobilenet", "grabcut") or text.startswith(("cards:", "packaged:")) or "://" in text:
+    if text in ("nano", "mobilenet") or text.startswith(("cards:", "packaged:")) or "://" in text:
         return text
     match = None if os.path.exists(text.partition("?")[0]) else re.fullmatch(r"(\w+:)(.+)", text)
     name, root = match.groups() if match else ("", text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from pixelis.config.base import Section
+from pixelis.config.llm import LlmConfig
 
 
 class DatasourceConfig(Section):
@@ -58,19 +59,7 @@ class TrapSplitConfig(Section):
     trap_logical: float = Field(0.25, ge=0, description="share of traps with an invalid last inference")
 
 
-class SampleWeightsConfig(Section):
-    trap: float = Field(1.5, gt=0, description="sampling weight of perceptual and logical traps")
-    self_correction: float = Field(1.2, gt=0, description="sampling weight of self-corrections")
-
-
-class ChatConfig(Section):
-    url: str | None = Field(
-        None,
-        description=(
-            "base URL of an OpenAI-compatible API, e.g. http://models:8000/v1; unset: no model is used"
-        ),
-    )
-    model: str = Field("", description="name of the model")
+class ChatConfig(LlmConfig):
     api_key_env: str = Field(
         "PIXELIS_SYNTHESIS_API_KEY",
         description="environment variable with the API key; empty: no key is sent",
@@ -78,14 +67,6 @@ class ChatConfig(Section):
     temperature: float = Field(0.7, ge=0, le=2, description="sampling temperature of the first request")
     max_tokens: int = Field(1024, ge=1, description="maximum number of tokens of a reply")
     calls_per_minute: float = Field(60.0, gt=0, description="requests per minute and worker")
-    tries: int = Field(3, ge=1, description="maximum number of requests for a usable reply")
-    timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    cache: ClassVar[bool] = True
-
-    @property
-    def total_timeout_s(self) -> float:
-        """Timeout in seconds of all requests for a reply, with the pauses between them."""
-        return self.tries * self.timeout_s + 30.0
 
 
 class WriterConfig(ChatConfig):
@@ -97,23 +78,25 @@ class WriterConfig(ChatConfig):
     )
 
 
-class ImitationConfig(ChatConfig):
+class TeacherConfig(ChatConfig):
+    """The model whose episodes or replies become samples."""
+
     plays: Literal["turns", "gateway"] = Field(
         "turns",
         description=(
-            "turns: a model imitates demonstrations turn by turn; gateway: a policy served by "
+            "imitation: turns: a model imitates demonstrations turn by turn; gateway: a policy served by "
             "`pixelis serve` answers"
         ),
     )
-    demonstrations: str = Field("", description="demonstrations to imitate (JSON lines)")
-    shots: int = Field(6, ge=1, description="number of demonstrations in the prompt")
-    max_turns: int = Field(6, ge=1, description="maximum number of turns of an episode, including the answer")
-
-
-class DistillationConfig(ChatConfig):
+    demonstrations: str = Field("", description="imitation: demonstrations to imitate (JSON lines)")
+    shots: int = Field(6, ge=1, description="imitation: number of demonstrations in the prompt")
+    max_turns: int = Field(
+        6, ge=1, description="imitation: maximum number of turns of an episode, including the answer"
+    )
     responses: str = Field(
         "responses",
-        description="key in the meta of a row that has its replies; for rows without it the model is asked",
+        description="distillation: key in the meta of a row that has its replies; for rows without it the "
+        "model is asked",
     )
 
 
@@ -130,7 +113,6 @@ class SynthesisConfig(Section):
     )
     proportions: ProportionsConfig = ProportionsConfig()
     traps: TrapSplitConfig = TrapSplitConfig()
-    weights: SampleWeightsConfig = SampleWeightsConfig()
     corrections: list[str] = Field([], description="kinds of self-correction to use; empty: all")
     thoughts: Literal["full", "terse"] = Field(
         "full", description="terse: short thoughts from the vocabulary of the embedded model"
@@ -140,8 +122,7 @@ class SynthesisConfig(Section):
     workers: int = Field(2, ge=1, description="number of synthesis actors")
     cpus: float = Field(0.5, ge=0, description="CPUs that each actor reserves")
     writer: WriterConfig = WriterConfig()
-    imitation: ImitationConfig = ImitationConfig()
-    distillation: DistillationConfig = DistillationConfig()
+    teacher: TeacherConfig = TeacherConfig()
 
     @model_validator(mode="after")
     def _known_sources(self) -> SynthesisConfig:

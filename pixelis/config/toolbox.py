@@ -52,9 +52,8 @@ class ToolboxConfig(Section):
     max_track_frames: int = Field(300, ge=2, description="maximum number of frames that track_object follows")
     segmenter: str = Field(
         "mobilenet",
-        description="`mobilenet` (a small packaged network), `grabcut` (without weights), or a folder with "
-        "a SAM or SAM 2 "
-        "checkpoint for transformers",
+        description="`mobilenet` (a small packaged network), or a folder with a SAM or SAM 2 checkpoint for "
+        "transformers",
     )
     detector: str | None = Field(
         None,

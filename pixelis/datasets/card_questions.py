@@ -28,10 +28,6 @@ from pixelis.records import Demonstration, Question
 
 
 def read(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
-    """Questions of a `cards:` source from number ``start`` on; an epoch has ``count``.
-
-    ``seed``: unless the source has one.
-    """
     options = _options(source, "shift", "corruption", "severity")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
     corruption, shift = corruption_of(source, options), options.get("shift", "")
@@ -43,7 +39,6 @@ def read(source: str, seed: int | None, start: int, count: int, epochs: int | No
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """The first ``count`` demonstrations of a `cards:` source. ``seed``: unless the source has one."""
     options = _options(source, "aim")
     shares = {name: _share(source, options, name) for name in ("aim", "follow_up", "clips", "crops")}
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
@@ -78,14 +73,10 @@ def demonstration_rows(
     clips: float = 0.0,
     crops: float = 0.0,
 ) -> Iterator[dict]:
-    """Question rows with `turns`: select the frame of a clip, zoom in, answer.
+    """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
-    A ``direct_share`` answers at once.
-
-    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at
-    once. Boxes are on the 20/1000 grid, 0..1 of the picture, within a grid step of the card's centre, and up
-    to ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in without having
-    located the card.
+    Boxes miss the card's centre by up to a grid step plus ``aim``: a policy that learns from far misses zooms
+    in without having located the card.
     """
     _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
@@ -126,14 +117,11 @@ def question_row(
     corruption: Corruption | None = None,
     crops: float = 0.0,
 ) -> dict:
-    """One question about the picture of this number, as a plain row: id, question, media, answers, split,
-    meta.
+    """One question about the picture of this number, as a plain row.
 
-    A share of ``follow_up`` are the second question of a conversation; only the first, in ``history``, names
-    the frame. For a share of ``crops`` of these, ``history`` shows the crop that answered the first question:
-    half of them of the card in question (``meta.seen``), half of another card; the second question then names
-    its frame. A share of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so
-    that scores can be paired.
+    A share of ``follow_up`` are the second question of a conversation; for a share of ``crops`` of these the
+    history shows a crop: half of them of the card in question (``meta.seen``). A share of ``clips`` are about
+    one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
@@ -164,7 +152,6 @@ def question_row(
 
 
 def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
-    """Add a crop to the history of a row: of the card in question if ``seen``, otherwise of another one."""
     card, *others = scene.cards
     shown = card if seen or not others else others[0]
     box = ",".join(str(round(at * PICTURE)) for at in zoom_box(shown))
@@ -179,11 +166,7 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
 
 
 def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
-    """A question about one second of a clip, never the middle one, which ``dialogue.frames=1`` shows first.
-
-    No single operation answers it: selected frames are too small to read, and only shown frames can be zoomed
-    into.
-    """
+    """A question about one second of a clip, never the middle one, which one frame would show first."""
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target
@@ -209,7 +192,7 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
 
 
 def _zoom(card: Card, media: str) -> dict[str, Any]:
-    """The call that shows a card's digit, see `pixelis.evaluation.capabilities`."""
+    """The call that shows a card's digit, as `pixelis.evaluation.capabilities` counts it."""
     left, top = card.left + FRAME, card.top + FRAME
     return {
         "op": "zoom_in",

@@ -1,7 +1,6 @@
-"""Shared parts of `--dry-run`: prints what a job offers and needs, and reads every input that the job lists.
+"""Shared parts of the jobs' ``check`` for `--dry-run`: print what a job needs, and read every input.
 
-Each job has a function ``check`` that calls these. Everything is printed on standard error. Nothing is
-started and no weights are read.
+Everything is printed on standard error. Nothing is started and no weights are read.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ PROBE_ROWS = 1000
 
 
 class Input(NamedTuple):
-    """An input of a job: the key that names it, its value, and a function that reads it and raises what is
-    wrong.
-    """
+    """An input of a job: its key, its value, and a function that reads it and raises what is wrong."""
 
     key: str
     value: str
@@ -50,10 +47,7 @@ class Input(NamedTuple):
 
 
 def show_operations(config: Config) -> None:
-    """Print the operations that the policy is offered.
-
-    Raises BadConfig for one of the user's own that cannot be used.
-    """
+    """Print the operations that the policy is offered. BadConfig for an own one that cannot be used."""
     names = ", ".join(operation.name for operation in offered(config))
     print(f"operations offered in the dialect {config.dialogue.dialect}: {names or 'none'}", file=sys.stderr)
     own = [name for name in config.toolbox.operations if ":" in name]
@@ -91,14 +85,8 @@ def check_inputs(inputs: Iterable[Input]) -> None:
     raise kind("\n".join(lines), fix=f"correct {' and '.join(item.key for item, _ in problems)}")
 
 
-# -- the policy ----------------------------------------------------------------------------------------------
-
-
 def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
-    """The model with its adapter and ranks.
-
-    ``trains``: the learner's DeepSpeed file too, and the adapter must suit its keys.
-    """
+    """The model with its adapter and ranks; for training the DeepSpeed file too."""
     policy = config.policy
     yield Input("policy.model", policy.model, lambda name: ModelSpec.load(resolve(name)))
     if policy.adapter:
@@ -116,7 +104,7 @@ def deepspeed_inputs(config: Config) -> Iterator[Input]:
 
 
 def _read_adapter(config: Config, trains: bool, folder: str) -> None:
-    """Check whether an adapter fits the model, and if it is to be trained the keys of `policy.lora`."""
+    """Check whether an adapter fits the model, and for training the keys of `policy.lora`."""
     policy = config.policy
     adapter, base = load_adapter(folder, lazily=True), resolve(policy.model)
     if adapter.kind != "lora" or policy.full:
@@ -139,16 +127,10 @@ def _read_json(path: str) -> None:
         raise BadConfig(f"is not JSON: {error}", fix="correct the file") from None
 
 
-# -- questions -----------------------------------------------------------------------------------------------
-
-
 def question_input(
     config: Config, key: str, source: str, *, held_out: bool = False, player: Player | None = None
 ) -> Input:
-    """A source of questions for episodes.
-
-    ``player`` shows the first to the model; no row of a ``held_out`` set may be bad.
-    """
+    """A source of questions, the first of which ``player`` shows to the model."""
     limit = None if held_out else config.data.max_bad_rows
 
     def read(source: str) -> None:
@@ -167,21 +149,21 @@ def question_input(
 def held_out_inputs(
     config: Config, sources: Mapping[str, str], player: Player | None = None
 ) -> Iterator[Input]:
-    """The sources of an evaluation by name, of which ``data.evaluate`` has none."""
+    """The sources of an evaluation by name."""
     for name, source in sources.items():
         key = f"evaluate.sets.{name}" if name else "data.evaluate"
         yield question_input(config, key, source, held_out=True, player=player)
 
 
 def read_first(config: Config, source: str, held_out: bool = False) -> None:
-    """Read the first question of a source that no episode answers."""
+    """Read the first question of a source."""
     next(_probed(config, None if held_out else config.data.max_bad_rows, source))
 
 
 def _probed(
     config: Config, max_bad_rows: float | None, source: str, player: Player | None = None
 ) -> Iterator[Question]:
-    """The questions of a source, after the first `data.probe_rows` of them were shown to the model."""
+    """The questions of a source; the first `data.probe_rows` were shown to the model."""
     on_labels = None if config.rewards.labelled else drop_labels
     rows = read_questions(
         source, seed=0, epochs=1, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels
@@ -212,25 +194,20 @@ def note(row: BadRow) -> None:
 
 
 def prompts(config: Config) -> list[estimate.Prompt]:
-    """Sizes of the prompts of the first questions: tokens of the text with its system prompt, pictures and
-    clips.
-
-    Without readable questions, the size of an empty one with a picture. Empty without a tokenizer.
-    """
+    """Sizes of the prompts of the first questions; without questions, of an empty one with a picture."""
     try:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
-        environments = select_environments(config.toolbox.environments)
         renderer = Renderer(
             tokenizer,
             ModelSpec.load(folder, tokenizer),
             config.dialogue,
             select(config.toolbox.operations),
-            environments,
+            select_environments(config.toolbox.environments),
         )
     except PixelisError:  # reported by `check_inputs`
         return []
+    data = config.data
     try:
-        data = config.data
         rows = read_questions(data.train, limit=data.limit, epochs=1, max_bad_rows=data.max_bad_rows)
         questions = list(itertools.islice(rows, PROMPTS))
     except PixelisError:

@@ -1,15 +1,9 @@
 """Evaluate a policy on held-out questions with complete episodes.
 
-Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the
-tool error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and
-report.html to run.dir. `evaluate.samples` adds avg@k, pass@k and maj@k, `evaluate.seeds` the spread over
-sampling seeds, `evaluate.direct` the gain by operations on the same questions, `evaluate.baseline` the
-difference to another evaluation, both with a paired test. `evaluate.sets` evaluates several sets by name,
-`evaluate.max_pixels` each with several pixel budgets; `evaluate.clusters` shows which kinds of questions are
-wrong most often; `evaluate.images` also saves the pictures that the policy saw, and `evaluate.outputs` writes
-the files of other systems. Instead of a policy, `evaluate.api` evaluates any model behind an
-OpenAI-compatible address (url, model, key in an environment variable), and `evaluate.answers` scores another
-model's answers from a file and writes NAME_with_score.json.
+Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the tool
+error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and report.html to
+run.dir. Instead of a policy, `evaluate.api` evaluates any model behind an OpenAI-compatible address, and
+`evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
 """
 
 from __future__ import annotations
@@ -57,39 +51,31 @@ def measure(
     samples: int = 1,
     seeds: Sequence[int] = (),
 ) -> Arm:
-    """Evaluate policy ``version`` on ``source`` (default data.evaluate) with ``samples`` episodes per
-    question and seed.
-
-    The correctness of a question is the mean over its episodes.
-    """
+    """Evaluate policy ``version`` on ``source`` (default data.evaluate): ``samples`` episodes per question and seed."""
     source = source or config.data.evaluate
-    coordinator, count = actors.coordinator, config.evaluate.questions
-    truncated = False
+    coordinator, count, truncated = actors.coordinator, config.evaluate.questions, False
     if not source.startswith("cards:"):  # `cards:` is endless
         on_labels = None if config.rewards.labelled else drop_labels
-        total = sum(
-            1 for _ in read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels)
-        )
+        rows = read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels)
+        total = sum(1 for _ in rows)
         truncated, count = 0 < count < total, min(total, count or total)
         require_questions(count, config.evaluate.clusters, source)
-
-    request = {"samples": samples, "seeds": seeds}
     groups, views = watch(
         config,
         f"evaluate {name}",
         count * max(1, len(seeds)),
         lambda: ray.get(
-            coordinator.evaluate.remote(source, count, version, operations, name=name, **request)
+            coordinator.evaluate.remote(
+                source, count, version, operations, name=name, samples=samples, seeds=seeds
+            )
         ),
         lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}),
         waiting="answering the first questions",
     )
     summary = summary_of(config, name, groups, shared_services(config.rewards), seeds, samples)
-    arm = Arm(name, summary | ({"truncated": True} if truncated else {}), groups, views)
-    EventLog(config.run.dir).write(
-        "evaluate", version=version, source=source, tools=operations, **arm.summary
-    )
-    return arm
+    summary |= {"truncated": True} if truncated else {}
+    EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **summary)
+    return Arm(name, summary, groups, views)
 
 
 def evaluate_policy(
@@ -100,15 +86,20 @@ def evaluate_policy(
     actors: placement.Actors,
     version: int,
 ) -> list[dict[str, Any]]:
-    """Evaluate a policy version on each set; returns ``previous`` and the new summaries.
-
-    Writes the report, which shows all of these summaries and episodes of the first new one.
-    """
+    """Evaluate a policy version on each set; returns ``previous`` and the new summaries, which the report shows."""
     e = config.evaluate
 
     def measure_set(name: str, source: str, operations: bool) -> Arm:
-        request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
-        return measure(config, actors, name, version, operations=operations, **request)
+        return measure(
+            config,
+            actors,
+            name,
+            version,
+            operations=operations,
+            source=source,
+            samples=e.samples,
+            seeds=e.seeds,
+        )
 
     arms = evaluate_sets(config, folder, max_pixels, measure_set, e.operations)
     examples: dict[str, list[list[report.Chosen]]] = {}
@@ -145,8 +136,7 @@ def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
 def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> None:
     """Evaluate on every set with every pixel budget; writes all results to run.dir and prints the summaries.
 
-    actors: those of a training run, to evaluate its policy ``version`` without `evaluate.max_pixels`; by
-    default actors are placed for `policy.adapter`.
+    ``actors`` of a training run evaluate its policy ``version``; by default they are placed for `policy.adapter`.
     """
     check_baseline(config)
     e, summaries = config.evaluate, list[dict[str, Any]]()
@@ -178,9 +168,6 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             print(f"{n} pixels: accuracy {mean:.3f}")
 
 
-# -- the dry run ---------------------------------------------------------------------------------------------
-
-
 def needs(config: Config) -> list[reservations.Need]:
     """What an evaluation of a policy reserves."""
     return reservations.needs(config, learner=False, rollouts=True)
@@ -194,14 +181,10 @@ def inputs(config: Config) -> Iterator[Input]:
     if e.api.url is None and e.answers is None:
         player = dry_run.player_of(config)
         yield from dry_run.policy_inputs(config)
-    for item in dry_run.held_out_inputs(
-        config, config.held_out if e.answers is None else {"": config.data.evaluate}, player
-    ):
-        yield (
-            item
-            if not e.clusters
-            else item._replace(read=functools.partial(_read_for_clusters, config, item.read))
-        )
+    sources = config.held_out if e.answers is None else {"": config.data.evaluate}
+    for item in dry_run.held_out_inputs(config, sources, player):
+        read = functools.partial(_read_for_clusters, config, item.read) if e.clusters else item.read
+        yield item._replace(read=read)
     if e.answers is not None:
         yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
     if e.baseline is not None:

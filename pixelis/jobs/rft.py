@@ -39,10 +39,7 @@ SHOWN = (
 
 
 def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool] = lambda: False) -> Path:
-    """Train on placed actors to ``rft.steps`` or until stopped; returns the last checkpoint.
-
-    ``should_stop`` is polled every second; True ends the run after the current step.
-    """
+    """Train to ``rft.steps`` or until ``should_stop``, polled every second; returns the last checkpoint."""
     source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
     critic = config.rft.critic if config.rft.advantage.baseline == "critic" else None
     job = TrainJob(
@@ -68,29 +65,17 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
 
 
 def require_filter_key(config: Config) -> Config:
-    """Return the configuration; BadConfig if groups are filtered by true answers although no reward uses any.
-
-    They are cut off at the reader then, so that every group would lack the key.
-    """
+    """The configuration; BadConfig if groups are filtered by true answers, which are cut off as no reward uses any."""
     if config.rft.filter.key in LABELLED and not config.rewards.labelled:
         raise BadConfig(
-            (
-                f"rft.filter.key={config.rft.filter.key} needs true answers, which are cut off because no "
-                "reward uses them"
-            ),
-            fix=(
-                "set rft.filter.key=majority_vote or rft.filter.key=none, or reward them "
-                "(rewards.weights.accuracy)"
-            ),
+            f"rft.filter.key={config.rft.filter.key} needs true answers, which no reward uses",
+            fix="set rft.filter.key=majority_vote or none, or reward them (rewards.weights.accuracy)",
         )
     return config
 
 
 def with_steps(config: Config) -> Config:
-    """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions.
-
-    Raises BadConfig for an endless source.
-    """
+    """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions. BadConfig for an endless source."""
     rft = config.rft
     if not rft.epochs:
         return config
@@ -123,12 +108,12 @@ def findings(config: Config) -> list[Finding]:
     from pixelis.policy import estimate
 
     estimates = estimate.check(config, "rft", dry_run.prompts(config))
-    return [*estimates, *plan.check(config, needs(config), grows=True), *plan.rewards(config)]
+    return [*estimates, *plan.check(config, needs(config)), *plan.rewards(config)]
 
 
 def check(config: Config) -> None:
     """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run  # imports torch, which the driver of a run does without
+    from pixelis.jobs import dry_run
 
     require_filter_key(config)
     dry_run.show_operations(config)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStor
 from pixelis.datasets.demonstrations import Player
 from pixelis.errors import BadConfig, BadInput
 from pixelis.jobs.driver import driver, run_folder
-from pixelis.jobs.watch import latest_step, require_checkpoint, stop_s, watch
+from pixelis.jobs.watch import latest_step, require_checkpoint, say, stop_s, watch
 from pixelis.policy import checkpoint
 from pixelis.policy.model_path import resolve
 from pixelis.telemetry.events import EventLog
@@ -56,10 +55,9 @@ def run(config: Config) -> Path:
         steps = sampler.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
         with placed(config, episodes) as actors, schedule(config) as mixture:
             job = TrainJob(config, DemonstrationSource(config, start, steps, mixture, actors))
-            ranks, store = range(config.learner.workers if start < steps else 0), folder / STORE
             datasets = {
-                f"train-{rank}": demonstration_stream(config, store, start, steps, rank, mixture)
-                for rank in ranks
+                f"train-{rank}": demonstration_stream(config, folder / STORE, start, steps, rank, mixture)
+                for rank in range(config.learner.workers if start < steps else 0)
             }
             return require_checkpoint(
                 watch(
@@ -75,7 +73,7 @@ def run(config: Config) -> Path:
 
 @contextmanager
 def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
-    """Connect to a cluster; place actors if training includes evaluation episodes."""
+    """The actors of evaluation episodes, if training includes any."""
     if episodes:
         with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
@@ -99,10 +97,9 @@ def schedule(config: Config) -> Iterator[ActorHandle | None]:
 
 
 def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
-    """Store the demonstrations of the run, so that a resumed run uses the same ones; returns their sampler.
+    """Store the demonstrations of the run, so that a resumed run uses the same; returns their sampler.
 
-    Raises BadInput for unreadable demonstrations or a missing curriculum level, and BadConfig if a resumed
-    run names others.
+    BadInput for unreadable ones or a missing curriculum level, BadConfig if a resumed run names others.
     """
     from pixelis.datasets.demonstration_stream import (
         batch_sampler,
@@ -134,18 +131,15 @@ def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
 
 
 def warn_of_long_turns(config: Config, store: DemonstrationStore, sampler: BatchSampler) -> None:
-    """Say how many turns are longer than a policy's turns may be. Of many rows, CHECKED_ROWS are read."""
+    """Say how many turns, in at most CHECKED_ROWS rows, are longer than a policy's turns may be."""
     player, limit = Player(config, str(resolve(config.policy.model))), config.dialogue.max_turn_tokens
     rows = sampler.pools[0][:: -(-len(sampler) // CHECKED_ROWS)].tolist()
     lengths = [length for row in rows for length in player.turn_lengths(store[row])]
     if long := [length for length in lengths if length > limit]:
-        print(
-            f"warning: {len(long)} of {len(lengths)} turns in {len(rows)} demonstrations have more than "
-            "dialogue.max_turn_tokens "
-            f"{limit}, up to {max(long)} tokens: the policy learns them, but its own turns are cut off "
-            "there\n"
-            f"  raise dialogue.max_turn_tokens, also for rft, evaluate and serve, or shorten the turns",
-            file=sys.stderr,
+        say(
+            f"warning: {len(long)} of {len(lengths)} turns have up to {max(long)} tokens, but a policy's turns "
+            f"are cut off after dialogue.max_turn_tokens={limit}\n"
+            "  raise it, also for rft, evaluate and serve, or shorten the turns"
         )
 
 

@@ -1,9 +1,7 @@
-"""Create Chain-of-Thought-Action samples from annotated media with Ray Data: correct ones, traps and
-self-corrections.
+"""Create Chain-of-Thought-Action samples from annotated media: correct ones, traps and self-corrections.
 
-Result: JSON lines in run.dir/samples (use them as data.demonstrations=RUN_DIR/samples) and
-run.dir/summary.json with counts, causes of drops and missing samples. Re-running with the same run.dir
-resumes a stopped or killed run.
+Result: JSON lines in run.dir/samples (use them as data.demonstrations=RUN_DIR/samples) and run.dir/summary.json
+with counts, causes of drops and missing samples. Re-running resumes.
 """
 
 from __future__ import annotations
@@ -42,10 +40,8 @@ def run(config: Config) -> dict[str, Any]:
             for name in ("rounds", "shards", "samples"):
                 shutil.rmtree(folder / name, ignore_errors=True)
             (folder / "summary.json").unlink(missing_ok=True)
-        scheduler, rows = (
-            QuotaScheduler(folder, config.synthesis, config.run.seed),
-            SourceRows(config.synthesis, config.data.max_bad_rows, folder),
-        )
+        scheduler = QuotaScheduler(folder, config.synthesis, config.run.seed)
+        rows = SourceRows(config.synthesis, config.data.max_bad_rows, folder)
         before, started = scheduler.completed, time.monotonic()
         with Progress(
             "synthesize", scheduler.target, start=before, enabled=config.telemetry.progress
@@ -72,35 +68,25 @@ def run(config: Config) -> dict[str, Any]:
 
 def check(config: Config) -> None:
     """Raise BadConfig for unknown tasks, corrections or operations."""
-    s = config.synthesis
-    cells = quotas(s)
-    if s.method == "templates" and (unknown := sorted({quota.task for quota in cells} - set(TASKS))):
-        raise BadConfig(
-            f"synthesis.tasks: no task {', '.join(unknown)}", fix=f"choose from {', '.join(TASKS)}"
-        )
+    s, tasks = config.synthesis, {quota.task for quota in quotas(config.synthesis)}
     if s.method == "templates":
-        check_operations(
-            {quota.task for quota in cells},
-            {operation.name for operation in select(config.toolbox.operations)},
-        )
+        if unknown := sorted(tasks - set(TASKS)):
+            raise BadConfig(f"synthesis.tasks: no task {unknown[0]}", fix=f"choose from {', '.join(TASKS)}")
+        check_operations(tasks, {operation.name for operation in select(config.toolbox.operations)})
     if unknown := sorted(set(s.corrections) - set(WAYS)):
-        raise BadConfig(
-            f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}"
-        )
+        raise BadConfig(f"synthesis.corrections: no {unknown[0]}", fix=f"choose from {', '.join(WAYS)}")
 
 
 def inputs(config: Config) -> Iterator[Input]:
     """The inputs that a dry run reads."""
     from pixelis.jobs import dry_run
 
-    synthesis = config.synthesis
+    s = config.synthesis
     yield from dry_run.policy_inputs(config)
-    sources = {
-        f"datasources.{quota.source}.path": synthesis.datasources[quota.source].path
-        for quota in quotas(synthesis)
-    }
-    if synthesis.method == "imitation" and synthesis.imitation.demonstrations:
-        sources["imitation.demonstrations"] = synthesis.imitation.demonstrations
+    used = {quota.source for quota in quotas(s)}
+    sources = {f"datasources.{name}.path": s.datasources[name].path for name in used}
+    if s.method == "imitation" and s.teacher.demonstrations:
+        sources["teacher.demonstrations"] = s.teacher.demonstrations
     for key, source in sorted(sources.items()):
         yield dry_run.Input(f"synthesis.{key}", source, functools.partial(dry_run.read_first, config))
 
@@ -128,15 +114,9 @@ def main() -> None:
             f"{summary['samples_per_second']} a second"
         )
         if missing := summary["shortfall"]:
-            message = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
-            text = (
-                f"{sum(missing.values())} samples are missing "
-                f"({message}{', ...' if len(missing) > 8 else ''})"
-            )
-            fix = (
-                "name more sources or rows, or lower target_sample_count; summary.json lists why "
-                "attempts failed"
-            )
+            most = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
+            text = f"{sum(missing.values())} samples are missing ({most}, ...)"
+            fix = "name more sources or rows, or lower target_sample_count; summary.json lists causes"
             if config.synthesis.strict:
                 raise DataFailure(text, code="shortfall", fix=fix)
             print(f"warning: {text}\n  {fix}", file=sys.stderr)

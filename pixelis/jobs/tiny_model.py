@@ -1,5 +1,4 @@
-"""Create a small random Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe, a data set or a
-cluster.
+"""Create a small random Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe or a cluster.
 
 usage: pixelis tiny-model FOLDER [--family qwen2_vl|qwen2_5_vl|qwen3_vl|qwen3_vl_moe|qwen2|qwen3] [--seed N]
 

@@ -3,10 +3,8 @@
 usage: pixelis trace RUN_DIR [TRACE_ID] [--count N] [--out FILE]
 
 RUN_DIR is the folder of a run with `telemetry.traces=file`, or its folder `traces`. Without TRACE_ID the last
-traces are listed, the latest first (--count, default 20). TRACE_ID, or its first digits, is what a reply's
-header `X-Trace-Id` says: its spans are printed with their times, and drawn on a page,
-RUN_DIR/traces/TRACE_ID.html or --out. Span files are OTLP as JSON lines, which the OpenTelemetry Collector's
-`otlpjsonfile` receiver reads.
+traces are listed, the latest first (--count, default 20). TRACE_ID, or its first digits, is what a reply's header
+`X-Trace-Id` says: its spans are printed with their times, and drawn on RUN_DIR/traces/TRACE_ID.html or --out.
 """
 
 from __future__ import annotations
@@ -57,18 +55,14 @@ def main() -> None:
 
 
 def page(id: str, rows: list[tuple[int, dict[str, Any]]]) -> str:
-    """The document of a trace: each span as a bar on the time of the request; later ones say how much
-    later.
-    """
+    """The document of a trace: each span as a bar on the time of the request; later ones say how much later."""
     bars = [{**span, "depth": depth, "bar": bar(span, rows)} for depth, span in rows]
     first, length = window(rows)
     return render("trace.html", title=f"Trace {id[:8]}", id=id, spans=bars, first=first, seconds=length)
 
 
 def window(rows: list[tuple[int, dict[str, Any]]]) -> tuple[float, float]:
-    """Start and length in seconds of the request with the work right after it; updates may follow minutes
-    later.
-    """
+    """Start and length in seconds of the request and the work right after it; updates may follow much later."""
     root = rows[0][1]
     ends = [span["end"] for _, span in rows if span["start"] <= root["end"] + AFTER_S]
     return root["start"], max(1e-6, max(ends) - root["start"])

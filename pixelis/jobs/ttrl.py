@@ -1,5 +1,4 @@
-"""TTRL (arXiv 2504.16084): adapt a policy to questions without answers, rewarded by the votes of its own
-rollouts.
+"""TTRL (arXiv 2504.16084): adapt a policy to questions without answers by the votes of its own rollouts.
 
     Question -> rft.group_size rollouts vote -> train on rft.train_samples of them -> PolicyStore -> ...
 
@@ -66,24 +65,19 @@ def evaluate_questions(
 
 
 def require_unlabelled(config: Config) -> Config:
-    """Return the configuration; BadConfig if one of its rewards uses the true answer in any phase."""
+    """The configuration; BadConfig if one of its rewards uses the true answer in any phase."""
     if labelled := config.rewards.labelled:
         raise BadConfig(
             f"{labelled[0]} may use true answers, which TTRL lacks",
             fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",
         )
     if not config.rewards.weights.majority_vote:
-        raise BadConfig(
-            "rewards.weights.majority_vote is 0: rollouts do not vote", fix="use rewards.preset=ttrl"
-        )
+        raise BadConfig("rewards.weights.majority_vote is 0", fix="use rewards.preset=ttrl")
     return rft.require_filter_key(config)
 
 
 def shares(folder: Path) -> list[float]:
-    """Mean share of rollouts that agree with the majority, for each step.
-
-    A group without a majority counts 0.
-    """
+    """Mean share of rollouts that agree with the majority by step; a group without a majority counts 0."""
     rows = {row["step"]: row for row in events.read(folder, "step/policy")}
     return [
         rows[step].get("vote/majority_ratio", 0.0) * (1 - rows[step].get("vote/none", 0.0))
@@ -92,9 +86,7 @@ def shares(folder: Path) -> list[float]:
 
 
 def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
-    """Whether the mean of the last ``patience`` values exceeds that of the ``patience`` before by less than
-    ``min_gain``.
-    """
+    """Whether the last ``patience`` values exceed the ``patience`` before by less than ``min_gain`` on average."""
     size = settings.patience
     if not size or len(values) < 2 * size:
         return False
@@ -104,10 +96,9 @@ def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
 def votes(
     groups: Sequence[Group], rewards: RewardsConfig
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """For each question: agreement (share of the majority) and, with a true answer, pass@1 and accuracy of
-    the majority.
+    """By question: share of the majority and, with a true answer, pass@1 and accuracy of the majority.
 
-    Answers vote in the classes of the reward's equality. pass@1 is the mean over all samples.
+    Equal answers are grouped by the reward's equality. pass@1 is the mean over all samples.
     """
     agreement, single, majority = {}, {}, {}
     for group in groups:
@@ -129,9 +120,7 @@ def votes(
 def compare(
     before: Sequence[Group], after: Sequence[Group], rewards: RewardsConfig, seed: int
 ) -> dict[str, Any]:
-    """Each figure before and after with its interval, and the paired difference; None without true
-    answers.
-    """
+    """Each figure before and after with its interval, and the difference; None without true answers."""
     result: dict[str, Any] = {}
     for name, old, new in zip(
         ("agreement", "pass@1", "majority"), votes(before, rewards), votes(after, rewards), strict=True

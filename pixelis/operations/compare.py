@@ -27,7 +27,7 @@ MAX_SIDE = 768
 MAX_STRETCH = 1.5
 """Ratio of aspect ratios up to which the second view takes the size of the first."""
 VISIBLE = 8.0
-"""Delta E of a small patch that counts as a difference; about 2 is just noticeable, JPEG adds a few."""
+"""Delta E of a small patch that counts as a difference; about 2 is just noticeable."""
 MAX_PLACES, MIN_SHARE = 5, 0.03
 """Most places reported, and their least sum of differences as a share of the largest."""
 
@@ -56,9 +56,7 @@ class Compare(Operation):
 
         data: ``delta_e`` of the mean colours (CIEDE2000), ``histogram_correlation`` (-1..1, 8 x 8 x 8 bins of
         RGB), ``structural_similarity`` (-1..1, of the luma at one size; None below 7 pixels), ``area_ratio``
-        (second / first), and for equal sizes ``boxes`` that differ, 0..1 of the whole first picture. Raises
-        OperationError ``bad_arguments``, ``bad_target``, ``not_a_picture``, ``out_of_range``, ``too_small``,
-        ``bad_box``.
+        (second / first), and for equal sizes ``boxes`` that differ, 0..1 of the whole first picture.
         """
         other = target if arguments.other is None else scene.target(arguments.other)
         box, other_box = clamp(arguments.box or WHOLE), clamp(arguments.other_box or WHOLE)
@@ -130,7 +128,7 @@ def _measure(first: np.ndarray, second: np.ndarray) -> tuple[dict[str, Any], lis
 
 
 def _places(difference: np.ndarray) -> list[Box]:
-    """Boxes around the connected areas of visible difference, 0..1, the largest sums of differences first."""
+    """Boxes around the areas of visible difference, 0..1, the largest sums of differences first."""
     visible = (difference > VISIBLE).astype(np.uint8)
     reach = max(3, round(max(visible.shape) / 64)) | 1
     joined = cv2.morphologyEx(visible, cv2.MORPH_CLOSE, np.ones((reach, reach), np.uint8))

@@ -26,20 +26,18 @@ CHUNK = 32
 """Frames decoded at once on the way back; decoders go forward only."""
 
 THRESHOLD = 0.36
-"""Least similarity of a box that shows the object: correct tracks stay above 0.42, wrong ones mostly below
-0.34."""
+"""Least similarity of a box that shows the object: correct tracks stay above 0.42, wrong ones below 0.34."""
 DROP = 0.5
 """The same as a share of the mean similarity so far."""
 PATIENCE = 5
-"""Consecutive frames below the threshold after which the object is lost; fewer are an occlusion."""
+"""Frames below the threshold after which the object is lost; fewer are an occlusion."""
 STRUCTURE = 3.0
-"""Least contrast within a box (standard deviation of brightness, of 255, without slope and noise)."""
+"""Least contrast within a box (deviation of brightness, of 255, without slope and noise)."""
 MIN_INSIDE = 0.55
 """Least share of the box inside the frame."""
 
 FOUND, FOUND_SHARE = 0.6, 0.76
-"""Least similarity of an object that is found again or followed into a new scene; the same as a share of the
-mean so far."""
+"""Least similarity of an object that is found again; the same as a share of the mean so far."""
 SEARCH_SIDE = 20.0
 """Side of the object, as a square, on the copy that is searched for it."""
 SCALES = (0.76, 0.87, 1.0, 1.15, 1.32)
@@ -53,8 +51,7 @@ PixelBox = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Track:
-    """The frames that show the object, increasing, with its boxes in full-resolution pixels and similarities
-    0..1.
+    """The frames that show the object, with its boxes in full-resolution pixels and similarities 0..1.
 
     ``cuts``: frames with which a new scene begins.
     """
@@ -66,8 +63,7 @@ class Track:
 
 
 def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]]) -> list[Track]:
-    """Track the boxes ``starts`` of frame ``first`` (left, top, right, bottom in pixels) to ``last``, which
-    may be earlier.
+    """Track the boxes ``starts`` of frame ``first`` (in pixels) to ``last``, which may be earlier.
 
     Raises OperationError ``nothing_found`` for an untrackable box.
     """
@@ -124,7 +120,6 @@ class _Follower:
     """Follows one object through consecutive pictures, which are numbered from 0."""
 
     def __init__(self, picture: np.ndarray, start: PixelBox):
-        """Raise OperationError ``nothing_found`` for a box that cannot be tracked."""
         nothing = OperationError("the box shows nothing that can be tracked", code="nothing_found")
         try:
             self.appearance = _Appearance(picture, start)
@@ -212,9 +207,8 @@ def create_tracker() -> Any:
 class _Appearance:
     """Similarity of a box to the object, by colour and pattern, against the first frame and a slow average.
 
-    Colours are compared as Lab histograms (Bhattacharyya), patterns by normalised correlation, best of small
-    shifts. Only the ellipse within the box counts, as its corners show the background. Only confident frames
-    update the average, so that it does not learn an occluder.
+    Colours are compared as Lab histograms (Bhattacharyya), patterns by normalised correlation, in the ellipse
+    within the box. Only confident frames update the average, so that it does not learn an occluder.
     """
 
     SIDE, SHIFT, RATE, SURE = 32, 4, 0.05, 0.5
@@ -257,10 +251,7 @@ class _Appearance:
         return round(score, 4)
 
     def find(self, picture: np.ndarray, last: PixelBox) -> tuple[PixelBox, float]:
-        """The box of about the size of ``last`` that is most similar to the object, and its similarity.
-
-        The best places of a small copy are compared in full resolution.
-        """
+        """The box of about the size of ``last`` that is most similar to the object, and its similarity."""
         width, height = last[2] - last[0], last[3] - last[1]
         ratio = min(1.0, SEARCH_SIDE / math.sqrt(width * height))
         size = max(1, round(picture.shape[1] * ratio)), max(1, round(picture.shape[0] * ratio))
@@ -307,8 +298,7 @@ class _Appearance:
         return max(scores), pattern, colours
 
     def _patch(self, picture: np.ndarray, box: PixelBox) -> np.ndarray:
-        """The box scaled to float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3], BGR, with a margin of SHIFT on each
-        side."""
+        """The box as float32 [SIDE + 2 SHIFT, SIDE + 2 SHIFT, 3], BGR, with a margin of SHIFT."""
         x0, y0, x1, y1 = box
         height, width = picture.shape[:2]
         more_x, more_y = (x1 - x0) * 0.2 + 1, (y1 - y0) * 0.2 + 1

@@ -48,8 +48,6 @@ class FindArguments(OperationArguments):
 
 
 class Find(Operation):
-    """Needs the checkpoint of ``toolbox.detector``; nothing is downloaded."""
-
     name = "find"
     description = (
         "Find objects in an image by words. Returns a box, a score and an id (for get_properties and "
@@ -60,18 +58,11 @@ class Find(Operation):
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Load the checkpoint of ``toolbox.detector``. Raises MissingFile or BadConfig."""
         _detector(settings)
 
     @classmethod
     def run(cls, arguments: FindArguments, target: Target, scene: Scene) -> Result:
-        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score that was too
-        low.
-
-        ``data["objects"]``: their records, boxes 0..1 of the whole picture or frame. Raises OperationError
-        ``out_of_range``, ``too_small``, ``not_a_picture``; MissingFile or BadConfig without a usable
-        checkpoint.
-        """
+        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score."""
         detector = _detector(scene.settings)
         box = clamp(arguments.box or WHOLE)
         boxes, scores = detector.detect(target.crop(box), arguments.text)
@@ -123,16 +114,13 @@ def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dic
 
 
 class Detector:
-    """A loaded checkpoint, its tokenizer and the normalisation of its pictures."""
-
     def __init__(self, folder: str):
         self.model, self.kind, self.settings = checkpoints.load("toolbox.detector", folder, KINDS, GET)
         self.tokenizer = checkpoints.load_tokenizer("toolbox.detector", folder)
         self.threshold = THRESHOLDS[self.kind]
 
     def detect(self, picture: np.ndarray, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Boxes float64 [n, 4] (x0, y0, x1, y1, 0..1 of the picture, with an area) and scores [n] for uint8
-        [h, w, 3]."""
+        """Boxes float64 [n, 4] (0..1 of the picture, with an area) and scores [n] for uint8 [h, w, 3]."""
         import torch
 
         device = next(self.model.parameters()).device
@@ -188,5 +176,4 @@ class Detector:
 
 @functools.lru_cache(maxsize=1)
 def load(folder: str) -> Detector:
-    """Load the checkpoint of a folder once per process. Raises MissingFile or BadConfig."""
     return Detector(folder)

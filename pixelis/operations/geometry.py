@@ -20,7 +20,7 @@ WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
 def as_box(value: Any) -> Box:
-    """Validate four finite numbers in order; the range is not checked. Raises OperationError ``bad_box``."""
+    """Validate four finite numbers in order; the range is not checked. Raises ``bad_box``."""
     if not isinstance(value, (list, tuple)) or len(value) != 4:
         raise OperationError("a box is four numbers x0,y0,x1,y1", code="bad_box")
     x0, y0, x1, y1 = _finite(value, "a box", "bad_box")
@@ -71,7 +71,7 @@ def compose(outer: Box, inner: Box) -> Box:
 
 
 def relative(outer: Box, inner: Box) -> Box:
-    """The inverse of ``compose``: convert a box of the parent to a box of ``outer``."""
+    """The inverse of `compose`: convert a box of the parent to a box of ``outer``."""
     width, height = outer[2] - outer[0], outer[3] - outer[1]
     return (
         (inner[0] - outer[0]) / width,
@@ -82,10 +82,7 @@ def relative(outer: Box, inner: Box) -> Box:
 
 
 def chain(images: Sequence[ImageView], target: str) -> list[ImageView]:
-    """The views from the question's picture, or from a frame of its clip, down to ``target``.
-
-    Raises OperationError ``bad_target`` for an unknown id or a broken chain.
-    """
+    """The views from the question's picture or frame down to ``target``. Raises ``bad_target``."""
     by_id = {image.id: image for image in images}
     if target not in by_id:
         names = [image.id for image in images]
@@ -108,12 +105,7 @@ def to_root(links: Sequence[ImageView], box: Box = WHOLE) -> Box:
 
 
 def to_pixels(box: Box, width: int, height: int) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom pixel edges of a box of a width x height picture, each rounded to the
-    nearest.
-
-    Raises OperationError ``too_small`` when a side is below MIN_SIDE pixels, also one that `compose` has
-    rounded to nothing.
-    """
+    """Pixel edges of a box of a width x height picture, each rounded to the nearest. Raises ``too_small``."""
     is_empty = box[0] == box[2] or box[1] == box[3]
     x0, y0, x1, y1 = clamp(box) if not is_empty else (0.0,) * 4
     left, top, right, bottom = round(x0 * width), round(y0 * height), round(x1 * width), round(y1 * height)

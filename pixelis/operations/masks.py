@@ -1,7 +1,4 @@
-"""Object masks: boolean windows, and COCO run lengths over the whole picture.
-
-A mask is stored as its bounding window, so that it costs memory by the object, not by the picture.
-"""
+"""Object masks: boolean windows of the object's size, and COCO run lengths over the whole picture."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ Edges = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window with corner ``left``,
-    ``top``."""
+    """A mask over a picture of ``height`` x ``width``: bool ``inside`` is its window at ``left``, ``top``."""
 
     inside: np.ndarray
     left: int
@@ -46,7 +42,7 @@ class Mask:
         height: int | None = None,
         width: int | None = None,
     ) -> Mask:
-        """Crop bool [h, w] at ``left``, ``top`` of the picture to the bounding window of its true pixels.
+        """Crop bool [h, w] at ``left``, ``top`` of the picture to the window of its true pixels.
 
         Raises OperationError ``nothing_found`` for an empty mask.
         """
@@ -58,12 +54,10 @@ class Mask:
 
     @cached_property
     def area(self) -> int:
-        """Number of pixels inside."""
         return int(np.count_nonzero(self.inside))
 
     @property
     def edges(self) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom in pixels of the picture."""
         return self.left, self.top, self.left + self.inside.shape[1], self.top + self.inside.shape[0]
 
     @property
@@ -80,7 +74,7 @@ class Mask:
         return full
 
     def encode(self) -> dict[str, Any]:
-        """COCO's compressed run lengths over the whole picture: {"size": [height, width], "counts": str}."""
+        """COCO's compressed run lengths: {"size": [height, width], "counts": str}."""
         full = np.zeros((self.height, self.width), np.uint8, order="F")
         left, top, right, bottom = self.edges
         full[top:bottom, left:right] = self.inside
@@ -98,19 +92,15 @@ class Segment:
 
 
 def encode(inside: np.ndarray) -> dict[str, Any]:
-    """`Mask.encode` of a bool [height, width] mask.
-
-    Raises OperationError ``nothing_found`` for an empty one.
-    """
+    """`Mask.encode` of a bool [height, width] mask. Raises OperationError ``nothing_found``."""
     return Mask.of(inside).encode()
 
 
 def decode(code: Any, height: int | None = None, width: int | None = None) -> Mask:
-    """Decode an untrusted COCO code, compressed (a string) or not (a list), validated before memory is
-    allocated.
+    """Decode an untrusted COCO code, a string or a list, validated before memory is allocated.
 
-    ``height``, ``width``: the expected picture size. Raises OperationError ``bad_arguments``, ``limit``
-    beyond MAX_PIXELS or MAX_COUNTS, ``nothing_found`` for an empty mask.
+    ``height``, ``width``: the expected picture size. Raises OperationError ``bad_arguments``, ``limit``,
+    ``nothing_found``.
     """
     if not isinstance(code, Mapping) or not {"size", "counts"} <= set(code):
         raise OperationError('a mask is {"size": [height, width], "counts": ...}', code="bad_arguments")

@@ -30,8 +30,7 @@ MAX_SEGMENTS = 500
 LISTED, KEPT = 6, 30
 """Lines in the text and in the data."""
 NEAR, TURN = 6.0, 3.0
-"""Pixels and degrees within which two segments are one line: a stroke has two edges. TURN also makes lines
-parallel."""
+"""Pixels and degrees within which two segments are one line: a stroke has two edges."""
 MIN_LENGTH = 0.08
 """Shortest line, as a share of the region's shorter side."""
 
@@ -66,9 +65,7 @@ class MeasureArguments(OperationArguments):
 
 
 class Measure(Operation):
-    """Angles are in degrees counter-clockwise from right, lengths in pixels of the full-resolution
-    picture.
-    """
+    """Angles are in degrees counter-clockwise from right, lengths in full-resolution pixels."""
 
     name = "measure"
     description = (
@@ -84,9 +81,7 @@ class Measure(Operation):
         """One drawn view, and the numbers.
 
         data: ``length`` in pixels, ``share`` of the target's width and height, ``direction`` (0..360);
-        ``angle`` (0..180); or ``straight_lines``: [{"points", "length", "angle" (0..180)}]. Raises
-        OperationError ``nothing_found``, ``bad_arguments``, ``bad_point``, ``bad_box``, ``out_of_range``,
-        ``too_small``, ``not_a_picture``.
+        ``angle`` (0..180); or ``straight_lines``: [{"points", "length", "angle" (0..180)}].
         """
         if arguments.box is not None:
             box = clamp(arguments.box)
@@ -125,7 +120,6 @@ class Measure(Operation):
 
 
 def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, Any]]:
-    """The text and data of the straight lines in a box of the target."""
     left, top, _, _ = target.pixels(box)
     lines = find_lines(target.crop(box))
     if not lines:
@@ -166,8 +160,7 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, An
 
 
 def find_lines(pixels: np.ndarray) -> list[Line]:
-    """Straight lines of a picture uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010,
-    joined)."""
+    """Straight lines of uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010, joined)."""
     small = shrink(pixels, MAX_SIDE)
     detected = cv2.createLineSegmentDetector().detect(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY))[0]
     if detected is None:

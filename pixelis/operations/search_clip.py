@@ -76,7 +76,6 @@ class SearchClip(Operation):
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Load the checkpoint of ``toolbox.searcher``, if there is one. Raises MissingFile or BadConfig."""
         if settings.searcher is not None:
             load(settings.searcher)
 
@@ -84,9 +83,7 @@ class SearchClip(Operation):
     def run(cls, arguments: SearchClipArguments, target: Target, scene: Scene) -> Result:
         """Up to MAX_MOMENTS moments, the best first (cuts in order of time), each with its frame.
 
-        data: ``moments`` [{"frame", "time", "score"}], ``frames_seen``. Raises OperationError
-        ``not_a_video``, ``out_of_range``, ``bad_target``, ``too_small`` (``like_box``), ``bad_arguments`` for
-        a picture of one color, or for words without ``toolbox.searcher``.
+        data: ``moments`` [{"frame", "time", "score"}], ``frames_seen``.
         """
         clip = target.clip
         start = float(clip.times[0]) if arguments.start is None else arguments.start
@@ -140,14 +137,12 @@ class SearchClip(Operation):
 def _frames(
     clip: Clip, numbers: Sequence[int], change: Callable[[np.ndarray], Any]
 ) -> Iterator[tuple[int, Any]]:
-    """(number, ``change`` of its frame): only what that returns is kept."""
     for number, frame in zip(numbers, clip.frames(numbers), strict=True):
         yield number, change(frame)
 
 
 def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
-    """The first frame of each new scene and how much of it is new, 0..1. Between samples a cut is found by
-    halving."""
+    """The first frame of each new scene and how much of it is new, 0..1."""
     samples = subsample(numbers, MAX_SAMPLES)
     if len(samples) == len(numbers):
         frames = clip.frames(samples)
@@ -219,10 +214,9 @@ def _apart(clip: Clip, scores: list[tuple[int, float]], numbers: range) -> list[
 
 
 def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callable[[np.ndarray], float]:
-    """A function: the best normalised correlation (0..1) of a part of a picture with a place in a frame, at
-    several sizes.
+    """The best correlation (0..1) of a part of a picture with a place in a frame, at several sizes.
 
-    It raises OperationError ``too_small`` for a part that copies of frames could only show much enlarged.
+    Raises OperationError ``too_small`` for a part that copies of frames could only show much enlarged.
     """
     left, top, right, bottom = edges
     region, width = picture[top:bottom, left:right], picture.shape[1]
@@ -278,8 +272,7 @@ class Searcher:
         self.mean, self.std = clip if self.crops else ((0.5,) * 3, (0.5,) * 3)
 
     def by_words(self, text: str) -> Callable[[np.ndarray], float]:
-        """A function that scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of
-        ``text``."""
+        """Scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of ``text``."""
         import torch
 
         device = next(self.model.parameters()).device
@@ -318,5 +311,4 @@ def _features(output: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def load(folder: str) -> Searcher:
-    """Load the checkpoint of a folder once per process. Raises MissingFile or BadConfig."""
     return Searcher(folder)

@@ -17,8 +17,7 @@ Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class SelectFramesArguments(OperationArguments):
-    """``frames``: numbers from 0. ``times``: seconds. ``rate``: frames per second from ``start`` to ``end``
-    seconds."""
+    """``frames``: numbers. ``times``: seconds. ``rate``: frames per second from ``start`` to ``end``."""
 
     frames: list[int] | None = None
     times: list[Seconds] | None = None
@@ -50,17 +49,11 @@ class SelectFrames(Operation):
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Raise MissingDependency for a ``toolbox.video_backend`` that is not installed."""
         if settings.video_backend == "decord":
             require_decord()
 
     @classmethod
     def run(cls, arguments: SelectFramesArguments, target: Target, scene: Scene) -> Result:
-        """Return one view per frame, fit to the frame budget.
-
-        Raises OperationError ``not_a_video``, ``out_of_range`` with the valid range, ``limit`` for more than
-        ``max_frames``.
-        """
         clip = target.clip
         requested = _requested_frames(arguments, clip, scene.settings.max_frames)
         numbers = list(dict.fromkeys(requested))

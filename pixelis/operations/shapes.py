@@ -15,12 +15,11 @@ LARGEST = 1024
 """Longest side of the copy that contours are taken from."""
 BLUR = 0.7
 STRAIGHT = 0.5
-"""Pixels. Chosen together: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
+"""Pixels, chosen with BLUR: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
 CORNER = 0.68
 """Pixels of contour length that the blur removes at a right angle."""
 ROUND = 0.006
-"""Largest relative area difference of a round shape to the ellipse of the same moments; a square has
-0.047."""
+"""Largest relative area difference of a round shape to its ellipse; a square has 0.047."""
 TOLERANCE = 0.02
 """Tolerance of an outline's polygon, as a share of its length."""
 MOST_CORNERS = 12
@@ -38,12 +37,11 @@ def centroid(inside: np.ndarray) -> tuple[float, float]:
 def measure(inside: np.ndarray) -> dict[str, float | int | None]:
     """Shape measures of a bool [h, w] mask, by name.
 
-    ``aspect_ratio``: width / height of the upright box. ``rotated_*``: of the tightest box at any angle.
-    ``perimeter``: of outline and holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area / area
-    of the convex hull. ``convexity``: perimeter of the hull / perimeter of the outline. ``eccentricity``,
-    ``orientation``: of the ellipse with the same second moments; degrees counter-clockwise from the x axis,
-    0..180, None where no axis is longer. ``corners``: of the outline's polygon, 0 for round shapes.
-    ``holes``: their number.
+    ``aspect_ratio``: width / height of the upright box. ``rotated_*``: of the tightest box. ``perimeter``: of
+    outline and holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area / area of the convex hull.
+    ``convexity``: perimeter of the hull / of the outline. ``eccentricity``, ``orientation``: of the ellipse
+    with the same second moments; degrees counter-clockwise from the x axis, 0..180, None where no axis is
+    longer. ``corners``: of the outline's polygon, 0 for round shapes.
     """
     height, width = inside.shape
     area = float(np.count_nonzero(inside))
@@ -95,8 +93,7 @@ def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, floa
 
 
 def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
-    """The largest piece's outline and its holes, float32 [n, 1, 2], in pixels of a scaled copy, and the size
-    of these pixels."""
+    """The largest piece's outline and holes, float32 [n, 1, 2], in pixels of a copy, and their size."""
     from skimage.measure import find_contours
 
     # A thin mask is not scaled below 24 pixels, so that it is not lost.
@@ -124,8 +121,7 @@ def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
 
 
 def _is_ellipse(outline: np.ndarray, length: float, scale: float) -> bool:
-    """Whether the ellipse of the same moments fits the outline better than any polygon of at most
-    MOST_CORNERS corners."""
+    """Whether the ellipse of the same moments fits the outline better than a polygon."""
     points = outline[:: max(1, len(outline) // 200), 0].astype(np.float64)
     m = cv2.moments(outline)
     centre = np.array([m["m10"], m["m01"]]) / m["m00"]
@@ -142,6 +138,5 @@ def _is_ellipse(outline: np.ndarray, length: float, scale: float) -> bool:
 
 
 def _length(contour: np.ndarray) -> float:
-    """Length of the contour's polygon at a tolerance of STRAIGHT pixels, without the ripple along slanted
-    edges."""
+    """Length of the contour's polygon, without the ripple along slanted edges."""
     return float(cv2.arcLength(cv2.approxPolyDP(contour, STRAIGHT, True), True))

@@ -36,12 +36,11 @@ LISTED = 12
 """Boxes in the text, of all tracks together."""
 MAX_OBJECTS = 8
 MAX_MASKS = 64
-"""Frames of a track with masks: segmenting a frame takes much longer than tracking through it."""
+"""Segmenting a frame takes much longer than tracking through it."""
 
 
 class TrackObjectArguments(OperationArguments):
-    """``box`` or ``boxes`` in frame ``start``, 0..1 of the target, or the id of an ``object``, from its own
-    frame.
+    """``box`` or ``boxes`` in frame ``start``, or the id of an ``object``, from its own frame.
 
     An earlier ``end`` tracks backward. ``masks``, not offered to the policy, adds a mask in each frame.
     """
@@ -63,8 +62,6 @@ class TrackObjectArguments(OperationArguments):
 
 
 class TrackObject(Operation):
-    """Tracks with OpenCV's CSRT and the confidence that `csrt` measures."""
-
     name = "track_object"
     description = (
         "Track an object through a video. Give its box in frame start (default: the target's frame, or 0), "
@@ -77,16 +74,11 @@ class TrackObject(Operation):
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Raise MissingDependency when OpenCV lacks the tracker."""
         csrt.create_tracker()
 
     @classmethod
     def run(cls, arguments: TrackObjectArguments, target: Target, scene: Scene) -> Result:
-        """Track to frame ``end``; up to four frames are shown.
-
-        Raises OperationError ``not_a_video``, ``unknown_object``, ``bad_target``, ``bad_box``, ``too_small``,
-        ``out_of_range``, ``nothing_found``, ``limit``.
-        """
+        """Track to frame ``end``; up to four frames are shown."""
         clip = target.clip
         first, boxes = _begin(arguments, target, scene)
         last = len(clip.times) - 1
@@ -225,8 +217,7 @@ def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> d
 
 
 def _record(entry: dict[str, Any], clip: Clip, index: int) -> dict[str, Any]:
-    """The object in the frame where its track stopped, the first or the last, which later operations may
-    name."""
+    """The object in the frame where its track stopped, the first or the last, for later operations."""
     x0, y0, x1, y1 = entry["boxes"][index]
     record = {
         "id": entry["id"],

@@ -1,7 +1,4 @@
-"""Adapters: the trainable weights of a policy version, as published, stored and validated.
-
-`lora` applies them to a model.
-"""
+"""Adapters: the trainable weights of a policy version, as published, stored and validated."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ class Adapter:
     """The trainable part of a policy, as it is published and stored.
 
     tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in
-    the base model; for kind `full` the parameters themselves, float32 or the bits of bfloat16 as uint16.
-    alpha / rank scales every layer, also those whose A has another rank. base_sha256:
-    `model_path.fingerprint` of the base model.
+    the base model; for kind `full` the parameters, float32 or the bits of bfloat16 as uint16. alpha / rank
+    scales every layer, also those whose A has another rank. base_sha256: `model_path.fingerprint` of the base
+    model.
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -54,7 +51,6 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(a.nbytes for a in self.tensors.values())
 
     @property
@@ -89,9 +85,7 @@ class Adapter:
         return digest.hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """Header of the safetensors file, with the rank and alpha of layers whose rank differs from
-        `rank`.
-        """
+        """Header of the safetensors file, with the rank and alpha of layers whose rank differs from `rank`."""
         header = {
             "kind": self.kind,
             "alpha": str(self.alpha),
@@ -177,10 +171,7 @@ def adapter_of(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> 
 
 
 def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], dict[str, str]]:
-    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one.
-
-    Reads no tensors.
-    """
+    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors."""
     folder = Path(folder)
     if (folder / "checkpoints").is_dir():
         folder = folder / "best" if (folder / "best").is_dir() else latest(folder) or folder
@@ -207,9 +198,7 @@ def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], di
 def check_adapter(
     adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the
-    trainable parameters.
-    """
+    """Raise BadInput unless the adapter fits the configuration, the base model and the parameters' shapes."""
     if adapter.kind != ("full" if policy.full else "lora"):
         raise BadInput(
             f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter"

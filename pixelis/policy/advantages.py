@@ -1,8 +1,7 @@
 """Advantages of trajectories from the rewards of their groups.
 
-An advantage belongs to a whole trajectory. Unscored rollouts and those excluded by their stop reason have the
-advantage None and count neither in the statistics nor in the loss. `pixelis.config.presets.algorithms` lists
-the baselines and their combinations.
+Unscored rollouts and those excluded by their stop reason have the advantage None and count neither in the
+statistics nor in the loss.
 """
 
 from __future__ import annotations
@@ -86,10 +85,10 @@ def batch_advantages(
 ) -> list[list[float | None]]:
     """(reward - baseline) / (scale + eps) for the groups of a batch; same shape as `groups`.
 
-    groups: rewards; None (unscored) stays None. A group is all None if it is not `usable` or lacks a required
-    greedy reward. tokens: policy tokens of each rollout, for `batch_over=token`. With a group baseline,
-    rewards equal up to rounding give exactly 0. Raises DataFailure for a reward that is not finite, BadConfig
-    for missing greedy rewards or token counts and for wrong results of a user-defined function.
+    None (unscored) stays None; a group is all None if it is not `usable` or lacks a required greedy reward.
+    tokens: policy tokens of each rollout, for `batch_over=token`. Rewards of a group that are equal up to
+    rounding give exactly 0. Raises DataFailure for a reward that is not finite, BadConfig for missing greedy
+    rewards and for wrong results of a user-defined function.
     """
     if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
         raise BadConfig(
@@ -152,7 +151,6 @@ def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
 
 
 def no_baseline(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
-    """The rewards themselves."""
     return rewards
 
 
@@ -177,13 +175,11 @@ def second_best(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
 
 def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float]:
     """Advantages for the best of `settings.k` attempts, and the standard deviation of the best, over all
-    k-subsets of n > k.
+    k-subsets.
 
-    A_i = mean of max(subset) over the subsets that contain i, minus its mean R over all subsets. For rewards
-    of 0 and 1 this is the analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers
-    R = 1 - C(N_neg, k) / C(n, k), right ones get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k -
-    1), the deviation is sqrt(R (1 - R)). The closed form over sorted rewards extends it to any values; k = 1
-    is the reward minus its mean.
+    A_i = mean of max(subset) over the subsets that contain i, minus its mean over all subsets. For rewards of
+    0 and 1 this is the analytic advantage of Pass@k training (arXiv 2508.10751); the closed form over sorted
+    rewards extends it to any values.
     """
     count, k = len(rewards), settings.k
     order = sorted(range(count), key=rewards.__getitem__)
@@ -209,9 +205,7 @@ def _over_batch(
     tokens: Sequence[Sequence[int]] | None,
     sum_workers: Sum,
 ) -> list[list[float | None]]:
-    """Subtract the mean of the batch and, for `batch_std`, divide by its standard deviation (REINFORCE++,
-    arXiv 2501.03262).
-    """
+    """Subtract the batch's mean and, for `batch_std`, divide by its deviation (REINFORCE++, arXiv 2501.03262)."""
     weights = tokens or [[1] * len(group) for group in groups]
     rollouts = [
         pair for group, row in zip(groups, weights, strict=True) for pair in zip(group, row, strict=True)
@@ -229,9 +223,6 @@ def _over_batch(
 
 
 def advantage_metrics(groups: Sequence[Values]) -> dict[str, float]:
-    """Statistics of a batch: dropped groups, groups without a signal, share of excluded rollouts, size of the
-    advantages.
-    """
     used = [a for group in groups for a in group if a is not None]
     rollouts = sum(len(group) for group in groups)
     return {

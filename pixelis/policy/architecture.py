@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 class Architecture:
-    """Architecture of a model folder.
-
-    Raises MissingFile without config.json, BadConfig for an unsupported model family.
-    """
+    """Raises MissingFile without config.json, BadConfig for an unsupported model family."""
 
     def __init__(self, name: str, dtype: torch.dtype = torch.bfloat16):
         self.dtype, model = dtype, model_class(folder := resolve(name))
@@ -42,10 +39,7 @@ class Architecture:
 
     @property
     def multiple(self) -> int:
-        """Side in pixels of the square tile that is one image token.
-
-        Sides of a view are multiples of it. 28 without vision.
-        """
+        """Side in pixels of the square tile that is one image token; 28 without vision."""
         return (
             28 if self.vision is None else int(self.vision.patch_size) * int(self.vision.spatial_merge_size)
         )
@@ -65,12 +59,11 @@ class Architecture:
         return ranks_of(lora, self.shapes(lora.targets, lora.vision_tower))
 
     def trained_parameters(self, policy: config.PolicyConfig) -> int:
-        """Parameters that full-parameter training changes."""
+        """Number of parameters that full-parameter training changes."""
         return self.parameters - (self.vision_parameters if policy.freeze_vision_tower else 0)
 
     def layer_bytes(self, tokens: int) -> int:
-        """Bytes that a decoder layer saves for its backward pass over `tokens` tokens in bfloat16 with fused
-        attention.
+        """Bytes that a decoder layer saves for its backward pass, with fused attention.
 
         The factors count the saved tensors of each width in the layers of Qwen3; with adapters, or in
         Qwen2.5, there are fewer.
@@ -83,9 +76,7 @@ class Architecture:
         return int(tokens * (8 * hidden + 6 * queries + 5 * keys + 4 * inner + routed) * self.width)
 
     def vision_block_bytes(self, patches: int) -> int:
-        """Bytes that a block of the vision tower saves for its backward pass over `patches` patches, counted
-        likewise.
-        """
+        """Bytes that a block of the vision tower saves for its backward pass, counted likewise."""
         vision, width = self.vision, self.vision_width
         inner = getattr(vision, "intermediate_size", None) or width * vision.mlp_ratio
         is_gated = vision.hidden_act == "silu"  # Qwen2.5-VL

@@ -1,8 +1,7 @@
 """Atomic, checksummed checkpoint folders: tensors as safetensors, everything else as JSON, nothing pickled.
 
-A folder is written under a temporary name, flushed to disk and renamed. A process killed at any point leaves
-the last complete checkpoint in place. Each worker of a learner writes its own files, in the background; the
-first one renames the folder.
+A folder is written under a temporary name, flushed to disk and renamed, so a process killed at any point
+leaves the last complete checkpoint in place.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ _NAME = re.compile(r"step_(\d{8})$")
 class Writer:
     """Writes the checkpoints of a group of workers in a thread, one at a time, while the training goes on.
 
-    Every worker writes its own files into one folder, which therefore must be on storage that all of them
-    share.
+    Every worker writes its own files into one folder on shared storage; the first one renames it.
     """
 
     def __init__(self, worker: int = 0, workers: int = 1):
@@ -59,13 +57,9 @@ class Writer:
         """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return it. All workers call it together.
 
         tensors: file stem -> name -> this worker's array or part of it, not to be changed before `wait`
-        returns; texts: file stem
-        -> JSON value, written by the first worker; headers: file stem -> header of its safetensors files.
-        Afterwards all but the
-        newest `keep` checkpoints (0: none) and that of step `best` are removed. Replaces a checkpoint of the
-        same step.
-
-        Waits for the checkpoint before and raises its failure.
+        returns; texts: file stem -> JSON value; headers: file stem -> header of its safetensors files.
+        Afterwards all but the newest `keep` checkpoints (0: none) and that of step `best` are removed. Waits
+        for the checkpoint before, and raises its failure.
         """
         self.wait()
         final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
@@ -125,9 +119,7 @@ class Writer:
         return _flush(paths)
 
     def _gather(self, folder: Path, entries: dict[str, Any]) -> bool:
-        """Write the manifest of all workers' files; True on the first worker, which then renames the
-        folder.
-        """
+        """Write the manifest of all workers' files; True on the first worker, which then renames the folder."""
         if self.worker:
             write_json(folder / f".worker-{self.worker}.json", entries)
             return False
@@ -174,7 +166,7 @@ def write(
 ) -> Path:
     """Write a checkpoint of one worker and return its folder when it is complete; see `Writer.start`.
 
-    state: JSON values, stored as `state.json`; notes: file stem -> further ones.
+    state: stored as `state.json`; notes: file stem -> further JSON values.
     """
     writer = Writer()
     folder = writer.start(run_dir, step, tensors, {"state": state, **(notes or {})}, headers, keep, best)
@@ -199,11 +191,7 @@ def link_best(run_dir: str | Path, step: int) -> None:
 
 
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
-    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to
-    `final`.
-
-    Raises InfraFailure if the disk is full or fails.
-    """
+    """Create `final` atomically, filled by `fill`, with a manifest. Raises InfraFailure if the disk fails."""
     final = Path(final)
     temporary: Path | None = None
     try:
@@ -333,9 +321,7 @@ def step_of(folder: str | Path) -> int:
 
 
 def prune(run_dir: str | Path, keep: int, best: int | None = None) -> None:
-    """Remove all but the newest `keep` complete checkpoints and that of step `best`, and the remains of
-    interrupted writes.
-    """
+    """Remove all but the newest `keep` complete checkpoints and that of step `best`, and interrupted writes."""
     folders = _steps(run_dir)
     # Checksums were computed when the files were written; reading all of them again would take minutes for a
     # large model.
@@ -350,7 +336,6 @@ def prune(run_dir: str | Path, keep: int, best: int | None = None) -> None:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Checksum of a file, hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -376,7 +361,6 @@ def _is_orphan(path: Path) -> bool:
 
 
 def _owner() -> str:
-    """This process among those of all machines that share the storage."""
     return f"{_machine()}-{os.getpid()}"
 
 

@@ -1,7 +1,5 @@
-"""The critic of PPO (arXiv 1707.06347): a value head on the policy's hidden states, with its own optimizer.
-
-The states are detached, so the value loss does not change the policy, and an adapter stays what generators
-load.
+"""The critic of PPO (arXiv 1707.06347): a value head on the policy's detached hidden states, with its own
+optimizer.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ HIDDEN = 256
 
 
 class Critic:
-    """Value of the state before each policy token: hidden states float [tokens, width] to float32
-    [tokens].
-    """
+    """Value of the state before each policy token."""
 
     def __init__(self, width: int, settings: config.CriticConfig, seed: int, device: torch.device):
         self.settings = settings
@@ -37,7 +33,6 @@ class Critic:
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.lr, weight_decay=0.0)
 
     def values(self, hidden: Float[Tensor, "tokens width"]) -> Float[Tensor, " tokens"]:
-        """Predicted returns."""
         return self.head(hidden.detach().float())[:, 0]
 
     def backward(
@@ -63,9 +58,7 @@ class Critic:
         }
 
     def apply(self) -> None:
-        """Take the optimizer step with the gradients of all learners, unless the gradient is not finite.
-        Collective.
-        """
+        """Take the optimizer step with all learners' gradients, unless they are not finite. Collective."""
         parameters = list(self.head.parameters())
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -83,7 +76,6 @@ class Critic:
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Load ``tensors``."""
         self.head.load_state_dict(
             {n[5:]: torch.from_numpy(np.asarray(a)) for n, a in tensors.items() if n.startswith("head.")}
         )

@@ -1,4 +1,4 @@
-"""The DeepSpeed engine of the learner, with access to its state at any ZeRO stage and number of workers.
+"""The learner's DeepSpeed engine, with access to its state at any ZeRO stage and number of workers.
 
 State is read and written by name as full tensors or parts of them, so a checkpoint of two workers under
 ZeRO-2 resumes on one under ZeRO-1.
@@ -58,9 +58,7 @@ def ensure_process_group(device: torch.device) -> None:
 
 
 def deepspeed_config(learner: config.LearnerConfig, bfloat16: bool, device: torch.device) -> dict[str, Any]:
-    """DeepSpeed's configuration: defaults, overridden by the file `learner.deepspeed`. Raises MissingFile,
-    BadConfig.
-    """
+    """DeepSpeed's configuration: defaults under the file `learner.deepspeed`. Raises MissingFile, BadConfig."""
     bucket = 200_000_000 if device.type == "cuda" else 20_000_000
     defaults: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -115,10 +113,9 @@ def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]
 
 
 class ZeroEngine:
-    """A module under DeepSpeed with AdamW, torch's or one with bfloat16 moments.
+    """A module under DeepSpeed with AdamW. All workers must call its methods together.
 
-    parameters: the trainable ones, by their names in checkpoints. All workers must call the methods together,
-    after `ensure_process_group`.
+    parameters: the trainable ones, by their names in checkpoints.
     """
 
     def __init__(
@@ -191,8 +188,7 @@ class ZeroEngine:
         return out
 
     def model_weights(self) -> FlatTensors:
-        """Copy of the trainable parameters as the forward pass reads them, on the first worker; {} on the
-        others.
+        """Copy of the trainable parameters in the model's type, on the first worker; {} on the others.
 
         float32, or the bits of bfloat16 as uint16.
         """
@@ -212,7 +208,7 @@ class ZeroEngine:
         return out
 
     def parts(self) -> tuple[dict[str, Part], dict[str, Part | np.ndarray]]:
-        """This worker's parts of `weights` and of `moments`; those of all workers together are complete."""
+        """This worker's parts of `weights` and of `moments`."""
         weights: dict[str, Part] = {}
         moments: dict[str, Part | np.ndarray] = {}
         states = list(self._adam.state.values())
@@ -269,7 +265,6 @@ class ZeroEngine:
                 self._set_part(parameter, value, None)
 
     def _set_part(self, parameter: Any, value: Tensor, moment: str | None) -> None:
-        """Overwrite this worker's part of a float32 parameter, or of a moment of it, from the whole value."""
         if self.stage < 3:
             parameter.set_full_hp_param(value, moment)
             return
@@ -280,9 +275,7 @@ class ZeroEngine:
         parameter._z3_optimizer.set_local_hp_param(padded, parameter, moment)
 
     def shards(self) -> Shards:
-        """This worker's part of the parameters that the forward pass reads: all of each, except under
-        ZeRO-3.
-        """
+        """This worker's part of the parameters that the forward pass reads: all of each, except under ZeRO-3."""
         return {name: self._shard(parameter).clone() for name, parameter in self.parameters.items()}
 
     @contextmanager
@@ -354,7 +347,6 @@ class ZeroEngine:
                     self._set_part(parameter, value, moment)
 
     def close(self) -> None:
-        """Free the engine."""
         self.engine.destroy()
 
 

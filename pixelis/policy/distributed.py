@@ -1,7 +1,4 @@
-"""Rank, world size, shares of a batch and sums over the learner's workers.
-
-Imports torch only on the first call.
-"""
+"""Rank, world size, shares of a batch and sums over the learner's workers. Imports torch only on the first call."""
 
 from __future__ import annotations
 
@@ -19,8 +16,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
-    """Indices of each worker's items, in order: the largest item first, each to the worker with the smallest
-    sum.
+    """Indices of each worker's items, in order: the largest first, each to the worker with the smallest sum.
 
     With at least as many items as workers, each gets one. Source: R. L. Graham, Bounds on Multiprocessing
     Timing Anomalies, 1969.
@@ -35,10 +31,7 @@ def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
 
 
 def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
-    """Each value summed over all workers; of the first `largest` the maximum.
-
-    Raises InfraFailure without a group.
-    """
+    """Each value summed over all workers; of the first `largest` the maximum."""
     dist = _process_group()
     if dist.get_world_size() == 1:
         return values

@@ -1,6 +1,4 @@
-"""Embeddings from the frozen base model: states of turns for coherence and curiosity rewards, question
-vectors for memory.
-"""
+"""Embeddings from the frozen base model: states of turns for rewards, question vectors for memory."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ GRID = 4
 
 
 def turn_ends(trajectory: Trajectory) -> list[int]:
-    """Positions of the tokens whose states describe the episode: the last before each policy turn, and the
-    last of all.
-    """
+    """Positions of the last token before each policy turn, and of the last of all."""
     ends: list[int] = []
     length = 0
     for turn in trajectory.turns:
@@ -48,8 +44,7 @@ def turn_states(
     views: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]],
     row_tokens: int,
 ) -> list[Float[np.ndarray, "policy_turns_plus_1 hidden"] | None]:
-    """Hidden states of the last layer at the `turn_ends` of each trajectory, float32. views: images of each
-    trajectory.
+    """Hidden states of the last layer at the `turn_ends` of each trajectory, float32.
 
     None for a trajectory that has no policy turn or is unusable (`samples.unusable`).
     """
@@ -85,8 +80,8 @@ def image_vector(
     """Vector of an image of rows * columns tokens, float32, not normalised.
 
     The features are averaged over 4 x 4 cells. Channel c becomes its Walsh coefficient 1 + c mod 15 over the
-    cells, so that the vector depends on where in the image a channel is strong: a mean over the image would
-    hardly tell images apart.
+    cells, so that the vector depends on where a channel is strong: a plain mean would hardly tell images
+    apart.
     """
     cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(
         1
@@ -116,9 +111,8 @@ def question_vectors(
 ) -> list[tuple[Float[np.ndarray, " hidden"] | None, Float[np.ndarray, " hidden"] | None]]:
     """(visual vector, text vector) of each question, float32; None without images or text.
 
-    texts: token ids of each question; views: its images; pool: image features, rows and columns -> vector.
-    The visual vector is the mean of the normalised image vectors, the text vector the mean of the token
-    embeddings.
+    texts: token ids. The visual vector is the mean of the normalised image vectors, the text vector the mean
+    of the token embeddings.
     """
     flat = [view for images in views for view in images]
     vectors = []

@@ -37,7 +37,6 @@ def checkpoint_files(path: str | Path) -> list[Path]:
 
 
 def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of a checkpoint, read lazily."""
     for file in checkpoint_files(path):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
@@ -54,8 +53,7 @@ def parameter_name(name: str) -> str:
 
 
 class BaseFile:
-    """The base model's parameters by their names in transformers; shapes are read on creation, values on
-    demand.
+    """The base model's parameters by their names in transformers; values are read on demand.
 
     Published mixtures of experts store stacked experts transposed: `transposed` names them.
     """
@@ -94,16 +92,11 @@ class BaseFile:
     def updates(
         self, adapter: Adapter
     ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
-        """The changes of the adapter; see `lora.weight_updates`.
-
-        Raises BadInput if it does not fit or is not finite.
-        """
+        """`lora.weight_updates` of the adapter."""
         return weight_updates(self.shapes, adapter)
 
     def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:
-        """Write the changed parameters under the checkpoint's names, merged in float32 and rounded once to
-        `dtype`.
-        """
+        """Write the changed parameters under the checkpoint's names, rounded once to `dtype`."""
         merged: dict[str, torch.Tensor] = {}
         for name, (left, right) in self.updates(adapter).items():
             if right is not None:
@@ -165,11 +158,10 @@ def write_peft(
 
 
 def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.dtype | None = None) -> Path:
-    """Write a model folder in the layout of `base` with the policy's weights; returns the folder, which must
-    not exist.
+    """Write a model folder in the layout of `base` with the policy's weights; `folder` must not exist.
 
-    dtype: of the floating-point weights, None for that of each in `base`. Adapters are merged in float32 and
-    rounded once. Raises BadInput for weights that do not fit.
+    dtype: of the floating-point weights, None for that of each in `base`. Raises BadInput for weights that do
+    not fit.
     """
     source = BaseFile(base)
     updates = {
@@ -197,7 +189,6 @@ def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.
 
 
 def copy_settings(base: Path, folder: Path) -> None:
-    """Create a folder with the files of a model folder that hold no weights."""
     folder.mkdir(parents=True)
     for path in sorted(base.iterdir()):
         if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:

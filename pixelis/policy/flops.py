@@ -31,13 +31,11 @@ PEAK_TFLOPS = {
     "L4": 121.0,
     "RTX 3090": 71.0,
 }
-"""Dense bfloat16 tensor operations per second in 10^12, by a part of the GPU's name, from NVIDIA's data
-sheets.
-"""
+"""Dense bfloat16 operations per second in 10^12, by a part of the GPU's name (NVIDIA's data sheets)."""
 
 
 def peak_flops(device: torch.device, tflops: float | None = None) -> float | None:
-    """Operations per second of a device; None if unknown. tflops: overrides the table, in 10^12."""
+    """Operations per second of a device; None if unknown. tflops: overrides the table."""
     if tflops is not None:
         return tflops * 1e12
     if device.type != "cuda":
@@ -68,17 +66,13 @@ class FlopCounter:
     def count(
         self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0, workers: int = 1
     ) -> float:
-        """Operations for `tokens` and images, and 1 / `workers` of those for logits and attention in
-        `lengths`.
-        """
+        """Operations for `tokens` and images, and 1 / `workers` of those for logits and attention in `lengths`."""
         whole = self.head * policy_tokens + 3 * self.attention * sum(length**2 for length in lengths)
         return float(self.layers * tokens + self.vision * patches + whole / workers)
 
 
 def _per_token(module: nn.Module, active: float = 1.0) -> int:
-    """Operations of a module's matrices for a token. active: share of the stacked experts that a token
-    passes.
-    """
+    """Operations of a module's matrices for a token. active: share of the stacked experts that a token passes."""
     matrices: list[tuple[Any, float]] = [
         (m.weight, 1.0)
         for m in module.modules()

@@ -1,7 +1,7 @@
 """Forward passes of engine and learner, and their attention functions.
 
-transformers' own forward pass would encode an image again for every rollout that contains it, and attend over
-a packed row with a square mask.
+transformers' own would encode an image again for every rollout, and attend over a packed row with a square
+mask.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 VisionLanguageModel = Any
 """`Qwen2_5_VLForConditionalGeneration` and its like, which share no base class with typed submodules."""
 
+FEATURE_CACHE_BYTES = 256 * 2**20
 PACKED = "pixelis_packed"
 CACHED = "pixelis_cached"
 """Names in transformers' attention registry: for packed rows (learner) and rows with a KV cache (engine)."""
@@ -37,16 +38,13 @@ CACHED = "pixelis_cached"
 
 @dataclass(slots=True)
 class Features:
-    """Output of the vision tower for one or more views. deepstack: visual input of early decoder layers
-    (Qwen3-VL).
-    """
+    """Output of the vision tower for some views. deepstack: visual input of early decoder layers (Qwen3-VL)."""
 
     embeds: Float[Tensor, "image_tokens hidden"]
     deepstack: list[Float[Tensor, "image_tokens hidden"]]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for t in (self.embeds, *self.deepstack))
 
     def rows(self, index: Int[Tensor, " n"]) -> Features:
@@ -57,7 +55,6 @@ class Features:
 
 
 def concatenate(features: Sequence[Features]) -> Features:
-    """Features of several views, in order."""
     layers = zip(*(f.deepstack for f in features), strict=True)
     return Features(torch.cat([f.embeds for f in features]), [torch.cat(layer) for layer in layers])
 
@@ -93,11 +90,9 @@ def encode_views(
 
 
 class FeatureCache:
-    """Least-recently-used cache of a frozen vision tower's features, by digest of the view. limit: in
-    bytes.
-    """
+    """Least-recently-used cache of a frozen vision tower's features, by digest of the view. limit: in bytes."""
 
-    def __init__(self, limit: int = 256 * 2**20):
+    def __init__(self, limit: int = FEATURE_CACHE_BYTES):
         self.limit = limit
         self.entries: OrderedDict[bytes, Features] = OrderedDict()
         self.nbytes = 0
@@ -183,10 +178,9 @@ def packed_hidden_states(
 
 
 def use_packed_attention(model: VisionLanguageModel) -> bool:
-    """Switch the language model to `packed_attention`, unless it uses flash attention; returns whether it
-    did.
+    """Switch the language model to `packed_attention`, unless it uses flash attention.
 
-    Only with `packed_attention` can samples of a row share their prompts.
+    True if it did: only then can samples of a row share their prompts.
     """
     text = model.model.language_model.config
     if text._attn_implementation == "sdpa":

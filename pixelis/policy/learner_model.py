@@ -32,9 +32,8 @@ class LearnerModel:
     """The policy and its critic on one worker. All methods are collective.
 
     network: the transformers model; zero: the DeepSpeed engine around it; sequence: the workers that share a
-    packed row; hidden: states of the last forward pass, with a critic. temperature: of the rollouts; adapter:
-    initial weights (None: the base model). Raises BadConfig, MissingFile and BadInput before it allocates the
-    optimizer.
+    packed row; hidden: states of the last forward pass, with a critic. Raises BadConfig, MissingFile and
+    BadInput before it allocates the optimizer.
     """
 
     def __init__(
@@ -108,10 +107,7 @@ class LearnerModel:
         check_adapter(adapter, self.policy, self.base_sha256, self.shapes)
 
     def set(self, adapter: Adapter) -> None:
-        """Take the weights of an adapter that fits.
-
-        Layers of the vision tower that it lacks get a product of 0.
-        """
+        """Take the weights of an adapter. Layers of the vision tower that it lacks get a product of 0."""
         weights = adapter.tensors
         if lacking := self.shapes.keys() - weights.keys():
             own = without_change(self.zero.weights())
@@ -131,9 +127,7 @@ class LearnerModel:
     def forward(
         self, batch: PackedBatch, smoothing: float = 0.0, reference: ReferenceStates | None = None
     ) -> tuple[Tensor, ...]:
-        """Log-probabilities, entropies and with `reference` divergences of the policy tokens; see
-        `PolicyModule`.
-        """
+        """What `PolicyModule` returns for the policy tokens."""
         return self.zero.engine(batch, self._view_features(batch), smoothing, reference)
 
     def _view_features(self, batch: PackedBatch) -> Features | None:
@@ -143,7 +137,6 @@ class LearnerModel:
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        """Switch dropout off, as in an engine."""
         self.network.train(self.policy.lora.dropout == 0)
         try:
             yield
@@ -152,17 +145,13 @@ class LearnerModel:
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Log-probabilities of each sample's policy tokens, float32, without dropout; empty for an unusable
-        sample.
-        """
+        """Log-probabilities of each sample's policy tokens, as an engine has them; empty for an unusable sample."""
         with self._without_dropout():
             return self._per_token(samples, lambda new: new)
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """The critic's value before each policy token of each sample, float32; empty for an unusable
-        sample.
-        """
+        """The critic's value before each policy token of each sample; empty for an unusable sample."""
         critic = self.critic
         assert critic is not None
         with self._without_dropout():
@@ -197,9 +186,7 @@ class LearnerModel:
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
-        """KL penalty of each sample for `rft.loss.kl_in=reward`: `token_kl`, summed; None for an unusable
-        sample.
-        """
+        """`token_kl` of each sample, summed; None for an unusable sample."""
         return [
             float(values.sum(dtype=np.float64)) if len(values) else None for values in self.token_kl(samples)
         ]
@@ -207,8 +194,7 @@ class LearnerModel:
     def token_kl(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
         """Behaviour - reference log-probability (k1) of each policy token; empty for an unusable sample.
 
-        An unbiased estimate of KL(behaviour policy || reference), which can be negative. Raises BadConfig
-        without a reference.
+        An unbiased estimate of KL(behaviour policy || reference), which can be negative.
         """
         if self.reference is None:
             raise BadConfig(
@@ -223,7 +209,7 @@ class LearnerModel:
         ]
 
     def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[Tensor]:
-        """Log-probabilities of each batch under the reference policy. Collective under ZeRO-3."""
+        """Log-probabilities of each batch under the reference policy."""
         with self._as_reference():
             return [outputs[0] for outputs in self._outputs(batches, passes)[: len(batches)]]
 
@@ -260,9 +246,8 @@ class LearnerModel:
     def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:
         """KL(behaviour policy || current weights) in nats per token, over all workers' usable samples.
 
-        The mean of exp(r) - 1 - r with r = current - behaviour log-probability (k3 of
-        http://joschu.net/blog/kl-approx.html): unbiased for samples of the behaviour policy, never negative,
-        infinite on overflow.
+        The mean of exp(r) - 1 - r with r = current - behaviour log-probability (k3,
+        http://joschu.net/blog/kl-approx.html).
         """
         ratios = [
             new - s.log_probs[s.mask]

@@ -1,7 +1,6 @@
 """LoRA in a model: the layers with adapters, trainable adapters for the learner, and merging for the engines.
 
-W = W0 + alpha / rank * B A on linear layers (arXiv 2106.09685). Layers may have different ranks with the same
-alpha / rank.
+W = W0 + alpha / rank * B A on linear layers (arXiv 2106.09685).
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ _LANGUAGE_MODEL = "language_model."
 
 
 def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = False) -> dict[str, nn.Linear]:
-    """Linear layers that get an adapter, by full name: those of the language model named in `targets`, and
-    `lm_head`.
+    """Linear layers that get an adapter: those named in `targets`, and with `vision_tower` all of the tower.
 
-    With `vision_tower` also all of the vision tower. Raises BadConfig for unknown targets, a model without
-    vision, and an `lm_head` that shares its weight with the embedding.
+    Raises BadConfig for unknown targets, a model without vision, and an `lm_head` that shares its weight with
+    the embedding.
     """
     layers: dict[str, nn.Linear] = {}
     choices: set[str] = set()
@@ -73,10 +71,7 @@ def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = Fa
 
 
 def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Module:
-    """Add trainable adapters to the model in place and freeze all other parameters; returns the model.
-
-    A is random with `seed`, B is zero: the policy is unchanged at first.
-    """
+    """Add trainable adapters to the model in place and freeze all other parameters. B is zero at first."""
     from peft import LoraConfig, inject_adapter_in_model
 
     from pixelis.policy.lora_linear import LoraLinear
@@ -126,8 +121,8 @@ class BaseWeights(dict[str, Tensor]):
 def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
     """Set the weights of a model without peft layers to base plus adapter. None restores the base.
 
-    Computed from the values in `base`, so that rounding errors do not add up. Raises BadInput for an adapter
-    that does not fit or is not finite; the model is then unchanged.
+    `base` keeps the original of each parameter, so that rounding errors do not add up. Raises BadInput for an
+    adapter that does not fit or is not finite; the model is then unchanged.
     """
     parameters = dict(model.named_parameters())
     updates = weight_updates(parameters, adapter) if adapter is not None else {}
@@ -149,8 +144,8 @@ def weight_updates(
 ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
     """Changed parameter -> (scaled B, A) of the product to add, or (new value, None).
 
-    parameters: of the base model; only their shapes are read. Full weights share the adapter's memory. Raises
-    BadInput for an adapter that does not fit or is not finite.
+    parameters: only their shapes are read. Full weights share the adapter's memory. Raises BadInput for an
+    adapter that does not fit or is not finite.
     """
     updates: dict[str, tuple[Tensor, Tensor | None]] = {}
     if adapter.kind == "full":

@@ -23,7 +23,6 @@ class LoraLinear(lora.Linear):
     """peft's LoRA layer with a faster forward and backward pass."""
 
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
-        """Output in the type of the frozen layer."""
         # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the
         # submodules.
         return (

@@ -1,6 +1,4 @@
-"""Loads a vision-language model: a Hugging Face folder of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or the embedded
-nano.
-"""
+"""Loads a vision-language model: a Hugging Face folder of a supported family, or the embedded nano."""
 
 from __future__ import annotations
 
@@ -47,10 +45,7 @@ CLASSES: dict[str, Any] = {
 
 
 def default_device() -> torch.device:
-    """The GPU of this process if it has one, else the CPU.
-
-    A Ray Train worker's own has the index LOCAL_RANK.
-    """
+    """The GPU of this process if it has one (of a Ray Train worker LOCAL_RANK's), else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     index = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
@@ -67,9 +62,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def pick_attention(name: str, device: torch.device) -> str:
-    """Attention implementation; `auto` is flash attention on a GPU if installed, else sdpa. Raises
-    MissingDependency.
-    """
+    """Attention implementation; `auto` is flash attention on a GPU if installed, else sdpa."""
     installed = importlib.util.find_spec("flash_attn") is not None
     if name == "auto":
         return "flash_attention_2" if device.type == "cuda" and installed else "sdpa"
@@ -88,7 +81,7 @@ def model_class(folder: Path) -> Any:
 
 
 def checkpoint_names(folder: Path) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that map the names of a folder's weights; only text models need some."""
+    """Arguments of `from_pretrained` that map the names of a text model's weights."""
     return {"key_mapping": CHECKPOINT_NAMES} if model_config(folder)["model_type"] in TEXT_FAMILIES else {}
 
 

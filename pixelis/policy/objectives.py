@@ -1,8 +1,4 @@
-"""What an optimizer step minimises: the loss of demonstrations (SFT) or of rollouts (RFT, evolution).
-
-An objective runs the model on a micro-batch, returns the loss for the trainer to differentiate, and adds its
-metrics.
-"""
+"""What an optimizer step minimises: the loss of demonstrations (SFT) or of rollouts (RFT, evolution)."""
 
 from __future__ import annotations
 
@@ -41,7 +37,6 @@ class MicroBatch:
     reference: Float[Tensor, " tokens"] | ReferenceStates | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        """A copy on a device."""
         old = self.old.to(device) if self.old is not None else None
         reference = self.reference.to(device) if self.reference is not None else None
         return MicroBatch(self.batch.to(device), self.members, old, reference)
@@ -79,15 +74,12 @@ class SftObjective:
         return sample.weight
 
     def trains(self, sample: TrainSample) -> bool:
-        """Whether a sample has a gradient."""
         return True
 
     def references(self, batches: Sequence[PackedBatch], passes: int) -> Sequence[Tensor | ReferenceStates]:
-        """What the loss needs of the reference policy, by batch: nothing."""
         return ()
 
     def loss(self, micro: MicroBatch, totals: Totals, sums: Sums) -> Tensor:
-        """Loss of a micro-batch, with gradient."""
         batch, is_real = micro.batch, bool(micro.members)
         new, entropy = self.model.forward(batch, self.smoothing)
         weights = float(is_real) * token_weights(
@@ -98,16 +90,14 @@ class SftObjective:
         return sft_loss(new, weights * batch.weights[batch.mask])
 
     def metric_names(self, measured: Iterable[str]) -> list[str]:
-        """Names of the metrics."""
         return ["entropy", "nll"]
 
 
 class PolicyObjective:
-    """Policy gradient on rollouts, with a KL term to the starting policy, an entropy bonus and the critic of
-    PPO.
+    """Policy gradient on rollouts, with a KL term to the starting policy, an entropy bonus and PPO's critic.
 
-    `kl_coefficient` is the weight of the KL term, adapted if `rft.loss.kl_target` is set; `kl_weight` that of
-    this step.
+    kl_coefficient: weight of the KL term, adapted if `rft.loss.kl_target` is set; kl_weight: that of this
+    step.
     """
 
     no_sample_fix = (
@@ -177,9 +167,7 @@ class PolicyObjective:
         return loss
 
     def metric_names(self, measured: Iterable[str]) -> list[str]:
-        """Names of the metrics, maxima first: the known ones, and those of a user-defined surrogate among
-        `measured`.
-        """
+        """Names of the metrics, maxima first; `measured` adds those of a user-defined surrogate."""
         names = [*metric_names(self.settings, self.has_kl_term), "entropy", "nll"]
         if self.model.critic is not None:
             names += ["critic_loss", "critic_clipped"]
@@ -187,12 +175,11 @@ class PolicyObjective:
         return [n for n in own if n.endswith("_max")] + names + [n for n in own if not n.endswith("_max")]
 
     def apply_critic(self) -> None:
-        """Take the critic's optimizer step. Collective."""
         if self.model.critic is not None:
             self.model.critic.apply()
 
     def adapt_kl(self, divergence: float) -> None:
-        """Adapt the KL weight to the divergence of a step, if `rft.loss.kl_target` is set (arXiv 1909.08593,
+        """Adapt the KL weight to the divergence of a step, for `rft.loss.kl_target` (arXiv 1909.08593,
         section 2.2).
         """
         target = self.settings.kl_target

@@ -1,7 +1,7 @@
 """Sequence packing: samples of unequal length in one row without padding.
 
-Attention is restricted to each sample, and positions restart at each. Rollouts of a group begin with the same
-prompt, which `packed_attention` lets a row hold once.
+Attention is restricted to each sample, and positions restart at each. A row can hold a prompt that rollouts
+share once.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ BUCKET_RATIO = 0.8
 """Shortest sample of an attention bucket, as a share of its longest one. The difference is padding."""
 
 SHARED_TOKENS_PER_TOKEN = 8
-"""Tokens of a prompt already in the bin that cost as much as one new token: layers keep them for attention
-only.
-"""
+"""Tokens of a prompt already in the bin that cost as much as one new token."""
 
 
 class Prompt(NamedTuple):
@@ -54,11 +52,10 @@ class Segments:
 class PackedBatch:
     """One packed micro-batch: `row` tokens of `samples` samples, of which `tokens` are policy tokens.
 
-    positions: index within the sample, then M-RoPE (time, row, column); mask: the policy tokens; targets:
-    their ids; previous: row index of the token before each; behaviour: log-probabilities; weights: of each
-    token in the SFT loss; sequence: sample of each token (of a shared prompt, its first); policy_tokens:
-    number of each sample; views, digests: the distinct images; image_rows: row of each image token in their
-    concatenated features.
+    positions: index within the sample, then M-RoPE (time, row, column); targets: ids of the policy tokens;
+    previous: row index of the token before each; behaviour: log-probabilities; weights: of each token in the
+    SFT loss; sequence: sample of each token (of a shared prompt, its first); views, digests: the distinct
+    images; image_rows: row of each image token in their concatenated features.
     """
 
     tokens: Int[Tensor, " row"]
@@ -216,7 +213,7 @@ def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
 def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segments:
     """Attention buckets of similar length for consecutive samples of the given lengths.
 
-    places: int64 [sum of lengths], row index of each token of the samples; None: tokens are not shared.
+    places: row index of each token of the samples; None: tokens are not shared.
     """
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     places = np.arange(sum(lengths)) if places is None else places

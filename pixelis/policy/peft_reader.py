@@ -1,6 +1,4 @@
-"""Reads LoRA adapters in PEFT's format, as PEFT, TRL, LLaMA-Factory, ms-swift and `pixelis export` save
-them.
-"""
+"""Reads LoRA adapters in PEFT's format, as PEFT, TRL, LLaMA-Factory, ms-swift and `pixelis export` save them."""
 
 from __future__ import annotations
 

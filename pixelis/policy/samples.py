@@ -34,11 +34,9 @@ CAUSES = (
 class TrainSample:
     """One sequence to train on.
 
-    tokens: with image pads expanded; mask: the tokens that the policy generated; log_probs: behaviour
-    log-probabilities, 0 where the mask is False; advantage: of the whole trajectory; views: of each image in
-    order; version: of the generating policy; weights: of each token in the SFT loss, None for 1 each;
-    token_advantages: of each policy token, instead of the trajectory's; values, returns: of each policy
-    token, for a critic.
+    tokens: with image pads expanded; mask: the tokens that the policy generated; log_probs: of the behaviour
+    policy, 0 outside the mask; weights: of each token in the SFT loss, None for 1 each; token_advantages: of
+    each policy token, instead of the trajectory's; values, returns: for a critic.
     """
 
     tokens: Int64[np.ndarray, " length"]
@@ -78,9 +76,8 @@ class TrainSample:
 class LearnerBatch:
     """One worker's share of batch ``step`` and the settings of its update.
 
-    metrics: of the batch before the update; state: of the source after this batch, saved in checkpoints;
-    options: of `Trainer.update`; optional: a batch without a usable sample is skipped instead of raising an
-    error.
+    metrics: of the batch before the update; state: of the source after this batch; options: of
+    `Trainer.update`; optional: a batch without a usable sample is skipped instead of raising an error.
     """
 
     step: int
@@ -105,8 +102,8 @@ def from_trajectory(
 ) -> TrainSample:
     """Convert a trajectory and its views (aligned with `trajectory.images`) to arrays.
 
-    advantage: overrides the trajectory's; None in both counts as 0. whole: keep observations after the
-    policy's last token. Raises DataFailure if the number of views differs from the number of images.
+    advantage: overrides the trajectory's; whole: keep observations after the policy's last token. Raises
+    DataFailure if the number of views differs from the number of images.
     """
     tokens = np.asarray(trajectory.token_ids(), dtype=np.int64)
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)

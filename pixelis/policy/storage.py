@@ -17,15 +17,11 @@ PIXEL_BYTES = 3
 MIN_BYTES = 1_000_000_000
 """Smallest object store of a local cluster. It also holds the blocks that Ray Data reads ahead."""
 RESERVE = 1.3
-"""Factor for what is not counted: copies in transfer, and results of operations that wait for their
-caller.
-"""
+"""Factor for what is not counted: copies in transfer, and results that wait for their caller."""
 
 
 def kept_versions(c: config.Config, job: str) -> int:
-    """Versions that the policy store keeps at most: the newest, the published one, and a service's older
-    promoted ones.
-    """
+    """Most versions in the policy store: the newest, the published one, and a service's older promoted ones."""
     # In training every version is promoted
     older = c.policy_store.promoted(c.policy.full) if job == "serve" else 0
     return c.policy_store.newest(c.policy.full) + older + 1
@@ -50,8 +46,8 @@ def trained_bytes(c: config.Config, arch: Architecture) -> int:
 def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
     """Bytes in the object stores of all nodes at most, by part. version: bytes of one.
 
-    views: the first view of a question, and a crop for each further turn of each rollout, of the groups that
-    are running or accepted and of the batch that is learnt; pictures: at full resolution, until a group ends.
+    views: the first view and a crop for each further turn of each rollout, of the groups that are running,
+    accepted or learnt; pictures: at full resolution, until a group ends.
     """
     r, d = c.rft, c.dialogue
     running = (r.max_off_policy_steps + 1) * r.prompts_per_step
@@ -67,11 +63,10 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
 
 
 def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
-    """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one; trained:
-    `trained_bytes`.
+    """Bytes in run.dir at most, by part, without logs and saved episodes.
 
-    checkpoints: weights, two moments of each, the reference of a KL term, an average; of the newest
-    `learner.keep`, the best one if there are evaluations, and the one that is written.
+    checkpoints: the newest `learner.keep`, the best one if there are evaluations, and the one that is
+    written; each with weights, two moments, the reference of a KL term and an average.
     """
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
     has_average = job == "serve" and c.evolution.ema > 0
@@ -83,10 +78,7 @@ def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[s
 
 
 def needed_bytes(c: config.Config) -> tuple[int, int]:
-    """(bytes that a job's object stores should have together, bytes of its largest object).
-
-    Raises MissingFile without the model's config.json.
-    """
+    """(bytes that a job's object stores should have together, bytes of its largest object)."""
     from pixelis.policy.architecture import Architecture, learner_dtype
 
     version = version_bytes(c, Architecture(c.policy.model, learner_dtype(c.policy, c.learner.gpus > 0)))

@@ -1,6 +1,6 @@
 """Named tensors in safetensors files, whole or divided among workers, and in one piece of memory.
 
-A file that holds parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element,
+A file with parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element,
 *whole shape].
 """
 
@@ -61,14 +61,11 @@ def save_tensors(
 
 
 def part_name(stem: str, worker: int, workers: int) -> str:
-    """Name of a worker's file: `STEM.safetensors` of a single worker, `STEM.2-of-4.safetensors` of
-    several.
-    """
+    """Name of a worker's file: `STEM.safetensors` of a single worker, else `STEM.2-of-4.safetensors`."""
     return f"{stem}.safetensors" if workers == 1 else f"{stem}.{worker + 1}-of-{workers}.safetensors"
 
 
 def stem_of(path: Path) -> str:
-    """The stem of a file that `part_name` named."""
     return path.name.split(".", 1)[0]
 
 
@@ -78,10 +75,7 @@ def files_of(folder: Path, stem: str) -> list[Path]:
 
 
 class StoredTensors(Mapping[str, np.ndarray]):
-    """The whole tensors in some files, each read when it is asked for.
-
-    BadInput for a tensor with a part missing.
-    """
+    """The whole tensors in some files, each read when it is asked for. BadInput if a part is missing."""
 
     def __init__(self, files: list[Path]):
         self._pieces: dict[str, list[tuple[Any, int, tuple[int, ...]]]] = {}
@@ -123,10 +117,7 @@ Entry = tuple[str, str, tuple[int, ...]]
 
 
 class FlatTensors(Mapping[str, np.ndarray]):
-    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send.
-
-    None allocates the memory.
-    """
+    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send. None allocates it."""
 
     def __init__(self, layout: Sequence[Entry], data: np.ndarray | None = None):
         self.layout = tuple((name, dtype, tuple(shape)) for name, dtype, shape in layout)

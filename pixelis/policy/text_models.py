@@ -1,8 +1,6 @@
-"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with a vision tower without
-weights.
+"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with an empty vision tower.
 
-Adapters, forward passes and exports then need no case of their own. `CHECKPOINT_NAMES` maps the names of a
-folder's files.
+Adapters, forward passes and exports then need no case of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ class _TextPositions:
     """Takes the M-RoPE positions of the learner and the engine, whose axes are equal without images."""
 
     def forward(self, *arguments: Any, position_ids: torch.Tensor | None = None, **others: Any) -> Any:
-        """See the language model; position_ids: [axes, rows, length] or [rows, length]."""
         if position_ids is not None and position_ids.dim() == 3:
             position_ids = position_ids[-1]
         return super().forward(*arguments, position_ids=position_ids, **others)  # type: ignore[misc]
@@ -65,11 +62,9 @@ class _TextModel:
         self.post_init()  # type: ignore[attr-defined]
 
     def get_input_embeddings(self) -> Any:
-        """The embedding of tokens."""
         return self.model.language_model.embed_tokens
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The head."""
         return self.lm_head
 
 

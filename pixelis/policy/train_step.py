@@ -1,7 +1,4 @@
-"""Updates the policy: one optimizer step from a batch of trajectories.
-
-SFT, RFT and evolution differ only in the objective.
-"""
+"""One optimizer step from a batch of trajectories. SFT, RFT and evolution differ only in the objective."""
 
 from __future__ import annotations
 
@@ -43,10 +40,10 @@ SUMMED = (
 
 @dataclass(frozen=True)
 class Selection:
-    """A worker's samples of a step: those that count, those of them with a gradient, and why others are
-    unusable.
+    """A worker's samples of a step.
 
-    old: log-probabilities of `active` before the first step on the batch; empty if this is the only step.
+    active: those with a gradient; old: their log-probabilities before the first step on the batch, empty if
+    this is the only step.
     """
 
     usable: list[TrainSample]
@@ -57,9 +54,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of all workers: most micro-batches of one, usable and trained sequences, policy tokens (SFT: their
-    weights).
-    """
+    """Sums over all workers, and the most micro-batches of one. tokens: policy tokens, for SFT their weights."""
 
     micro_batches: int
     sequences: int
@@ -70,10 +65,9 @@ class Counts:
 class Trainer:
     """Trains the policy on one worker. All methods are collective.
 
-    total_steps: length of the learning-rate schedule; temperature: of the rollouts; adapter: initial weights
-    (None: the base model); ema: decay of the published weight average, 0 publishes the current weights;
-    minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes; critic: of PPO. The
-    starting policy is the reference of the KL term. Raises as `LearnerModel` does.
+    adapter: initial weights (None: the base model); ema: decay of the published weight average, 0 publishes
+    the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes.
+    The starting policy is the reference of the KL term. Raises as `LearnerModel` does.
     """
 
     def __init__(
@@ -119,9 +113,8 @@ class Trainer:
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(self, batch: LearnerBatch) -> dict[str, float]:
-        """Train on one batch; returns metrics of all its optimizer steps.
-
-        Ratios are relative to the weights before the first.
+        """Train on one batch and return metrics. Ratios are relative to the weights before its first
+        optimizer step.
 
         Raises as `update` does, except for an optional batch without a usable sample.
         """
@@ -158,14 +151,13 @@ class Trainer:
     ) -> dict[str, float]:
         """One optimizer step on this worker's share of a batch; returns metrics of the whole batch.
 
-        old: `log_probs` of the samples before the first of several steps on a batch, the ratio's denominator
-        (None: the only step). lr, kl_weight: override the schedule and `loss.kl`. kl_limit: largest KL from
-        the behaviour policy to the updated one (`behaviour_kl`); a step beyond it is undone and
+        old: `log_probs` of the samples before the first of several steps on a batch. lr, kl_weight: override
+        the schedule and `loss.kl`. kl_limit: a step whose `behaviour_kl` exceeds it is undone, and
         `evolve/skipped` is 1. sampled: what the behaviour policy generated, if not the samples.
 
-        Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). A step with a loss or
-        gradient that is not finite is skipped; the third in a row raises InfraFailure. Raises DataFailure if
-        no worker has a usable sample.
+        Unusable samples are dropped and counted by cause. A step with a loss or gradient that is not finite
+        is skipped; the third in a row raises InfraFailure. Raises DataFailure if no worker has a usable
+        sample.
         """
         started = time.perf_counter()
         model, objective = self.model, self.sft if kind == "sft" else self.rft
@@ -232,7 +224,6 @@ class Trainer:
     def _count(
         self, objective: SftObjective | PolicyObjective, selection: Selection, micro_batches: int
     ) -> Counts:
-        """Counts of the global batch. Raises DataFailure if no worker has a usable sample."""
         usable, tokens = selection.usable, sum(map(objective.size, selection.usable))
         local = [float(micro_batches), float(len(usable)), float(len(selection.active)), float(tokens)]
         most, sequences, trained, total = self.model.sequence.sum(local, largest=1)
@@ -252,9 +243,8 @@ class Trainer:
         bins: Sequence[Sequence[int]],
         most: int,
     ) -> list[MicroBatch]:
-        """The packed samples with what the loss needs of other policies, and empty batches up to `most`.
-
-        Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
+        """The packed samples, and empty batches up to `most`, so that all workers take part in the same
+        collectives.
         """
         rows = [[selection.active[i] for i in members] for members in bins]
         batches = [self.model.collate(row) for row in rows]
@@ -325,7 +315,8 @@ class Trainer:
         return self._as_adapter(self.model.zero.weights())
 
     def served(self) -> Adapter:
-        """Weights to publish, complete on the first worker: the average, or the current weights without one.
+        """Weights to publish, complete on the first worker: the average if there is one, else the current
+        weights.
 
         All parameters (`policy.full`) are of the model's type, to which the engines would round them.
         """
@@ -342,7 +333,7 @@ class Trainer:
         return Adapter(weights, lora.alpha, lora.rank, self.model.base_sha256, kind)
 
     def reset_to(self, adapter: Adapter | None) -> None:
-        """Continue from other weights with a fresh optimizer and average. None: the base model.
+        """Continue from other weights (None: the base model) with a fresh optimizer and average.
 
         Raises BadInput for an adapter that does not fit, and for None in full-parameter training.
         """
@@ -368,11 +359,11 @@ class Trainer:
         best: int | None = None,
         wait: bool = True,
     ) -> Path:
-        """Write a checkpoint, prune to `learner.keep`, return its folder. extra: the caller's state, JSON.
+        """Write a checkpoint, prune to `learner.keep`, return its folder.
 
-        name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint.
-        best: number of a further checkpoint to keep. wait: return when it is complete; otherwise it is
-        written in the background, until `writer.wait`.
+        extra: the caller's state, JSON; name: number in the folder's name instead of the optimizer step;
+        best: number of a further checkpoint to keep; wait: False writes in the background, until
+        `writer.wait`.
         """
         zero, reference, critic = self.model.zero, self.model.reference, self.model.critic
         weights, moments = zero.parts()
@@ -409,7 +400,7 @@ class Trainer:
         return folder
 
     def restore(self, folder: str | Path, verify: bool = True) -> dict[str, Any]:
-        """Continue exactly where `save` was called; returns its `extra`. verify: compare the checksums.
+        """Continue exactly where `save` was called; returns its `extra`.
 
         Raises MissingFile, and BadInput for other formats and damaged files.
         """
@@ -435,7 +426,6 @@ class Trainer:
         return dict(state["extra"])
 
     def close(self) -> None:
-        """Free the engine and its memory."""
         self.model.zero.close()
 
 
@@ -453,10 +443,7 @@ def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float
 def minibatch_indices(
     samples: int, minibatches: int, epochs: int, seed: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Indices of the samples of each optimizer step: `epochs` passes of `minibatches` steps each.
-
-    The first pass takes the samples in order; later passes shuffle them by `seed` and the number of the pass.
-    """
+    """Indices of the samples of each optimizer step. The first pass keeps their order; later ones shuffle."""
     for epoch in range(epochs):
         order = (
             list(range(samples))
@@ -468,8 +455,7 @@ def minibatch_indices(
 
 
 def combine_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over several optimizer steps: sums of counts, the largest of maxima and running counts, means
-    of the rest.
+    """Metrics over several optimizer steps: sums of counts, maxima, means of the rest.
 
     A step without a trained sample has fewer metrics and does not count in their means.
     """

@@ -1,7 +1,6 @@
 """transformers' classes that Pixelis uses, imported without scikit-learn and SciPy.
 
-transformers imports both, if installed, for assisted decoding and the losses of object detectors. That adds
-two to three seconds to the start of a process and 140 MB to its memory (AMD EPYC).
+transformers imports both, if installed, which adds two to three seconds and 140 MB to each process.
 """
 
 from __future__ import annotations

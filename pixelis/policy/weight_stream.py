@@ -30,7 +30,7 @@ _GIVEN_UP = "given up"
 
 @dataclass(frozen=True, slots=True)
 class StreamAddress:
-    """A learner's store, with the backend and the timeout in seconds of each operation of its broadcasts."""
+    """A learner's store, with the backend and the timeout of each operation of its broadcasts."""
 
     host: str
     port: int
@@ -49,9 +49,7 @@ class StreamPlace:
 
 
 def request(address: StreamAddress, version: int, group: str, size: int) -> bool:
-    """Ask the learner to broadcast a version in a group of `size` processes; False if it has given the
-    version up.
-    """
+    """Ask the learner to broadcast a version to a group of `size` processes; False if it has given the version up."""
     text = json.dumps([group, size])
     try:
         return _connect(address).compare_set(_key(version), "", text).decode() == text
@@ -60,9 +58,7 @@ def request(address: StreamAddress, version: int, group: str, size: int) -> bool
 
 
 def receive(place: StreamPlace) -> Adapter:
-    """The weights that are broadcast. Raises InfraFailure after a failure of any process of the group, or the
-    timeout.
-    """
+    """The broadcast weights. Raises InfraFailure after the timeout or a failure of any process of the group."""
     try:
         with _Channel(_connect(place.address), place.group, place.rank, place.size, place.address) as channel:
             lengths = channel.broadcast(np.zeros(2, np.int64))
@@ -84,8 +80,7 @@ class WeightSender:
         self.address = StreamAddress(host, self._store.port, backend, timeout_s)
 
     def send(self, version: int, adapter: Adapter) -> dict[str, float]:
-        """Wait for the request of a version and broadcast it; returns bytes, receivers and seconds without
-        the wait.
+        """Wait for the request of a version and broadcast it; returns bytes, receivers and seconds.
 
         Raises InfraFailure after a failure of any process, or without a request within the timeout.
         """

@@ -1,7 +1,6 @@
 """Curiosity reward: the prediction error of a small model of the state after an operation.
 
-Source: Pixelis, arXiv 2603.25091, after the intrinsic curiosity module, arXiv 1705.05363. Imports torch:
-import it late.
+Source: Pixelis, arXiv 2603.25091, after the intrinsic curiosity module, arXiv 1705.05363.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ States = Sequence[Sequence[float]]
 
 
 class Dynamics(nn.Module):
-    """Encoder phi, forward model f and inverse model g over an embedder's states of ``size`` numbers;
-    thread-safe.
+    """Encoder, forward and inverse model over an embedder's states of ``size`` numbers; thread-safe.
 
     A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its
     observation.
@@ -84,11 +82,7 @@ class Dynamics(nn.Module):
         return min(1.0, SCALE * float(errors.mean()))
 
     def update(self, batch: Sequence[tuple[Trajectory, States]]) -> dict[str, float]:
-        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the
-        losses.
-
-        Deterministic for the same batches in the same order.
-        """
+        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the losses."""
         before, actions, after = self._transitions(batch)
         if not len(before):
             return {}
@@ -129,7 +123,6 @@ class Dynamics(nn.Module):
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load ``tensors``."""
         self.load_state_dict(
             {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")}
         )
@@ -171,9 +164,7 @@ class Dynamics(nn.Module):
 
 
 def check_states(trajectory: Trajectory, states: States, size: int) -> None:
-    """DataFailure ``bad_states`` unless there are finite vectors of ``size`` numbers, one more than policy
-    turns.
-    """
+    """DataFailure ``bad_states`` unless there are finite vectors of ``size`` numbers, one more than policy turns."""
     if len(states) != trajectory.policy_turns + 1:
         raise DataFailure(f"{len(states)} states for {trajectory.policy_turns} turns", code="bad_states")
     if any(len(state) != size for state in states):

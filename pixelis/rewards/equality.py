@@ -1,8 +1,7 @@
 """Groups equivalent answers to a question before voting, without truths.
 
-Answers are equal if their ``canonical`` texts are. Scorers for mathematics also compare quantities and
-formulas, ``mc_letter`` compares options, and any other scorer must give full score. Judges are not asked:
-their questions are compared as text.
+Scorers for mathematics compare quantities and formulas, ``mc_letter`` compares options, and any other scorer
+must give full score. Judges are not asked: their questions are compared as text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pixelis.rewards.notation import canonical, quantity
 from pixelis.rewards.scorers import Case, Services, case_of, find_scorer, letter
 
 MATHS = frozenset({"math", "math_judge", "pixel_reasoner"})
-"""Scorers whose answers are compared as formulas."""
 
 Same = Callable[[str, str], bool]
 
@@ -38,7 +36,6 @@ class Equality:
         self.readable: dict[str, bool] = {}
 
     def __call__(self, a: str, b: str) -> bool:
-        """True if the answers are equal."""
         if canonical(a) == canonical(b):
             return True
         if self.scorer == "mc_letter" or (self.scorer in ("judge", "math_judge") and self.options):

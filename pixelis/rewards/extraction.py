@@ -1,6 +1,4 @@
-"""The answer of an episode as its reward reads it: by the dialect, in tags only, from untagged text, or by a
-user's function.
-"""
+"""The answer of an episode as its reward reads it (`rewards.extractor`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compares LaTeX formulas with latex2sympy and math-verify.
-
-Runs in worker processes, because it may hang and take much memory.
-"""
+"""Compares LaTeX formulas with latex2sympy and math-verify, in a worker process: it may hang or take much memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Scores groups and keeps the state that later scores depend on: running statistics, curriculum and dynamics
-model.
+"""Scores groups and keeps the state that later scores depend on: statistics, curriculum and dynamics model.
 
 The state changes only in ``advance``, between training steps, so that scores do not depend on the order of a
 step's rollouts.
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
 
 KEY = "pixelis.rewards.1"
-"""Metadata key of the values that are no tensors; only one key, because safetensors writes several in any
-order.
-"""
+"""Metadata key of the values that are no tensors; one, because safetensors writes several in any order."""
 
 
 @dataclass
@@ -68,7 +65,7 @@ class Grader:
         states: Mapping[str, States] | None = None,
         truths: Sequence[str] | None = None,
     ) -> Group:
-        """A scored copy of a complete group; see ``pixelis.rewards.terms.score_group``, also for ``truths``.
+        """A scored copy of a complete group; see ``terms.score_group``.
 
         ``step``: the group's training step; without it (evaluation, traffic) the state does not learn from
         the group. ``states``: vectors by trajectory id, one before the first policy turn and one after each.
@@ -93,10 +90,7 @@ class Grader:
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
-        """Score of each answer against ``answers`` by trajectory, where there is one.
-
-        Changes neither group nor state.
-        """
+        """Score of each answer against ``answers`` by trajectory, where there is one."""
         question = group.question.model_copy(update={"answers": list(answers), "scorer": scorer})
         context = Context(
             group.model_copy(update={"question": question}), self.settings, self.services, answers
@@ -213,7 +207,6 @@ class Grader:
             ) from None
 
     def close(self) -> None:
-        """End processes, connections and threads."""
         self.services.close()
 
 

@@ -1,8 +1,4 @@
-"""The client of OpenAI-compatible language-model services: cache, rate limit, retries with rising
-temperature.
-
-A request without a valid reply within its tries and its time budget raises a DataFailure with the cause.
-"""
+"""The client of OpenAI-compatible language-model services: cache, rate limit, retries with rising temperature."""
 
 from __future__ import annotations
 
@@ -49,8 +45,6 @@ class LlmSettings(Protocol):
     def timeout_s(self) -> float: ...
     @property
     def total_timeout_s(self) -> float: ...
-    @property
-    def cache(self) -> bool: ...
 
 
 class LlmClient:
@@ -116,7 +110,7 @@ class LlmClient:
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
-        path = cache if cache is not None and settings.cache else ":memory:"
+        path = cache if cache is not None else ":memory:"
         if path != ":memory:":
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
@@ -135,11 +129,11 @@ class LlmClient:
         temperature: float = 0.0,
         max_tokens: int = 1024,
     ) -> T:
-        """The value of ``read`` for the reply's text; a ValueError of it is retried. ``draw`` distinguishes
-        equal requests.
+        """The value of ``read`` for the reply's text; a ValueError of it is retried.
 
-        DataFailure ``CODE_timeout``, ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no
-        chat completion), or ``CODE_rejected`` (``read`` accepted no reply). Only accepted replies are cached.
+        ``draw`` distinguishes equal requests in the cache of accepted replies. DataFailure ``CODE_timeout``,
+        ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no chat completion), or
+        ``CODE_rejected`` (``read`` accepted no reply).
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": max_tokens}
         return self.post("chat/completions", body, completion, read, draw, temperature)
@@ -153,9 +147,7 @@ class LlmClient:
         draw: int = 0,
         temperature: float = 0.0,
     ) -> T:
-        """``ask`` for any endpoint below the url; ``extract`` gets the text from a reply's body, ValueError
-        for garbage.
-        """
+        """``ask`` for any endpoint; ``extract`` gets the text from a reply's body, ValueError for garbage."""
         s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
         with self._lock:

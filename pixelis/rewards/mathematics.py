@@ -2,7 +2,7 @@
 equations, formulas.
 
 Each text is read as a whole; what is read in no way is compared as text. Formulas, the leaves of the
-comparison, are compared by a function of two LaTeX texts, which runs math-verify in a worker process.
+comparison, are compared by math-verify in a worker process.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is.
-
-    ``formulas`` compares two LaTeX formulas; its exceptions pass through.
-    """
+    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is."""
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
         return bool(a)
@@ -60,7 +57,6 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
     if first is not None and second is not None:
         if first.in_order().equals(second.in_order()):
             return True
-        # 1,25 reads as two numbers, but equals 1.25 as a decimal comma.
         (pair, written), single = ((second, b), first) if len(first.values) == 1 else ((first, a), second)
         number = decimal_comma(written) if len(pair.values) == 2 else None
         return number is not None and number.equals(single)
@@ -230,17 +226,13 @@ _OPERATIVE = re.compile(
     r"|triple|twice|unless|until|up|wrong|without|(?:square|cube|power) of)\b|n't\b"
 )
 """Words that make another number of the one beside them."""
-_MONTH = re.compile("january|february|march|april|may|june|july|august|september|october|november|december")
-_DAY = re.compile("monday|tuesday|wednesday|thursday|friday|saturday|sunday")
-_LONG = {name[:3]: name for name in f"{_MONTH.pattern}|{_DAY.pattern}".split("|")}
-_LONG |= {name[0]: name for name in ("north", "south", "east", "west")}
 
 
 def _same_words(a: str, b: str) -> bool | None:
     """Whether two texts have the same numbers and words; None if one is a formula or neither has a word.
 
     A text without a number is never equal. If each has one number, the words of one must include the other's;
-    ``at least 7`` equals only itself. Several numbers need the same words in the same order, dates in any.
+    ``at least 7`` equals only itself. Several numbers need the same words in the same order.
     """
     written = [word.lower() for text in (a, b) for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)]
     has_word = "°" in a + b or any(word not in _NO_WORDS for word in written)
@@ -251,22 +243,16 @@ def _same_words(a: str, b: str) -> bool | None:
     words = [[token for token in row if isinstance(token, str)] for row in tokens]
     if not all(numbers):
         return False
-    if not all(x.equals(y) for x, y in zip(*numbers, strict=False)) and not _dates(words):
+    if not all(x.equals(y) for x, y in zip(*numbers, strict=False)):
         return False
     if len(numbers[0]) == len(numbers[1]) == 1 and not any(
         _OPERATIVE.search(text.casefold()) for text in (a, b)
     ):
         return set(words[0]) <= set(words[1]) or set(words[1]) <= set(words[0])
-    if _dates(words):
-        return sorted(map(str, tokens[0])) == sorted(map(str, tokens[1]))
     return len(tokens[0]) == len(tokens[1]) and all(
         x.equals(y) if isinstance(x, Quantity) and isinstance(y, Quantity) else x == y
         for x, y in zip(*tokens, strict=True)
     )
-
-
-def _dates(words: Sequence[Sequence[str]]) -> bool:
-    return all(any(map(_MONTH.fullmatch, row)) for row in words)
 
 
 def _tokens(text: str) -> list[Quantity | str]:
@@ -278,8 +264,7 @@ def _tokens(text: str) -> list[Quantity | str]:
                 [replace(value, unit=""), value.unit] if value.unit and value.kind == "number" else [value]
             )
         elif not _FILLER.fullmatch(word := word.casefold()):
-            word = UNITS.get(word) or _LONG.get(word, word)
-            tokens.append(re.sub(r"(?<=\w{2}[^s])s$", "", word))
+            tokens.append(re.sub(r"(?<=\w{2}[^s])s$", "", UNITS.get(word, word)))
     return tokens
 
 

@@ -1,9 +1,4 @@
-r"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with
-their units.
-
-Nothing is evaluated here. ``pixelis.rewards.mathematics`` compares what this module reads, and formulas
-beyond it.
-"""
+"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with units."""
 
 from __future__ import annotations
 
@@ -61,9 +56,7 @@ def clean(text: str) -> str:
 
 
 def _last_boxes(text: str) -> str:
-    r"""The contents of the last ``\boxed{}`` and of those next to it, joined by commas; one cut short ends
-    with the text.
-    """
+    r"""The contents of the last ``\boxed{}`` and of those next to it; one cut short ends with the text."""
     from pixelis.dialogue.dialects.base import BOXED, boxed  # a worker starts without it
 
     boxes = boxed(text)
@@ -113,7 +106,7 @@ def _without_markup(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Text for comparison: ``clean``, case folded."""
+    """``clean`` text, case folded."""
     return clean(text).casefold()
 
 
@@ -213,8 +206,7 @@ _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cub
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, a list of them, a ratio or a time of day, and its unit; ``unit`` is empty when none is
-    written.
+    """A number, a list of them, a ratio or a time of day, and its unit.
 
     ``kind`` is ``number``, ``ratio`` (its parts, at least two) or ``time`` (hours, minutes, seconds; ``unit``
     am, pm or empty).
@@ -229,11 +221,7 @@ class Quantity:
 
         Times are compared part by part, ratios in proportion. 3:15 is a time, beside a ratio a ratio.
         """
-        if (
-            self.kind != other.kind
-            and "number" not in (self.kind, other.kind)
-            and not (self.unit or other.unit)
-        ):
+        if {self.kind, other.kind} == {"ratio", "time"} and not (self.unit or other.unit):
             return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
         if self.kind == other.kind == "time" and bool(self.unit) != bool(other.unit):
             half, plain = (self, other) if self.unit else (other, self)
@@ -249,11 +237,13 @@ class Quantity:
             return all(x * sum(second) == y * sum(first) for x, y in zip(first, second, strict=True))
         if self.kind != other.kind:
             ratio, single = (self, other) if other.kind == "number" else (other, self)
-            pair = (
-                len(ratio.values) == 2 and len(single.values) == 1 and not ratio.unit and ratio.values[1] != 0
+            if len(ratio.values) != 2 or len(single.values) != 1 or ratio.unit or not ratio.values[1]:
+                return False
+            # 3:4 is 3/4, but 3:1 is not 3
+            is_fraction = Fraction(single.values[0]).denominator > 1
+            return is_fraction and near(
+                Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0]
             )
-            pair = pair and Fraction(single.values[0]).denominator > 1  # 3:4 is 3/4, but 3:1 is not 3
-            return pair and near(Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0])
         if _all_near(self.values, other.values):
             return True
         if "%" not in (self.unit, other.unit) or self.unit == other.unit:
@@ -323,11 +313,14 @@ def _quantity(text: str) -> Quantity | None:
     # A list with one unit, which not every number needs to have.
     if not all(texts := _COMMA.split(text)):
         return None
-    items = [_with_unit(part) if (value := _number(part)) is None else Quantity((value,)) for part in texts]
-    units = {item.unit for item in items if item is not None} - {""}
-    if None in items or len(units) > 1:
+    read = [
+        Quantity((value,)) if (value := _number(part)) is not None else _with_unit(part) for part in texts
+    ]
+    items = [item for item in read if item is not None]
+    units = {item.unit for item in items} - {""}
+    if len(items) < len(texts) or len(units) > 1:
         return None
-    return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
+    return Quantity(tuple(item.values[0] for item in items), "".join(units))
 
 
 def decimal_comma(text: str) -> Quantity | None:

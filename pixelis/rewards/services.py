@@ -97,10 +97,10 @@ class Services:
         return metrics
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
-        """1.0 when the formulas are equal.
+        """1.0 when the formulas are equal. DataFailure when the truths cannot be compared at all.
 
         0.0 for an answer that cannot be parsed or compared, counted by cause (``parse_fail``,
-        ``math_timeout``, ...). DataFailure when the truths cannot be compared at all.
+        ``math_timeout``, ...).
         """
         request: dict[str, Any] = {"task": "math", "truths": list(truths)}
         try:
@@ -127,10 +127,7 @@ class Services:
         return self.math_workers.call(request)
 
     def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
-        """The best score of a user's function of (answer, truth); 0 without an answer.
-
-        DataFailure when it fails.
-        """
+        """The best score of a user's function of (answer, truth); 0 without an answer."""
         if answer is None:
             return 0.0
         values = [
@@ -143,10 +140,7 @@ class Services:
         return max(float(value) for value in values)  # type: ignore[arg-type]
 
     def extract(self, name: str, text: str) -> str | None:
-        """The answer that a user's function reads from a text.
-
-        DataFailure when it fails or returns something else.
-        """
+        """The answer that a user's function reads from a text. DataFailure for another type."""
         value = self.own_workers.call({"task": "text", "name": name, "arguments": [text]})
         if value is not None and not isinstance(value, str):
             raise DataFailure(f"{name} returned {type(value).__name__}", code="wrong_type")
@@ -246,8 +240,7 @@ class Services:
 
     @property
     def math_workers(self) -> WorkerPool:
-        """The workers for formulas."""
-        timeout_s = self.settings.math.timeout_s
+        timeout_s = self.settings.timeout_s
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
         return self._once(
             "math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math")
@@ -255,8 +248,7 @@ class Services:
 
     @property
     def own_workers(self) -> WorkerPool:
-        """The workers for users' functions."""
-        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.own_timeout_s))
+        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.timeout_s))
 
     def _once(self, name: str, factory: Callable[[], Any]) -> Any:
         with self._lock:
@@ -265,7 +257,6 @@ class Services:
             return self._opened[name]
 
     def close(self) -> None:
-        """End processes, connections and threads."""
         with self._lock:
             opened, self._opened = self._opened, {}
         if "threads" in opened:

@@ -1,11 +1,9 @@
-"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its
-provenance.
+"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict.
 
-A request's samples vote on its answer (TTRL, arXiv 2504.16084); equivalent answers are grouped first
-(``pixelis.rewards.equality``). An experience votes only if it answers the same question about a very similar
-picture (``compatible``). If experiences change the samples' winner, nothing is learnt (``overruled``).
-Feedback may remove an experience's vote but never casts one, so poisoned feedback can only reduce what is
-learnt.
+A request's samples vote on its answer (TTRL, arXiv 2504.16084); equivalent answers are grouped first. An
+experience votes only if it answers the same question about a very similar picture. If experiences change the
+samples' winner, nothing is learnt. Feedback may remove an experience's vote but never casts one, so poisoned
+feedback can only reduce what is learnt.
 """
 
 from __future__ import annotations
@@ -31,6 +29,8 @@ TRAJECTORY = "trajectory"
 """Strategy that votes on answers and sequences of operations."""
 CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
 """Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
+DECAY_HOURS = 24.0
+"""Age at which the vote of an experience weighs 1/e."""
 MIN_VOTES = 3
 """Fewer votes are no evidence of agreement: one sample always agrees with itself."""
 CONFIDENT = 0.5
@@ -54,7 +54,7 @@ def contradicts(feedback: Feedback, label: str) -> bool:
 
 
 def self_confidence(trajectory: Trajectory) -> float:
-    """Geometric mean of the token probabilities of the policy's last turn, 0..1; 0 without log-probs."""
+    """Geometric mean of the token probabilities of the policy's last turn; 0 without log-probs."""
     last = next((turn for turn in reversed(trajectory.turns) if turn.is_policy), None)
     if last is None or not last.log_probs:
         return 0.0
@@ -66,7 +66,7 @@ def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig
     """True when the experience may vote on this question.
 
     Text, options and kinds of media must be equal, the similarity sufficient, and the experience's answer
-    elected by a vote (no tie, cold start, ...) and not called wrong since.
+    elected by a vote and not called wrong since.
     """
     experience = neighbour.experience
     return (
@@ -90,19 +90,17 @@ def called_wrong(experience: Experience) -> bool:
 
 
 def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
-    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x
-    similarity.
+    """Weight of an experience's vote: confidence x success x exp(-age / DECAY_HOURS) x priority x similarity.
 
     success = 0.5 + 0.5 rate after the first retrieval, 1 before; priority = 0.5 + 0.5 min(priority, 2) / 2.
-    ``now`` is in seconds since the epoch. Source: Pixelis' temporal ensemble, with similarity added and a
-    failed retrieval worth 0.5 instead of 1.
+    Source: Pixelis' temporal ensemble, with similarity added and a failed retrieval worth 0.5 instead of 1.
     """
     experience = neighbour.experience
     success = (
         0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
     )
     age_hours = max(now - experience.created_at, 0.0) / 3600
-    decay = math.exp(-age_hours / config.neighbours.decay_hours)
+    decay = math.exp(-age_hours / DECAY_HOURS)
     priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
@@ -119,9 +117,7 @@ class Ballot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Result of a strategy: the best classes of answers, more than one when tied, in voting order; confidence
-    0..1.
-    """
+    """Result of a strategy: the best classes of answers, more than one when tied, in voting order."""
 
     best: tuple[str, ...]
     confidence: float
@@ -143,9 +139,7 @@ def by_majority(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_weight(votes: Sequence[Ballot]) -> Elected:
-    """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor`` of its
-    share of votes.
-    """
+    """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor``."""
     weights, total = _weights(votes), math.fsum(v.weight for v in votes)
     if not weights:
         return NO_ELECTION
@@ -167,8 +161,7 @@ def by_confidence(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_ensemble(votes: Sequence[Ballot]) -> Elected:
-    """The answer that most of the three strategies elect; confidence is their mean, x 1.2 (at most 1) when
-    all agree.
+    """The answer that most of the three strategies elect; confidence is their mean, x 1.2 when all agree.
 
     A tied strategy does not count: the first of its tied answers would be an accident of order.
     """
@@ -203,8 +196,7 @@ def agreement_factor(share: float) -> float:
     """Factor .5..1 of the share of votes for an answer: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear in
     between.
 
-    Pixelis' factor except for its first piece, .6 + .2 a / .3, which jumped from .8 down to .6 at .3: here
-    more agreement is never worth less.
+    Pixelis' factor, except that it jumped from .8 down to .6 at .3: here more agreement is never worth less.
     """
     if share > 0.7:
         return min(0.8 + 0.2 * (share - 0.7) / 0.3, 1.0)
@@ -214,10 +206,8 @@ def agreement_factor(share: float) -> float:
 
 
 def probability(confidence: float, calibration: tuple[float, float] | None) -> float:
-    """Confidence as the probability of a right answer, by slope and intercept of a logistic curve; unchanged
-    without them.
-
-    Source: Platt, Probabilistic outputs for support vector machines (1999).
+    """Confidence as the probability of a right answer by Platt scaling (1999): slope and intercept of a
+    logistic curve.
     """
     if calibration is None:
         return confidence
@@ -239,11 +229,11 @@ def vote(
 ) -> Verdict:
     """The verdict of a request's samples and of the compatible experiences retrieved for it.
 
-    Answers that are the ``same`` vote together. ``now`` is in seconds since the epoch. The cases below give a
-    reason, and no update is made of them:
+    Answers that are the ``same`` vote together. ``now`` is in seconds since the epoch. No update is made of a
+    verdict with a reason:
 
     - ``tie``: the first of the tied answers is reported.
-    - ``insufficient_votes``: of fewer than ``min_votes`` answers the first is reported at half confidence.
+    - ``insufficient_votes``: of fewer than MIN_VOTES answers the first is reported at half confidence.
     - ``abstained``: the winner has less than the share ``abstain`` of all votes; no answer is reported.
     - ``overruled``: the samples alone would not have elected the winner.
     """
@@ -283,8 +273,7 @@ def vote(
 def direct(trajectories: Sequence[Trajectory]) -> Verdict:
     """The answer of the first sample that reached one, with its own confidence; reason ``cold_start``.
 
-    For a memory that is too small for a vote. Source: Pixelis answers directly until its buffer is filled;
-    one sample alone would often give no answer at all.
+    For a memory that is too small for a vote, as in Pixelis.
     """
     first = next((t for t in trajectories if classes([t.answer])[0] is not None), trajectories[0])
     own = _sample_vote(first, unweighted=False)
@@ -301,10 +290,10 @@ def direct(trajectories: Sequence[Trajectory]) -> Verdict:
     )
 
 
-def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES, same: Same = same_text) -> Verdict:
+def majority(answers: Sequence[str | None], same: Same = same_text) -> Verdict:
     """The unweighted vote of answers without trajectories: the label of TTRL."""
     votes = [Vote(answer=answer) for answer in answers]
-    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority", min_votes=min_votes))
+    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority"))
 
 
 def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
@@ -337,7 +326,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
         return verdict
     cast = [i for i, name in enumerate(names) if name is not None]
     share = sum(name == elected.key for name in names) / len(votes)
-    if len(cast) < config.min_votes:
+    if len(cast) < MIN_VOTES:
         winner, first = names[cast[0]], votes[cast[0]]
         own = names.count(winner) / len(votes) if config.strategy == "majority" else first.weight
         verdict.answer, verdict.confidence, verdict.reason = first.answer, _unit(own) / 2, INSUFFICIENT
@@ -409,7 +398,7 @@ def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
 
 
 def _weights(votes: Sequence[Ballot]) -> dict[str, float]:
-    """Total weight by class of answers, in voting order; independent of the order of equal answers."""
+    """Total weight by class of answers, in voting order."""
     parts: dict[str, list[float]] = {}
     for v in votes:
         if v.key is not None:
@@ -418,7 +407,6 @@ def _weights(votes: Sequence[Ballot]) -> dict[str, float]:
 
 
 def _best(weights: Mapping[str, float]) -> tuple[str, ...]:
-    """The keys of the largest weight."""
     largest = max(weights.values())
     return tuple(key for key, weight in weights.items() if math.isclose(weight, largest, rel_tol=1e-9))
 

@@ -1,6 +1,4 @@
-"""A pool of killable worker processes: a worker that hangs or crashes is replaced, and only its task
-fails.
-"""
+"""A pool of killable worker processes: a worker that hangs or crashes is replaced, and only its task fails."""
 
 from __future__ import annotations
 
@@ -82,7 +80,6 @@ class _Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill the process and free its pipes."""
         self.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -92,8 +89,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """``size`` worker processes with one request each at a time; calls from many threads wait for a free
-    worker.
+    """``size`` workers with one request each at a time; calls from many threads wait for a free one.
 
     ``memory_bytes`` caps the address space of a worker, 0 is no cap. ``environment`` replaces this process's
     variables; the task ``warm`` is run once before the first request.
@@ -121,7 +117,6 @@ class WorkerPool:
 
     @property
     def idle(self) -> int:
-        """Number of idle workers."""
         return self._idle.qsize()
 
     def call(self, message: Mapping[str, Any], timeout_s: float | None = None) -> Any:

@@ -1,8 +1,4 @@
-"""Ray metrics, for its dashboard and Prometheus.
-
-Metric keys are `area/name` (`reward/accuracy`); Prometheus shows the same number as
-`ray_pixelis_reward_accuracy` (Ray adds its prefix).
-"""
+"""Ray metrics: `reward/accuracy` is `ray_pixelis_reward_accuracy` in Prometheus."""
 
 from __future__ import annotations
 
@@ -76,23 +72,20 @@ def metric_name(key: str) -> str:
 
 
 def publish(values: Mapping[str, Any], tags: Mapping[str, str] | None = None) -> None:
-    """Set one Ray gauge per `area/name` key, for the values that are finite numbers.
-
-    Has no effect outside of Ray. A key must always have the same tag names.
-    """
+    """Set one Ray gauge per `area/name` key whose value is a finite number. Has no effect outside of Ray."""
     for key, value in values.items():
         if (number := as_number(value)) is not None:
             _instrument("Gauge", key, tags).set(number, tags=dict(tags or {}))
 
 
 def count(key: str, amount: float = 1.0, tags: Mapping[str, str] | None = None) -> None:
-    """Add to a Ray counter (`ray_pixelis_..._total` in Prometheus). Amounts of zero or less are ignored."""
+    """Add to a Ray counter (`ray_pixelis_..._total` in Prometheus)."""
     if amount > 0:
         _instrument("Counter", key, tags).inc(amount, tags=dict(tags or {}))
 
 
 def observe(key: str, seconds: float, tags: Mapping[str, str] | None = None) -> None:
-    """Add a duration to a Ray histogram (`ray_pixelis_..._bucket`, `_sum` and `_count` in Prometheus)."""
+    """Add a duration to a Ray histogram."""
     _instrument("Histogram", key, tags, boundaries=list(SECONDS)).observe(seconds, tags=dict(tags or {}))
 
 

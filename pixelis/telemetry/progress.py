@@ -16,10 +16,9 @@ WINDOW = 20
 
 
 class Progress:
-    """`with Progress("rft", total=40) as p: p.update(done, **metrics)`.
+    """`with Progress("rft", total=40) as p: p.update(done, **metrics)`; a resumed run passes `start`.
 
-    `done` counts from 0 to `total`; a resumed run passes `start`. On a stream that is not a terminal, a line
-    is printed at most every `every` seconds. `enabled=False` prints nothing.
+    On a stream that is not a terminal, a line is printed at most every `every` seconds.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ TTRL = [
     *(
         "rft.evaluate_every=2",
         "evaluate.questions=6",
-        "telemetry.tensorboard=true",
+        "telemetry.trackers=[tensorboard]",
         "telemetry.trajectories=3",
     ),
     *("learner.checkpoint_every=1", "learner.keep=2", "policy_store.keep=2"),

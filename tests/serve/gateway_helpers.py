@@ -1,6 +1,4 @@
-"""Helpers of the gateway tests: waiting for a condition, chat messages, error bodies, published
-candidates.
-"""
+"""Helpers of the gateway tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``POST /v1/experiences/search``: by words, by a picture, whose experiences a key finds, and what is
-refused.
-"""
+"""``POST /v1/experiences/search``."""
 
 from __future__ import annotations
 
@@ -142,13 +140,6 @@ def test_bad_searches_are_refused(
     assert (reply.status_code, error_of(reply)["code"]) == (status, code), reply.text
     if param is not None:
         assert error_of(reply)["param"] == param
-
-
-def test_a_search_needs_a_key_and_json(deployed: Deployed) -> None:
-    with deployed.client(key=None) as client:
-        assert client.post(PATH, json={"text": "a"}).status_code == 401
-    with deployed.client() as client:
-        assert client.post(PATH, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
 
 
 def test_an_experience_says_that_an_update_was_made_of_it(

@@ -93,34 +93,3 @@ def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Ope
     )
     expect(arms.nth(2)).to_contain_text("Version 0: 80 %.")
     assert fits(page)
-
-
-@pytest.mark.long
-def test_what_the_memory_knows_of_the_question_decides_nothing(opened: Opened) -> None:
-    page = opened()
-    votes = [
-        {"answer": None, "weight": 1, "source": "sample"},
-        {"answer": "7", "weight": 1, "source": "neighbour"},
-    ]
-    verdict = {"answer": "7", "confidence": 0.5, "votes": votes}
-    page.route(
-        "**/v1/agent",
-        lambda route: route.fulfill(json={"answer": "7", "verdict": verdict, "policy_version": 0}),
-    )
-    page.set_input_files("#choose", picture())
-    page.fill("#question", "which?")
-    page.get_by_role("button", name="Compare ways to answer").click()
-    expect(page.locator(".arm .final")).to_have_text(["No answer", "No answer"])
-    expect(page.locator(".arm .voted")).to_have_text(["no answer", "no answer"])
-
-
-@pytest.mark.long
-def test_a_comparison_is_cancelled(opened: Opened) -> None:
-    page = opened()
-    page.set_input_files("#choose", picture())
-    page.fill("#question", "wait 4 say 7")
-    page.get_by_role("button", name="Compare ways to answer").click()
-    expect(page.locator(".arm")).to_have_count(3)
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#comparison")).to_be_empty()
-    expect(page.locator("#send")).to_be_enabled()

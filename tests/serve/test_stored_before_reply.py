@@ -1,6 +1,4 @@
-"""An ``experience_id`` is given only for what is on disk: at once, after SIGKILL, on a full and a read-only
-disk (F21).
-"""
+"""An ``experience_id`` is given only for what is on disk."""
 
 from __future__ import annotations
 

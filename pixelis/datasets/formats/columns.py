@@ -1,6 +1,4 @@
-"""Rows with a question, its answer and its media in a column each: Reason-RFT, TTRL, Mini-o3, R1-V and
-EasyR1.
-"""
+"""Rows with a column each for question, answer and media: Reason-RFT, TTRL, Mini-o3, R1-V, EasyR1."""
 
 from __future__ import annotations
 
@@ -29,17 +27,16 @@ from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import option_lines
 
 _TRANCE = re.compile(r"(?<![a-z])trance", re.IGNORECASE)
-"""In the ids of Reason-RFT's questions about transformations, whose answers are sequences of functions."""
+"""In the ids of questions about transformations, whose answers are sequences of functions."""
 
 
 @dataclass(frozen=True)
 class Columns:
     """Which column holds which field of a question.
 
-    Without ``id`` or ``task`` rows may still have the columns ``id`` and ``data_source``. ``scorer`` scores
-    the answers that are not a letter of a choice. ``placeholder`` is written before the question, once for
-    each of its media. ``unlabelled``: rows may lack the answer, and the scorer follows from the question
-    alone: a letter if it lists options.
+    Rows without ``id`` or ``task`` may have ``id`` and ``data_source``. ``scorer``: of answers that are no
+    letters. ``placeholder``: written before the question for each of its media. ``unlabelled``: rows may lack
+    the answer, and the scorer follows from the question alone.
     """
 
     question: str
@@ -54,26 +51,26 @@ class Columns:
     unlabelled: bool = False
 
     def format(self, write: Callable[[Question], Row] | None = None) -> Format:
-        """The format of rows with these columns."""
         return Format(self.read, write or self.write, demonstrate=self.demonstrate)
 
     def read(self, row: Row, name: str, root: MediaRoot) -> Question:
-        """The question of a row; RowError names the column that cannot be used."""
         missing = self.unlabelled and row.get(self.answers) in (None, "", [])
         answers = None if missing else fields.answers(row, self.answers)
         question = self._record(row, name, self.chat(row, root), answers, asks=True)
-        scorer = scorer_of(answers or [], self.scorer)
+        question.scorer = scorer_of(answers or [], self.scorer)
         if self.unlabelled:
-            scorer = "mc_letter" if option_lines(question.question) else self.scorer
-        return question.model_copy(update={"scorer": "func_seq" if _TRANCE.search(question.id) else scorer})
+            question.scorer = "mc_letter" if option_lines(question.question) else self.scorer
+        if _TRANCE.search(question.id):
+            question.scorer = "func_seq"
+        return question
 
     def demonstrate(self, row: Row, name: str, root: MediaRoot) -> Question:
         """The question with its first answer as a reply, which the dialect writes if it has no tags."""
         answers = fields.answers(row, self.answers)
         chat = [*self.chat(row, root), ChatTurn("assistant", reply_of(row[self.answers]))]
-        return self._record(row, name, chat, answers).model_copy(
-            update={"scorer": scorer_of(answers, self.scorer)}
-        )
+        question = self._record(row, name, chat, answers)
+        question.scorer = scorer_of(answers, self.scorer)
+        return question
 
     def _record(
         self, row: Row, name: str, chat: list[ChatTurn], answers: list[str] | None, asks: bool = False
@@ -81,22 +78,17 @@ class Columns:
         task = self.task or "data_source"
         used = (self.question, self.answers, self.images, self.videos, "history", task, self.id)
         question = read_chat(row, name, chat, *used, truths=answers, asks=asks, own_words=False)[-1]
-        own_id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
-        return question.model_copy(
-            update={"id": own_id, "task": fields.identifier(row, task) or "qa", "split": self.split}
-        )
+        question.id = fields.identifier(row, *filter(None, (self.id, "id"))) or name
+        question.task, question.split = fields.identifier(row, task) or "qa", self.split
+        return question
 
     def chat(self, row: Row, root: MediaRoot) -> list[ChatTurn]:
-        """The exchanges that ``history`` lists as pairs, and the question, which may be a list of
-        messages.
-        """
-        history = fields.optional(row, "history", list, [])
-        if not all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-            for pair in history
-        ):
-            raise RowError("history", "wrong_type", "expected a list of pairs of a question and its answer")
-        turns = [ChatTurn(("user", "assistant")[i], text) for pair in history for i, text in enumerate(pair)]
+        """The exchanges that ``history`` lists as pairs, and the question, perhaps as messages."""
+        turns = list[ChatTurn]()
+        for pair in fields.optional(row, "history", list, []):
+            if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
+                raise RowError("history", "wrong_type", "expected pairs of a question and its answer")
+            turns += [ChatTurn("user", pair[0]), ChatTurn("assistant", pair[1])]
         if isinstance(row.get(self.question), list):
             turns += turns_of(row, self.question, root)
         else:
@@ -104,16 +96,14 @@ class Columns:
         return show_media(turns, root.media(row, self.images, self.videos), self.question)
 
     def write(self, record: Question) -> Row:
-        """The row of a question; BadInput if the format cannot hold its media."""
         row: Row = {self.id: record.id} if self.id else {}
         row[self.question] = marked(record, self.placeholder)
         if answers := record.answers:
             row[self.answers] = answers[0] if len(answers) == 1 else list(answers)
         if self.task:
             row[self.task] = record.task
-        if self.videos and (
-            clips := [whole_clip(record, item) for item in record.media if item.kind == "video"]
-        ):
+        clips = [whole_clip(record, item) for item in record.media if item.kind == "video" and self.videos]
+        if clips:
             row[self.videos] = clips
         if paths := image_paths(record, None if self.images else 0, clips=bool(self.videos)):
             row[self.images] = paths
@@ -137,7 +127,7 @@ MINI_O3_COLUMNS = Columns(
 MINI_O3 = MINI_O3_COLUMNS.format(lambda record: {"images": [], **MINI_O3_COLUMNS.write(record)})
 
 
-# -- R1-V: rows of its training, and of its evaluation -------------------------------------------------------
+# -- R1-V ----------------------------------------------------------------------------------------------------
 
 
 def _write_r1v(record: Question) -> Row:
@@ -154,7 +144,7 @@ R1V_EVALUATION = R1V_EVALUATION_COLUMNS.format(
 )
 
 
-# -- TTRL: rows may lack the answer; ids are unique within their source --------------------------------------
+# -- TTRL: ids are unique within their source ----------------------------------------------------------------
 
 TTRL_COLUMNS = Columns(question="prompt", answers="answer", id="id", task="source", unlabelled=True)
 
@@ -162,7 +152,7 @@ TTRL_COLUMNS = Columns(question="prompt", answers="answer", id="id", task="sourc
 def _read_ttrl(row: Row, name: str, root: MediaRoot) -> Question:
     record = TTRL_COLUMNS.read(row, name, root)
     if fields.identifier(row, "source") and fields.identifier(row, "id"):
-        return record.model_copy(update={"id": f"{record.task}-{record.id}"})
+        record.id = f"{record.task}-{record.id}"
     return record
 
 
@@ -177,8 +167,7 @@ def _write_ttrl(record: Question) -> Row:
 TTRL = Format(_read_ttrl, _write_ttrl, demonstrate=TTRL_COLUMNS.demonstrate)
 
 
-# -- Reason-RFT: rows of reinforcement learning, and with the assistant's whole reply as a chain of thought
-# -------
+# -- Reason-RFT: rows of reinforcement learning, and with the assistant's whole reply as a chain of thought --
 
 REASON_RFT_COLUMNS = Columns(question="problem", answers="answer", images="image", id="id")
 REASON_RFT_TEXT_COLUMNS = Columns(question="problem", answers="solution", id="id")
@@ -195,7 +184,6 @@ def _write_reason_rft(record: Question) -> Row:
 
 
 def _with_image(row: Row) -> Row:
-    """The row with one image as text instead of a list, and without an empty list."""
     paths = row.pop("image", [])
     return row | ({"image": paths[0] if len(paths) == 1 else paths} if paths else {})
 

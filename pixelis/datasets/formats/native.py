@@ -1,4 +1,4 @@
-"""Pixelis's own rows: questions and demonstrations with the fields of ``pixelis.records``."""
+"""Pixelis's own rows: the fields of ``pixelis.records``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Pixel-Reasoner's rows: ``{qid, question, answer, image, is_video}`` for reinforcement learning,
-``{message_list}`` for SFT.
-"""
+"""Pixel-Reasoner's rows: one question each for reinforcement learning, ``message_list`` for SFT."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Media, Question
 
 LEARNT_TURNS = 2
-"""Pixel-Reasoner trains on the last two turns of the assistant: its rows do not mark the crops that are wrong
-on purpose.
-"""
+"""Pixel-Reasoner trains on the last two turns of the assistant: wrong crops are not marked."""
 
 
 def _read(row: Row, name: str, root: MediaRoot) -> Question:

@@ -1,8 +1,4 @@
-"""ShareGPT chats: ``conversations`` of ``from`` and ``value`` (Mini-o3), ``messages`` of ``role`` and
-``content`` (Reason-RFT).
-
-The images lie in the column ``images``, in the order of the ``<image>`` in the user turns.
-"""
+"""ShareGPT chats: ``conversations`` or ``messages``, with media in columns of the row."""
 
 from __future__ import annotations
 
@@ -29,7 +25,6 @@ class ChatColumns:
     placeholder: str
 
     def format(self, dialect: str) -> Format:
-        """The format of these chats; ``dialect`` is the one they are written in."""
         return Format(
             self.read,
             write_chat=self.write,
@@ -38,9 +33,6 @@ class ChatColumns:
         )
 
     def read(self, row: Row, name: str, root: MediaRoot, reply: bool = False) -> list[Question]:
-        """The demonstrations of a row, or its question, to which a separate answer is the ``reply`` if that
-        is set.
-        """
         images, videos, truth = (first_column(row, names) for names in (IMAGES, VIDEOS, ANSWERS))
         turns = show_media(turns_of(row, self.chat, root), root.media(row, images, videos), self.chat)
         asks = turns[-1].role == "user" and bool(truth)
@@ -51,7 +43,6 @@ class ChatColumns:
         return read_chat(row, name, turns, *used, truths=truths, asks=asks and not reply)
 
     def write(self, record: Demonstration, replies: list[str], images: list[list[str]]) -> Row:
-        """The row of a demonstration; BadInput if it has clips."""
         paths = image_paths(record)
         results = [
             result_text(turn, files, "<image>") for turn, files in zip(calls_of(record), images, strict=True)

@@ -1,7 +1,4 @@
-"""Parquet rows of verl: a chat in ``prompt`` and the answer in ``reward_model``.
-
-DeepEyes's rows also hold images, and the tools in ``env_name``. TTRL's have no media and may lack the answer.
-"""
+"""Parquet rows of verl, of DeepEyes (with images, and tools in ``env_name``) and TTRL (text)."""
 
 from __future__ import annotations
 
@@ -14,14 +11,11 @@ from pixelis.records import Question
 from pixelis.rewards.scorers import option_lines
 
 MATH_SOURCES = frozenset(("thinklite_eureka", "xince"))
-"""The sources that DeepEyes rewards as mathematics: task ``math``, whatever the question is."""
+"""The sources that DeepEyes rewards as mathematics."""
 
 
 def _read(row: Row, name: str, root: MediaRoot) -> Question:
-    """The question of the last user turn, with the earlier ones as history.
-
-    Rows without media may lack the answer, and their scorer follows from the question alone.
-    """
+    """The question of the last user turn, with the earlier ones as history; text rows may lack the answer."""
     source = fields.identifier(row, "data_source")
     turns = show_media(turns_of(row, "prompt", root), root.media(row, "images", "videos"), "prompt")
     extra = fields.optional(row, "extra_info", dict, {})
@@ -60,7 +54,6 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
 
 
 def _write(record: Question, style: str, ability: str) -> Row:
-    """The row of a question without its images; ``style`` is how verl scores it."""
     meta = record.meta
     source, system = meta.get("data_source", record.task), meta.get("system")
     model, extra = meta.get("reward_model", {}), meta.get("extra_info", {})

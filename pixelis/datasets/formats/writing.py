@@ -10,13 +10,11 @@ from pixelis.errors import BadInput
 from pixelis.records import Demonstration, Question
 
 UNLABELLED = ("ttrl", "ttrl_parquet")
-"""Formats whose rows may lack an answer: TTRL learns without."""
+"""Formats whose rows may lack an answer."""
 
 
 def write_question(record: Question, format: str) -> Row:
-    """The row of a question in ``format``; BadInput if the format is not one of questions or cannot hold this
-    one.
-    """
+    """The row of a question in ``format``; BadInput if the format cannot hold it."""
     write = load_format(format).write if format in FORMATS else None
     if write is None:
         names = ", ".join(name for name in FORMATS if load_format(name).write)
@@ -33,9 +31,7 @@ def write_question(record: Question, format: str) -> Row:
 
 
 def _with_meta(row: Row, record: Question, format: str) -> Row:
-    """The row with the columns that the record was read with and has no field for, if it is still a row of
-    this format.
-    """
+    """The row with the columns that the record was read with, unless they make it another format's."""
     full = {**{key: value for key, value in record.meta.items() if key != "system"}, **row}
     return full if [name for name, entry in FORMATS.items() if entry.matches(set(full))] == [format] else row
 
@@ -43,12 +39,10 @@ def _with_meta(row: Row, record: Question, format: str) -> Row:
 def write_chat(
     record: Demonstration, format: str, images: Sequence[Sequence[str]] | None = None, dialect: str = ""
 ) -> Row:
-    """The row of a demonstration in ``format``, its calls in ``dialect`` (by default that of its row, or of
-    the format).
+    """The row of a demonstration, its calls in ``dialect``, by default that of its row, or of the format.
 
-    ``images`` are the files of the images that each call returned, in order, by default those of its row.
-    BadInput if the format is not one of chats, if there are not as many entries as calls, or if the dialect
-    cannot express a turn.
+    ``images``: the files that each call returned, by default those of its row. BadInput for what cannot be
+    expressed.
     """
     known = load_format(format) if format in FORMATS else None
     if known is None or known.write_chat is None:

@@ -13,14 +13,13 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelis.config.refinement import OnlineConfig, RecipeConfig, RftRecipeConfig
-from pixelis.datasets.refinement.actions import WRONG_KINDS, actions, category, kind_group
+from pixelis.config.refinement import RecipeConfig, RftRecipeConfig
+from pixelis.datasets.refinement.actions import WRONG_KINDS, category, kind_group
 from pixelis.datasets.refinement.quality import weight
 from pixelis.datasets.synthesis.quota_scheduler import apportion
-from pixelis.records import Demonstration, Experience, Question, SampleKind
+from pixelis.records import Demonstration, Question, SampleKind
 
 Weights = Mapping[SampleKind, float]
-DAY = 86_400.0
 SFT_WEIGHTS: Weights = {"self_correction": 1.2}
 RFT_WEIGHTS: Weights = {
     "outcome_negative": 2.0,
@@ -31,10 +30,6 @@ RFT_WEIGHTS: Weights = {
 """Sampling weights by kind; 1 for the others."""
 RFT_DIVERSITY = 0.1
 """Additional weight in rft for the share of different operations."""
-PRIORITIES = {"uncertain": 0.4, "high_reward": 0.3, "self_correction": 0.2, "diverse": 0.1}
-"""Shares of the experiences to learn from again."""
-UNCERTAIN = 0.7
-"""Confidence below which a verdict is uncertain."""
 
 
 @dataclass
@@ -131,10 +126,6 @@ def select(
     for i, d in enumerate(demonstrations):
         if d.kind in excluded:
             selection.excluded["wrong_on_purpose"] += 1
-        elif not recipe.length[0] <= len(actions(d)) <= recipe.length[1]:
-            selection.excluded["length"] += 1
-        elif len(d.steps) < recipe.operations:
-            selection.excluded["operations"] += 1
         else:
             cell = category(d.task), kind_group(d.kind)
             tasks_of[cell[0]] += 1
@@ -183,66 +174,6 @@ def _shares(
     selection.absent += [name for name, share in recipe.items() if share and not available.get(name)]
     total_share = sum(present.values())
     return {name: share / total_share for name, share in present.items()}
-
-
-# Online
-
-
-def online(
-    experiences: Sequence[Experience], recipe: OnlineConfig, now: float, seed: int
-) -> tuple[list[Experience], dict[str, Any]]:
-    """Experiences to learn from again, and statistics with the causes of drops; ``now`` is in seconds.
-
-    An experience belongs to the first priority that fits: self_correction (a failed call, then a successful
-    one), uncertain, high_reward (at or above the mean), diverse (three different operations).
-    """
-    dropped: Counter[str] = Counter()
-    recent = []
-    for e in experiences:
-        if now - e.created_at > recipe.max_age_days * DAY:
-            dropped["too_old"] += 1
-        elif e.verdict.confidence < recipe.min_confidence and not recovers(e):
-            dropped["not_confident"] += 1
-        else:
-            recent.append(e)
-    rewards = [e.trajectory.reward for e in recent if e.trajectory.reward is not None]
-    mean = sum(rewards) / len(rewards) if rewards else math.inf
-    by_priority: dict[str, list[Experience]] = defaultdict(list)
-    for e in sorted(recent, key=lambda e: (-e.created_at, _hash(f"{seed} {e.id}"))):
-        if recovers(e):
-            by_priority["self_correction"].append(e)
-        elif e.verdict.confidence < UNCERTAIN:
-            by_priority["uncertain"].append(e)
-        elif e.trajectory.reward is not None and e.trajectory.reward >= mean:
-            by_priority["high_reward"].append(e)
-        elif len({action.op for action in e.trajectory.actions}) >= 3:
-            by_priority["diverse"].append(e)
-        else:
-            dropped["no_priority"] += 1
-    selected: list[Experience] = []
-    cells = {}
-    for name, target in zip(PRIORITIES, apportion(recipe.size, list(PRIORITIES.values())), strict=True):
-        chosen = by_priority[name][:target]
-        dropped["beyond_share"] += len(by_priority[name]) - len(chosen)
-        cells[name] = {"wanted": target, "got": len(chosen)}
-        selected += chosen
-    summary = {
-        "size": recipe.size,
-        "count": len(selected),
-        "short": recipe.size - len(selected),
-        "cells": cells,
-    }
-    return selected, {**summary, "dropped": {cause: n for cause, n in dropped.items() if n}}
-
-
-def recovers(experience: Experience) -> bool:
-    """True if a call fails, a later one succeeds, and the episode answers."""
-    states = [observation.status for observation in experience.trajectory.observations]
-    return (
-        "error" in states
-        and "ok" in states[states.index("error") :]
-        and experience.trajectory.answer is not None
-    )
 
 
 def _hash(content: str) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_IDS = 10
 """Number of ids that an error names."""
+TOTAL, CRITICAL, LEVEL_SHARE, LEVEL_TASKS = 1000, 50, 0.25, 3
+"""Smallest set, demonstrations of a critical kind, share of a level, and tasks in a level."""
 
 
 @dataclass(frozen=True)
@@ -240,31 +242,24 @@ def _balance(cells: Counter[tuple[str, str, str | None]], settings: GatesConfig)
     unbalanced = {task: f"{n} demonstrations" for task, n in tasks.items() if n in extremes}
     measure = "ratio of the largest to the smallest of the tasks"
     gates = [
-        Gate("total", total >= settings.total, total, settings.total, "number of demonstrations"),
         _minimum(
             "per_task", "demonstrations of the rarest task", tasks, settings.per_task, "{} demonstrations"
         ),
         Gate("imbalance", ratio <= settings.imbalance, ratio, settings.imbalance, measure, unbalanced),
-        _minimum(
-            "critical",
-            "demonstrations of the rarest critical kind",
-            critical,
-            settings.critical,
-            "{} demonstrations",
-        ),
     ]
-    if levels:
-        shares = {level: levels[level] / levels.total() for level in LEVELS}
-        tasks_of_levels = {level: len(names) for level, names in tasks_by_level.items()}
-        gates += [
-            _minimum(
-                "level_share", "share of the smallest level", shares, settings.level_share, "share {:.3f}"
-            ),
-            _minimum(
-                "level_tasks", "tasks in the poorest level", tasks_of_levels, settings.level_tasks, "{} tasks"
-            ),
-        ]
-    return gates
+    if not settings.sizes:
+        return gates
+    shares = {level: levels[level] / levels.total() for level in LEVELS if levels}
+    tasks_of_levels = {level: len(names) for level, names in tasks_by_level.items() if levels}
+    return [
+        *gates,
+        Gate("total", total >= TOTAL, total, TOTAL, "number of demonstrations"),
+        _minimum(
+            "critical", "demonstrations of the rarest critical kind", critical, CRITICAL, "{} demonstrations"
+        ),
+        _minimum("level_share", "share of the smallest level", shares, LEVEL_SHARE, "share {:.3f}"),
+        _minimum("level_tasks", "tasks in the poorest level", tasks_of_levels, LEVEL_TASKS, "{} tasks"),
+    ]
 
 
 def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float, reason: str) -> Gate:

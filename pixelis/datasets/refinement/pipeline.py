@@ -37,7 +37,6 @@ SETTINGS = {
     "question_length": "quality.question",
     "no_provenance": "quality.provenance",
     "quality": "quality.min_score",
-    "judge": "quality.min_judge_score",
     "held_out": "holdout",
     "too_hard": "pass_rate.low",
     "too_easy": "pass_rate.high",
@@ -45,6 +44,8 @@ SETTINGS = {
     "level_quality": "quality.levels",
 }
 """Causes of drops -> the settings under `refinement` that decide on them."""
+CARDS = 3000
+"""Demonstrations of a `cards:` source, which has no end, without `data.limit`."""
 WORKING = "working"
 """Folder of the demonstrations under refinement in the run's folder."""
 ProgressCallback = Callable[[str, int, int], None]
@@ -169,9 +170,7 @@ class Pipeline:
 
     def _open_judge(self) -> judging.QualityJudge:
         """The judge of rewards with another prompt; it stores its verdicts in the run's folder."""
-        return judging.QualityJudge(
-            self.config.rewards.judge, self.settings.quality, self.folder / "quality.sqlite"
-        )
+        return judging.QualityJudge(self.config.rewards.judge, self.folder / "quality.sqlite")
 
     def _apply_judge(self) -> None:
         """Replace the quality by the judge's score; drop demonstrations with a low score or without one."""
@@ -187,7 +186,7 @@ class Pipeline:
             verdict = verdicts[d.id]
             if verdict.score is None:
                 return verdict.failure
-            return "judge" if verdict.score < self.settings.quality.min_judge_score else None
+            return "judge" if verdict.score < judging.MIN_SCORE else None
 
         self._drop(cause)
         scores = {key: (v.score - 1) / 4 for key, v in verdicts.items() if v.score is not None}
@@ -247,9 +246,7 @@ class Pipeline:
         return duplicates.question_hash(question, self.contents[question.id])
 
     def _apply_pass_rates(self, outcomes: Mapping[str, filters.Outcomes]) -> None:
-        """Record the policy's pass rate in each demonstration; drop or exclude those outside the configured
-        range.
-        """
+        """Record the policy's pass rate in each demonstration; exclude those outside the range from rft."""
         s = self.settings.pass_rate
         by_key = {self._question_key(q): outcomes.get(q.id) for q in self.questions()}
         causes: dict[str, str | None] = {}
@@ -263,10 +260,7 @@ class Pipeline:
 
         self._change(with_rates)
         self.facts["pass_rate"] = dict(Counter(cause or "kept" for cause in causes.values()))
-        if s.apply_to == "all":
-            self._drop(lambda d: causes[d.id])
-        else:
-            self.excluded_from_rft = {key for key, cause in causes.items() if cause}
+        self.excluded_from_rft = {key for key, cause in causes.items() if cause}
 
     def _grade(self) -> None:
         """Set difficulty and level; drop outliers and demonstrations below the quality of their level."""
@@ -342,7 +336,7 @@ def records(config: Config) -> Iterable[Demonstration | BadRow]:
     """The rows of ``data.demonstrations``, up to the usable one of number ``data.limit``."""
     source = config.data.demonstrations
     if source.startswith("cards:"):
-        count = config.data.limit or config.refinement.count
+        count = config.data.limit or CARDS
         return questions.read_demonstrations(source, count, config.run.seed, config.data.direct_share)
     return questions.first_rows(questions.read_rows(source, Demonstration), config.data.limit)  # type: ignore[arg-type]
 

@@ -23,8 +23,6 @@ WEIGHTS = {
     "complexity": 0.10,
     "consistency": 0.05,
 }
-TYPE_WEIGHTS: dict[SampleKind, float] = {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}
-"""Sampling weight of a kind; 1 for the others."""
 FULL_OPERATIONS, FULL_DIFFERENT = 4, 3
 """Numbers of operations, and of different ones, from which on a demonstration has full complexity."""
 _WORD = re.compile(r"[^\W_]{3,}")
@@ -175,6 +173,8 @@ def _mean(values: Sequence[float | bool], empty: float = 0.0) -> float:
     return sum(map(float, values)) / len(values) if values else empty
 
 
-def weight(kind: SampleKind, quality: float, types: Mapping[SampleKind, float] = TYPE_WEIGHTS) -> float:
+def weight(
+    kind: SampleKind, quality: float, types: Mapping[SampleKind, float] = checking.SAMPLE_WEIGHTS
+) -> float:
     """The sampling weight: that of the kind times the square root of quality; positive for any quality."""
     return round(types.get(kind, 1.0) * max(quality, 1e-4) ** 0.5, 6)

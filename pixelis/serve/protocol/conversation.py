@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from pixelis.records import Exchange
 from pixelis.serve.answer_format import OBJECT, AnswerFormat
@@ -33,35 +34,31 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
 }
-"""Values of further fields that change nothing; null, false and empty ones never do."""
+"""Further values that change nothing; null, false and empty ones never do."""
 _BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|ai|model)[.!]?", re.IGNORECASE)
 """System messages that only name the model's role, which many clients send by default."""
 
 
-class ReadMessage(NamedTuple):
-    """A message: its role, text, pictures and clips. A reply without an answer has no text."""
+@dataclass(slots=True)
+class ReadMessage:
+    """A message. A reply without an answer has no text."""
 
     role: str
-    text: str
-    images: Sequence[Placed] = ()
-    clips: Sequence[Placed] = ()
+    texts: list[str] = field(default_factory=list)
+    images: list[Placed] = field(default_factory=list)
+    clips: list[Placed] = field(default_factory=list)
 
+    @property
+    def text(self) -> str:
+        return "\n".join(filter(None, map(str.strip, self.texts)))
 
-def add_media(
-    images: list[Placed],
-    clips: list[Placed],
-    role: str,
-    url: str,
-    kind: Literal["image", "video"] | None,
-    place: str,
-) -> None:
-    """Add a picture or clip at ``place``, None: by its URL. Raises ApiError 400 unless the user sends it."""
-    if role != "user":
-        raise ApiError(
-            400, f"pictures belong in a user message, not in a {role} message", "invalid_value", place
-        )
-    is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
-    (clips if is_clip else images).append((url, place))
+    def add_media(self, url: str, kind: Literal["image", "video"] | None, place: str) -> None:
+        """Add a picture or clip; ``kind`` None: by its URL. Raises ApiError 400 unless the user sends it."""
+        if self.role != "user":
+            message = f"pictures belong in a user message, not in a {self.role} message"
+            raise ApiError(400, message, "invalid_value", place)
+        is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
+        (self.clips if is_clip else self.images).append((url, place))
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
@@ -76,6 +73,11 @@ def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, An
             raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
 
 
+def unsupported_part(kind: str, supported: str, place: str) -> ApiError:
+    message = f"parts of type `{kind[:40]}` are not supported: send {supported} parts"
+    return ApiError(400, message, "unsupported_part", place)
+
+
 def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
     """The format ``text`` (None), ``json_object``, or ``json_schema``. Raises ApiError 400."""
     if kind == "text":
@@ -86,22 +88,18 @@ def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
         raise ApiError(
             400, f"`{param}.type` must be text, json_object or json_schema", "invalid_value", f"{param}.type"
         )
-    if (
-        not isinstance(schema, dict)
-        or not isinstance(schema.get("name"), str)
-        or not isinstance(schema.get("schema"), dict)
-    ):
-        raise ApiError(400, f"`{param}` needs a `name` and a `schema`", "missing_parameter", param)
-    return AnswerFormat(schema["schema"])
+    match schema:
+        case {"name": str(), "schema": dict() as required}:
+            return AnswerFormat(required)
+    raise ApiError(400, f"`{param}` needs a `name` and a `schema`", "missing_parameter", param)
 
 
 def read_messages(
     messages: Iterable[ReadMessage], param: str, earlier: Conversation | None = None
 ) -> Conversation:
-    """The conversation of the messages of ``param``, which continue ``earlier``.
+    """The conversation of the messages of ``param``, which continue ``earlier``. Raises ApiError 400.
 
-    Messages of one user in a row are one question, also with a reply without an answer in between; system
-    messages precede the first one. Raises ApiError 400 otherwise.
+    User messages in a row are one question, also with a reply without an answer in between.
     """
     conversation = copy.deepcopy(earlier) if earlier is not None else Conversation("")
     texts = [conversation.question] if conversation.question else []
@@ -111,7 +109,8 @@ def read_messages(
     def refuse(problem: str) -> ApiError:
         return ApiError(400, problem, "unsupported_conversation", param)
 
-    for i, (role, text, images, clips) in enumerate(messages):
+    for i, message in enumerate(messages):
+        role, text = message.role, message.text
         if role not in ("system", "developer", "user", "assistant"):
             raise refuse(f"`{param}[{i}]` is a {role} message: the agent executes its operations itself")
         if role in ("system", "developer"):
@@ -120,16 +119,14 @@ def read_messages(
             text = "" if _BLAND.fullmatch(text) else text
         elif role == "assistant":
             if not roles or roles[-1] != "user":
-                raise refuse(
-                    f"`{param}[{i}]` is an answer without a question: user and assistant messages alternate"
-                )
+                raise refuse(f"`{param}[{i}]` answers no question: user and assistant messages alternate")
             if text:
                 conversation.history.append(Exchange(question="\n".join(texts), answer=text, media=media))
                 texts, media = [], []
         roles.append(role)
         if role != "assistant":
             texts += [text] if text else []
-            media += conversation.attach(images, clips)
+            media += conversation.attach(message.images, message.clips)
     if roles[-1:] != ["user"]:
         raise refuse(f"the last of `{param}` must be a user message: the question")
     conversation.question = "\n".join(texts)

@@ -313,7 +313,7 @@ def test_a_key_that_had_another_name_is_refused_with_its_new_one():
     keys = {path for path, *_ in leaf_keys(config.Config)}
     sections = {path.rsplit(".", 1)[0] for path in keys}
     assert keys | sections >= set(RENAMED.values()) | set(SYNONYMS.values())
-    for old in ("rft.questions", "engine.deadline_s", "rft.filter.most"):
+    for old in ("telemetry.wandb", "rewards.own_timeout_s", "synthesis.imitation"):
         with pytest.raises(BadConfig, match=f"`{old}` \\(did you mean `{RENAMED[old]}`"):
             config.load(None, [f"{old}=1"])
 

@@ -116,7 +116,8 @@ def test_training_warns_once_of_turns_that_would_be_cut_off(
     sft.prepare(settings().model_copy(update=place), tmp_path, resumed=False)
     warning = capsys.readouterr().err
     assert warning.count("warning:") == 1
-    assert "1 of 3 turns in 3 demonstrations have more than dialogue.max_turn_tokens 32" in warning
+    assert "1 of 3 turns" in warning
+    assert "dialogue.max_turn_tokens=32" in warning
     sft.prepare(settings(max_turn_tokens=500).model_copy(update=place), tmp_path, resumed=True)
     assert "warning" not in capsys.readouterr().err
 

@@ -5,8 +5,6 @@ they came from.
 from __future__ import annotations
 
 import base64
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -348,17 +346,6 @@ def test_a_chat_in_which_one_speaks_twice_is_a_bad_row(folder: Path, speakers: s
 )
 def test_chained_functions_are_recognised_by_the_id(folder: Path, own: str, scorer: str) -> None:
     assert one(write(folder, {"id": own, "problem": "What?", "answer": "shape(1, cube)"})).scorer == scorer
-
-
-def test_files_of_one_name_in_one_folder_keep_their_suffix_in_the_ids(tmp_path: Path) -> None:
-    row = json.dumps({"problem": "?", "answer": "1"})
-    for name in ("train.json", "train.jsonl", "sub/train.jsonl", "test.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(row, encoding="utf-8")
-    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(row.encode()))
-    result = list(read_records(str(tmp_path)))
-    names = ["sub/train-1", "test-1", "train.json-1", "train.jsonl-1", "train.jsonl.gz-1"]
-    assert [record.id for record in result if isinstance(record, Question)] == names
 
 
 def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:

@@ -9,7 +9,6 @@ from chat_server import ChatServer
 from refined import SCORE, demonstration, zoom
 
 from pixelis.config import JudgeConfig as JudgeSettings
-from pixelis.config.refinement import QualityConfig
 from pixelis.datasets.refinement import judging, quality
 from pixelis.operations import OPERATIONS
 from pixelis.records import Observation, Step
@@ -88,7 +87,7 @@ def rated(score: int, why: str = "fine") -> str:
 
 def client(server: ChatServer) -> judging.QualityJudge:
     reached = JudgeSettings(url=server.url, model="m", api_key_env="", tries=2, concurrency=1)
-    return judging.QualityJudge(reached, QualityConfig(judge=True, judge_calls_per_minute=60_000))
+    return judging.QualityJudge(reached)
 
 
 def test_the_judge_scores_one_to_five_and_reads_the_turns(server: ChatServer):

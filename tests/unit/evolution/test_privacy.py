@@ -1,6 +1,4 @@
-"""Redaction: every category is found, numbers and coordinates are not, and stored records hold nothing that
-was redacted.
-"""
+"""Redaction."""
 
 from __future__ import annotations
 

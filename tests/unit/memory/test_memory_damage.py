@@ -1,6 +1,4 @@
-"""Damaged shard files: nothing wrong is read, one bad row hides no others, and an export repairs what is
-lost.
-"""
+"""Damaged shard files."""
 
 from __future__ import annotations
 

@@ -298,15 +298,6 @@ def test_a_search_finds_the_nearest_of_a_user_with_the_words(tmp_path: Path) -> 
     shard.close()
 
 
-def test_an_experience_is_processed_once_an_update_is_made_of_it(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
-    shard.add([Entry(made(version, policy_version=version)) for version in (1, 2, 3)])
-    shard.withdraw([2])
-    assert shard.learnt(["e1", "e2", "e9"]) == 1
-    assert [known.status for known in shard.list(9)] == ["pending", "failed", "processed"]
-    shard.close()
-
-
 def test_pages_miss_nothing_made_at_the_same_moment(tmp_path: Path) -> None:
     shard = Shard(tmp_path, MemoryConfig())
     shard.add([Entry(made(i, created_at=float(i // 4))) for i in range(12)])

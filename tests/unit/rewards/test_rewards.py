@@ -91,7 +91,7 @@ def test_calls_that_the_reference_of_a_refined_question_makes_are_free():
 
 
 def test_the_repositorys_curiosity_divides_by_the_rate_and_counts_failed_calls():
-    settings = only("curiosity_bonus", curiosity=CuriosityConfig(form="repo", counts="requested"))
+    settings = only("curiosity_bonus", curiosity=CuriosityConfig(form="repo"))
     episodes = [episode("1", failed=1), *[episode("1") for _ in range(7)]]
     # (0.3 - 0.125) / 2 / 0.125 * 0.25 = 0.175 for a picture, / 1.5 = 0.2333 for a clip.
     assert values("curiosity_bonus", settings, *episodes) == pytest.approx([0.175] + [0.0] * 7)

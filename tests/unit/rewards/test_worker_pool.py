@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from scored_episodes import episode, group
 
-from pixelis.config import MathScorerConfig, RewardsConfig
+from pixelis.config import RewardsConfig
 from pixelis.errors import BadConfig, DataFailure, InfraFailure
 from pixelis.records import Question, StopReason, Turn
 from pixelis.rewards import services as services_module
@@ -34,14 +34,14 @@ ENDLESS = "$9^{9^{9^{9}}}$"
 
 @pytest.fixture(scope="module")
 def services():
-    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=20.0)))
+    services = Services(RewardsConfig(timeout_s=20.0))
     yield services
     services.close()
 
 
 @pytest.fixture(scope="module")
 def hasty():
-    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=TIMEOUT_S)))
+    services = Services(RewardsConfig(timeout_s=TIMEOUT_S))
     yield services
     services.close()
 
@@ -130,7 +130,7 @@ def test_a_truth_that_cannot_be_compared_leaves_every_answer_unscored(hasty):
 @pytest.mark.slow
 def test_a_right_answer_whose_process_is_killed_stays_right(monkeypatch):
     monkeypatch.setattr(services_module, "WORKERS", 1)
-    services = Services(RewardsConfig(math=MathScorerConfig(timeout_s=20.0)))
+    services = Services(RewardsConfig(timeout_s=20.0))
 
     def kill() -> None:
         worker = services.math_workers._idle.get(timeout=60)
@@ -228,7 +228,7 @@ def test_own_rewards_see_the_trajectory_the_row_and_the_step(own):
 
 
 def test_own_rewards_are_terms_with_weights(own):
-    services, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0}, own_timeout_s=60.0)
+    services, settings = own(own={"own_rewards:ranked": 0.5}, weights={"accuracy": 2.0}, timeout_s=60.0)
     scored = score_group(group(episode("7"), episode("1")), settings, services=services).trajectories
     assert [t.rewards["own_rewards:ranked"] for t in scored] == [0.5, 0.0]
     assert [t.weighted["own_rewards:ranked"] for t in scored] == [0.25, 0.0]
@@ -237,7 +237,7 @@ def test_own_rewards_are_terms_with_weights(own):
 
 @pytest.mark.slow
 def test_each_failure_of_an_own_reward_is_a_cause(own):
-    services, settings = own(own={"own_rewards:by_answer": 1.0}, own_timeout_s=6.0)
+    services, settings = own(own={"own_rewards:by_answer": 1.0}, timeout_s=6.0)
     kinds = ["fine", "hang", "crash", "exit", "raise", "nan", "inf", "length", "text", "none"]
     scored = score_group(
         group(*[episode(kind) for kind in kinds], answers=["fine"]), settings, services=services

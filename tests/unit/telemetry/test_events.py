@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pixelis.records import Question, StopReason
-from pixelis.telemetry.events import REPLAYED, EventLog, drop_steps, last, mark_replayed, read
+from pixelis.telemetry.events import REPLAYED, EventLog, Tail, drop_steps, last, mark_replayed, read
 from pixelis.telemetry.progress import Progress, clock
 
 
@@ -81,9 +81,21 @@ def test_every_line_is_strict_json(tmp_path):
     assert event["nested"] == {"1": [2.5]}
 
 
-def test_reserved_field_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="time"):
-        EventLog(tmp_path).write("step", time=3)
+def test_a_tail_gives_complete_new_events(tmp_path):
+    with EventLog(tmp_path) as log:
+        log.write("old")
+        tail = Tail(tmp_path)
+        assert tail.read() == []
+        log.write("a")
+        log.write("b")
+        assert [event["kind"] for event in tail.read()] == ["a", "b"]
+        with log.path.open("ab") as file:
+            file.write(b'{"kind": "c"')
+        assert tail.read() == []
+        with log.path.open("ab") as file:
+            file.write(b"}\n")
+        assert [event["kind"] for event in tail.read()] == ["c"]
+    assert Tail(tmp_path / "none").read() == []
 
 
 def _write_many(log: EventLog, writer: int) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pixelis.errors import BadInput
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.telemetry.html.charts import line_chart, nice_ticks
 from pixelis.telemetry.html.episode import EpisodePage
@@ -217,12 +216,8 @@ def test_an_empty_run_still_gives_a_page(tmp_path):
     assert not page.all("table")
 
 
-@pytest.mark.parametrize(
-    "summary",
-    [{"arms": [{"name": "rft"}]}, {"arms": "none", "shift": 3, "paired": None, "seconds": {"x": None}}],
-)
-def test_a_summary_with_holes_is_no_error(summary):
-    Page(render_report(summary, [], []))
+def test_an_arm_without_scored_episodes_is_no_error():
+    Page(render_report({"arms": [{"name": "rft", "accuracy": None, "ci95": None}]}, [], []))
 
 
 def test_hostile_text_stays_text():
@@ -306,9 +301,6 @@ def test_pictures_are_scaled_and_small_ones_kept_exactly():
     kind, _, data = data_url(picture(48, 64)).partition(";base64,")
     assert kind == "data:image/png"
     assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) == picture(48, 64)).all()
-    for bad in (picture().astype(np.float32), picture()[..., 0], picture()[:0]):
-        with pytest.raises(BadInput, match="uint8"):
-            data_url(bad)
 
 
 def test_text_is_cut_and_isolated():
