@@ -54,13 +54,11 @@ def learner_bundle(config: Config) -> Bundle:
     return bundle(config.learner.cpus, config.learner.gpus * (LEARNER_SHARE if config.engine.colocate else 1))
 
 
-def generator_bundles(
-    config: Config, cpus: float | None = None, gpus: float | None = None
-) -> tuple[Bundle, ...]:
-    """Bundles of a generator, with other cpus and gpus than the engine's if given, and of its toolboxes."""
+def generator_bundles(config: Config, gpus: float | None = None) -> tuple[Bundle, ...]:
+    """Bundles of a generator, with other gpus than the engine's if given, and of its toolboxes."""
     engine, toolbox = config.engine, config.toolbox
     share = 1 - LEARNER_SHARE if engine.colocate else 1
-    generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus * share if gpus is None else gpus)
+    generator = bundle(engine.cpus, engine.gpus * share if gpus is None else gpus)
     return generator, *([bundle(toolbox.cpus, toolbox.gpus)] * toolbox.workers)
 
 
@@ -94,9 +92,7 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
             Need("embedder of the memory", 1, embedder),
         ]
     if learns and config.evolution.enabled and canary.enabled:
-        out.append(
-            Need("canary with its toolboxes", 1, generator_bundles(config, config.engine.cpus, canary.gpus))
-        )
+        out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.gpus)))
     if learner:
         out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))
     return [need for need in out if need.count]

@@ -91,7 +91,7 @@ def _start_evolution(config: Config, actors: placement.Actors, placed: ServingAc
     canary, name = config.evolution.canary, None
     if canary.enabled:
         name = f"{prefix}-canary"
-        bundles = reservations.generator_bundles(config, config.engine.cpus, canary.gpus)
+        bundles = reservations.generator_bundles(config, canary.gpus)
         placed.canary, placed.groups["canary"] = placement.start_generator(
             config, actors.store_name, config.engine.workers, name, reservations.reserve(bundles, name=name)
         )
