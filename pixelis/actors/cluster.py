@@ -90,10 +90,10 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
     if address:
         # Ray refuses variables that the job was submitted with; its workers have them already.
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-        submitted = job.get("runtime_env", {}).get("env_vars", {}).keys()
-        variables = {name: env[name] for name in env.keys() - submitted}
+        submitted = job.get("runtime_env", {}).get("env_vars", {})
+        variables = {name: value for name, value in env.items() if name not in submitted}
         options["runtime_env"] = {"env_vars": variables}
-        if secrets := {name: secrets[name] for name in secrets.keys() - submitted}:
+        if secrets := {name: value for name, value in secrets.items() if name not in submitted}:
             # Ray logs and shows the variables of a runtime_env, but not this function.
             options["runtime_env"]["worker_process_setup_hook"] = lambda: os.environ.update(secrets)
     else:

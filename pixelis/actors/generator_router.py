@@ -161,7 +161,7 @@ class GeneratorRouter:
             if time.monotonic() >= deadline:
                 causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items())
                 raise InfraFailure(
-                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes or 'late load'})",
+                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes or 'all load'})",
                     fix="look at `ray status` and at the worker logs of the Ray session",
                 )
             own = [m for m in self.members if reservation is None or m.reservation is reservation]
