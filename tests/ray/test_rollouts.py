@@ -17,12 +17,7 @@ import ray
 from exported import missing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from placed_actors import (
-    PlacedJob,
-    check_group,
-    random_adapter,
-    temporary,
-)
+from placed_actors import PlacedJob, check_group, random_adapter, temporary
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
