@@ -34,11 +34,6 @@ CHECKSUM = checksum(CHECKED["experiences"])
 MAX_FEEDBACK = 32
 """Most feedback entries of an experience."""
 
-# Aliases, because the method ``Shard.list`` hides the built-in type.
-KeyedIds = list[tuple[float, str]]
-Ids = list[str]
-SeqIds = list[tuple[int, str]]
-
 
 class Shard:
     """Experiences in one folder, which one process may open at a time. Thread-safe.
@@ -222,10 +217,7 @@ class Shard:
         """Times and rows of experiences, newest first; a ``user`` that ends in a dot is a prefix."""
         return self.stored.page(limit, after, user)
 
-    def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        return [experience(row) for _, row in self.list_rows(limit, after, user)]
-
-    def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> KeyedIds:
+    def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> list[tuple[float, str]]:
         """Keys and ids of at most ``n`` experiences, drawn by weight, without replacement.
 
         Weight: the priority, times .7 + .3 success rate if retrieved before. Keys are exponential arrival
@@ -373,11 +365,11 @@ class Shard:
         """Delete experiences without leaving traces in the files; returns the number deleted."""
         return len(self._delete("id IN (SELECT value FROM json_each(?))", json.dumps(list(ids))))
 
-    def delete_user(self, user: str) -> Ids:
+    def delete_user(self, user: str) -> list[str]:
         """Delete all experiences of a stored pseudonym; returns their ids."""
         return self._delete("user = ?", user)
 
-    def prune(self, now: float) -> Ids:
+    def prune(self, now: float) -> list[str]:
         """Delete experiences older than ``retention_days``, noted in ``pruning.jsonl``; returns their ids."""
         before = now - self.config.retention_days * DAY
         pruned = self._delete("created_at < ?", before, copies_before=before)
@@ -400,8 +392,8 @@ class Shard:
                 os.fsync(file.fileno())
         return pruned
 
-    def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> Ids:
-        def change(db: sqlite3.Connection) -> SeqIds:
+    def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> list[str]:
+        def change(db: sqlite3.Connection) -> list[tuple[int, str]]:
             victims = db.execute(
                 f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)
             ).fetchall()
