@@ -377,16 +377,10 @@ class Shard:
             lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,))
         )
         if pruned:
-            line = {
-                "time": now,
-                "retention_days": self.config.retention_days,
-                "count": len(pruned),
-                "ids": pruned,
-            }
-            with (
-                disk_failures(self.folder),
-                open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file,
-            ):
+            line: dict[str, Any] = {"time": now, "retention_days": self.config.retention_days}
+            line |= {"count": len(pruned), "ids": pruned}
+            path = self.folder / "pruning.jsonl"
+            with disk_failures(self.folder), open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -394,15 +388,12 @@ class Shard:
 
     def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> list[str]:
         def change(db: sqlite3.Connection) -> list[tuple[int, str]]:
-            victims = db.execute(
-                f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)
-            ).fetchall()
+            chosen = f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq"
+            victims = db.execute(chosen, (value,)).fetchall()
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
-        victims = self.database.write(
-            change, lambda victims: self._apply_removed([seq for seq, _ in victims])
-        )
+        victims = self.database.write(change, lambda gone: self._apply_removed([seq for seq, _ in gone]))
         if victims:
             self.database.forget()
         # A damaged file may have what is deleted, and what nobody can name any more
@@ -418,14 +409,12 @@ class Shard:
         return portable.write(path, self.stored.entries(sorted(self._ids)))
 
     def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:
-        """Add the new experiences of a Parquet file of ``export`` whose ids this shard accepts; returns how
-        many.
+        """Add the experiences of a file of ``export`` whose ids are new and accepted; returns their number.
 
         Raises BadInput for another kind of file.
         """
-        return sum(
-            sum(self.add([e for e in entries if accepts(e.experience.id)])) for entries in portable.read(path)
-        )
+        chunks = ([e for e in entries if accepts(e.experience.id)] for entries in portable.read(path))
+        return sum(sum(self.add(entries)) for entries in chunks)
 
 
 def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[int]) -> int:
@@ -434,8 +423,7 @@ def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[in
     status = "failed" if x.policy_version in withdrawn else x.status
     row = db.execute(
         "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, "
-        "record) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (x.id, x.created_at, x.user, status, x.priority, x.retrievals, x.successes, feedback, record),
     ).lastrowid
     assert row is not None
