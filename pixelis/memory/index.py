@@ -117,7 +117,7 @@ class GpuExact(Exact):
 
 
 class Approximate:
-    """A graph (``hnsw``) or inverted lists (``ivf``), built once. Removed vectors stay in it, but in no result."""
+    """A graph (``hnsw``) or inverted lists (``ivf``), built once. Results leave removed vectors out."""
 
     def __init__(self, config: MemoryConfig, rows: np.ndarray, vectors: np.ndarray):
         width, metric = vectors.shape[1], METRICS[config.metric]

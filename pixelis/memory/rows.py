@@ -91,7 +91,7 @@ class Rows:
             return [(row[0], row[1:]) for row in db.execute(query, [at, at, id, *values, limit]).fetchall()]
 
     def matching(self, user: str | None, words: Sequence[str]) -> set[str]:
-        """Ids of the experiences of ``user`` with all ``words``, which are case-folded beginnings of words."""
+        """Ids of the experiences of ``user`` with all ``words`` (case-folded beginnings of words)."""
         condition, values = _is_of(user)
         query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
         with self.database.read() as db:

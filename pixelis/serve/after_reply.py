@@ -44,8 +44,8 @@ EVOLUTION_TIMEOUT_S = 30.0
 class AfterReply:
     """Stores an answer's experience, for which its reply waits, and then does the rest of the work.
 
-    Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the actor's
-    handle; None if the service does not learn.
+    Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the
+    actor's handle; None if the service does not learn.
     """
 
     def __init__(

@@ -175,7 +175,8 @@ class Agent:
     async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
         """Sample and vote; ``pictures`` are those of ``decode``, called if None.
 
-        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling it cancels the rollouts.
+        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling it cancels the
+        rollouts.
         """
         async with contextlib.aclosing(self.stream(query, pictures, turns=False)) as items:
             return [item async for item in items if isinstance(item, Answer)][-1]
@@ -319,7 +320,7 @@ class Agent:
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
-        """The ``k`` experiences of ``user``, or of all, most similar to a query among those with its words."""
+        """The ``k`` experiences (of ``user``) with the words of a query that are most similar to it."""
         pictures = await self.decode(query)
         return await self.retrieval.find(_question(query, pictures), pictures.views, k, user, timeout_s)
 

@@ -30,7 +30,8 @@ Search = asyncio.Task[tuple[Question, SearchResult]]
 class Lookup:
     """A search in progress. ``wait`` sets its results; ``partial``: a shard did not answer in time.
 
-    ``vector`` is the question's, stored with the experience; ``stored_question`` is redacted like stored questions.
+    ``vector`` is the question's, stored with the experience; ``stored_question`` is redacted like stored
+    questions.
     """
 
     def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: Search | None, until: float):
@@ -93,8 +94,8 @@ class Retrieval:
     ) -> Iterator[Lookup]:
         """Embed the question with its ``views``, and search the memory, while the context runs.
 
-        Its end cancels the search, but not the vector, which the experience needs. Without ``store`` nothing is
-        written, not even that a search took place.
+        Its end cancels the search, but not the vector, which the experience needs. Without ``store`` nothing
+        is written, not even that a search took place.
         """
         k = self.config.evolution.neighbours.k
         search = search and k > 0 and self.memory is not None and self.config.evolution.enabled

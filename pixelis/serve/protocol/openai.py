@@ -52,8 +52,8 @@ class StreamOptions(LenientModel):
 class ChatRequest(QuestionRequest):
     """Body of ``POST /v1/chat/completions``: a question, after optional system messages and exchanges.
 
-    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Unknown fields and
-    those that would change the reply but are not supported (``tools``, ``top_k``, ...) are errors.
+    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Unknown fields
+    and those that would change the reply but are not supported (``tools``, ``top_k``, ...) are errors.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)

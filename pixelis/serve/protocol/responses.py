@@ -180,9 +180,9 @@ class ResponseDeleted(BaseModel):
 class ResponseObject(BaseModel):
     """Reply of ``POST /v1/responses`` and ``GET /v1/responses/{id}``.
 
-    ``output`` is the winning sample, in a stream the first: a ``reasoning`` item for each thought, an ``mcp_call``
-    item for each pixel operation, and the ``message`` with the elected answer. ``status`` is "incomplete" if no
-    sample reached an answer for want of tokens.
+    ``output`` is the winning sample, in a stream the first: a ``reasoning`` item for each thought, an
+    ``mcp_call`` item for each pixel operation, and the ``message`` with the elected answer. ``status`` is
+    "incomplete" if no sample reached an answer for want of tokens.
     """
 
     id: str

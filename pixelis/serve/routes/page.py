@@ -31,7 +31,8 @@ EXAMPLES = (
 rocket (SpaceX), coffee (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
 ABOUT_NANO = (
     "reads handwritten digits on small cards with coloured frames, hidden in photographs like the examples.",
-    "It was trained for nothing else: it cannot describe pictures, read words or chat, and only guesses about others.",
+    "It was trained for nothing else: it cannot describe pictures, read words or chat, and elsewhere it only "
+    "guesses.",
 )
 ABOUT_OTHERS = (
     "answers questions about a picture: what is there, where, how many, and which words are written on it.",
