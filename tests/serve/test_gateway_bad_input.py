@@ -177,20 +177,9 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 NAMES = [
-    "question",
-    "image",
-    "messages",
-    "model",
-    "samples",
-    "temperature",
-    "seed",
-    "stream",
-    "user",
-    "n",
-    "top_k",
-    "tools",
-    "max_turns",
-]
+    "question", "image", "messages", "model", "samples", "temperature", "seed", "stream", "user", "n",
+    "top_k", "tools", "max_turns",
+]  # fmt: skip
 
 
 @st.composite
