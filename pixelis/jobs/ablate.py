@@ -112,9 +112,8 @@ def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[str]:
         yield joined
         return
     cpus = ablation.parallel * cluster.local_cpus(config)
-    shared = config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpus": cpus})})
     needed, largest = placement.object_store_bytes(config)
-    cluster.connect(shared, ablation.parallel * needed, largest)
+    cluster.connect(config.changed({"cluster.cpus": cpus}), ablation.parallel * needed, largest)
     try:
         yield ray.get_runtime_context().gcs_address
     finally:

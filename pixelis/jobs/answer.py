@@ -325,9 +325,7 @@ def main() -> None:
         config = from_command_line(__doc__, "answer", options.rest, default=DEFAULT, check=check)
         configured = config.evolution.vote.calibration
         if options.calibrate:  # of what the strategy computes
-            plain = config.evolution.vote.model_copy(update={"calibration": None})
-            evolution = config.evolution.model_copy(update={"vote": plain})
-            config = config.model_copy(update={"evolution": evolution})
+            config = config.changed({"evolution.vote.calibration": None})
         path = options.out or Path(config.run.dir) / "answers.jsonl"
         with answer_file(path, settings_of(config, options.url)) as out:
             if options.url is not None:

@@ -144,7 +144,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
     with run_folder(config, held_out=list(config.held_out.values()), has_policy=e.api.url is None) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
-            arm_config = config.model_copy(update={"dialogue": dialogue})
+            arm_config = config.changed({"dialogue": dialogue})
             if e.api.url is not None:
                 summaries = evaluate_api(arm_config, folder, max_pixels, summaries)
             elif actors is not None:
@@ -206,7 +206,7 @@ def findings(config: Config) -> list[Finding]:
 
     rows = [*estimate.check(config, "evaluate"), *plan.check(config, needs(config))]
     for max_pixels in config.evaluate.max_pixels:
-        swept = config.model_copy(update={"dialogue": config.dialogue.with_max_pixels(max_pixels)})
+        swept = config.changed({"dialogue": config.dialogue.with_max_pixels(max_pixels)})
         errors = [row for row in estimate.check(swept, "evaluate") if row.level == "error"]
         rows += [replace(row, text=f"evaluate.max_pixels {max_pixels}: {row.text}") for row in errors]
     return rows

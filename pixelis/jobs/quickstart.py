@@ -57,11 +57,9 @@ def main() -> None:
 
 def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any) -> Config:
     """Configuration of a stage: its folder below run.dir, the initial adapter, learner settings."""
-    run = config.run.model_copy(update={"name": name, "dir": f"{config.run.dir}/{name}"})
-    policy = config.policy.model_copy(update={"adapter": str(adapter) if adapter else None})
-    return config.model_copy(
-        update={"run": run, "policy": policy, "learner": config.learner.model_copy(update=learner)}
-    )
+    values: dict[str, Any] = {"run.name": name, "run.dir": f"{config.run.dir}/{name}"}
+    values["policy.adapter"] = str(adapter) if adapter else None
+    return config.changed(values | {f"learner.{key}": value for key, value in learner.items()})
 
 
 class Quickstart:
@@ -128,13 +126,8 @@ class Quickstart:
         q = self.config.quickstart
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
         # What changes is the look of the pictures
-        lora = online.policy.lora.model_copy(update={"vision_tower": True})
-        policy = online.policy.model_copy(update={"lora": lora})
-        run = online.run.model_copy(update={"resume": False})
-        online = online.model_copy(update={"policy": policy, "run": run})
-        evaluation = online.model_copy(
-            update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})}
-        )
+        online = online.changed({"policy.lora.vision_tower": True, "run.resume": False})
+        evaluation = online.changed({"evaluate.questions": q.shift_questions})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # An earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)

@@ -83,7 +83,7 @@ def with_steps(config: Config) -> Config:
     questions = count_questions(config.data.train, config.data.limit, config.data.max_bad_rows, on_labels)
     steps = math.ceil(rft.epochs * questions / rft.prompts_per_step)
     print(f"rft.epochs={rft.epochs:g}: {steps} steps of {rft.prompts_per_step} from {questions} questions")
-    return config.model_copy(update={"rft": rft.model_copy(update={"steps": steps})})
+    return config.changed({"rft.steps": steps})
 
 
 def needs(config: Config) -> list[reservations.Need]:

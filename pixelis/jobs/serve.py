@@ -85,11 +85,12 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     e = config.evolution
     # Traffic has no end, so schedules do not apply. The KL guard can undo an update of a single step.
-    constant = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
-    online_config = config.model_copy(
-        update={
-            "learner": constant,
-            "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1}),
+    online_config = config.changed(
+        {
+            "learner.warmup": 0.0,
+            "learner.schedule": "constant",
+            "rft.minibatches": 1,
+            "rft.epochs_per_batch": 1,
         }
     )
     # Independent of the offline algorithm's KL term; the controller adapts the weight.
