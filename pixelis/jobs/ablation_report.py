@@ -115,9 +115,9 @@ def table(report: Mapping[str, Any]) -> str:
     for row in report["arms"]:
         line = f"{row['arm']:{width}}  {row['mean']:8.3f}  {_interval(row['ci95'])}"
         if (against := compared.get(row["arm"])) is not None:
-            seeds = "one seed" if against["ci95_seeds"] is None else f"{against['p_seeds_holm']:.2g}"
+            seeds = "one seed" if against["ci95_seeds"] is None else f"{against['p_seeds_holm']:.3f}"
             line += f"  {against['difference']:+10.3f}  {_interval(against['ci95'])}"
-            line += f"  {against['p_holm']:8.2g}  {seeds:>10}  {against['verdict']}"
+            line += f"  {against['p_holm']:8.4f}  {seeds:>10}  {against['verdict']}"
         lines.append(line)
     return "\n".join([*lines, "", limits(report)])
 
