@@ -40,6 +40,7 @@ from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
 from pixelis.files import disk_failures, locked
+from pixelis.jobs import dry_run
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.remote_agent import RemoteAgent
@@ -304,15 +305,11 @@ async def answer_there(config: Config, options: argparse.Namespace, out: AnswerF
 
 def check(config: Config) -> None:
     """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
     needs = reservations.needs(config, learner=False, rollouts=True)
-    dry_run.show_findings("answer", config, [*estimate.check(config, "evaluate"), *plan.check(config, needs)])
     read = functools.partial(dry_run.read_first, config)
     questions = dry_run.Input("data.evaluate", config.data.evaluate, read)
-    dry_run.check_inputs([*dry_run.policy_inputs(config), questions])
+    inputs = [*dry_run.policy_inputs(config), questions]
+    dry_run.check("answer", config, inputs, dry_run.findings(config, "evaluate", needs))
 
 
 def main() -> None:

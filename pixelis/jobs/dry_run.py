@@ -11,8 +11,9 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from pixelis.actors.reservations import Need
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
@@ -24,13 +25,14 @@ from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.operations import select
 from pixelis.operations.environment import select_environments
-from pixelis.policy import estimate, ranks
+from pixelis.policy import ranks
 from pixelis.policy.adapters import check_adapter, load_adapter
-from pixelis.policy.architecture import Architecture
-from pixelis.policy.export import BaseFile
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.records import Question
 from pixelis.rewards.scorers import JUDGED
+
+if TYPE_CHECKING:  # it imports torch, which the driver of a run does without
+    from pixelis.policy.estimate import Finding, Job, Prompt
 
 PROMPTS = 256
 """Number of questions read to estimate the longest prompt."""
@@ -46,6 +48,14 @@ class Input(NamedTuple):
     read: Callable[[str], object]
 
 
+def check(job: str, config: Config, inputs: Iterable[Input], findings: Sequence[Finding] = ()) -> None:
+    """Print what a job offers and needs, and read its inputs. Raises BadConfig and what an input raises."""
+    show_operations(config)
+    if findings:
+        show_findings(job, config, findings)
+    check_inputs(inputs)
+
+
 def show_operations(config: Config) -> None:
     """Print the operations that the policy is offered. BadConfig for an own one that cannot be used."""
     names = ", ".join(operation.name for operation in offered(config))
@@ -56,8 +66,20 @@ def show_operations(config: Config) -> None:
         print(f"  ok     toolbox.operations: {name} is {operation.name}", file=sys.stderr)
 
 
-def show_findings(job: str, config: Config, findings: Sequence[estimate.Finding]) -> None:
+def findings(
+    config: Config, job: Job, needs: Sequence[Need], prompts: Sequence[Prompt] = ()
+) -> list[Finding]:
+    """Estimates of memory and disk, and the placement of the needs."""
+    from pixelis.jobs import plan
+    from pixelis.policy import estimate
+
+    return [*estimate.check(config, job, prompts), *plan.check(config, needs)]
+
+
+def show_findings(job: str, config: Config, findings: Sequence[Finding]) -> None:
     """Print the findings as a table. Raises BadConfig for its errors."""
+    from pixelis.policy import estimate
+
     print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
     if errors := [finding.text for finding in findings if finding.level == "error"]:
         raise BadConfig("; ".join(errors), fix="change these keys")
@@ -105,6 +127,9 @@ def deepspeed_inputs(config: Config) -> Iterator[Input]:
 
 def _read_adapter(config: Config, trains: bool, folder: str) -> None:
     """Check whether an adapter fits the model, and for training the keys of `policy.lora`."""
+    from pixelis.policy.architecture import Architecture
+    from pixelis.policy.export import BaseFile
+
     policy = config.policy
     adapter, base = load_adapter(folder, lazily=True), resolve(policy.model)
     if adapter.kind != "lora" or policy.full:
@@ -193,7 +218,7 @@ def note(row: BadRow) -> None:
     print(f"  note   {row}", file=sys.stderr)
 
 
-def prompts(config: Config) -> list[estimate.Prompt]:
+def prompts(config: Config) -> list[Prompt]:
     """Sizes of the prompts of the first questions; without questions, of an empty one with a picture."""
     try:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
@@ -212,7 +237,7 @@ def prompts(config: Config) -> list[estimate.Prompt]:
         questions = list(itertools.islice(rows, PROMPTS))
     except PixelisError:
         questions = [Question(id="none", question="")]
-    sizes: list[estimate.Prompt] = []
+    sizes: list[Prompt] = []
     for question in questions:
         kinds = [media.kind for media in question.media] or ["image"]
         tokens = sum(len(turn.tokens) for turn in renderer.prompt(question, []))

@@ -26,6 +26,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure
 from pixelis.evaluation import table
 from pixelis.evaluation.clusters import require_questions
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, make_run_dir, run_folder
 from pixelis.jobs.evaluate_api import answer_rows, evaluate_api, score_answers
 from pixelis.jobs.evaluation_arms import Arm, check_baseline, evaluate_sets, summary_of
@@ -36,7 +37,6 @@ from pixelis.telemetry import diagnosis, lineage
 from pixelis.telemetry.events import EventLog
 
 if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
     from pixelis.policy.estimate import Finding
 
 
@@ -173,10 +173,8 @@ def needs(config: Config) -> list[reservations.Need]:
     return reservations.needs(config, learner=False, rollouts=True)
 
 
-def inputs(config: Config) -> Iterator[Input]:
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
     e, player = config.evaluate, None
     if e.api.url is None and e.answers is None:
         player = dry_run.player_of(config)
@@ -201,27 +199,21 @@ def _read_for_clusters(config: Config, read: Callable[[str], object], source: st
 
 def findings(config: Config) -> list[Finding]:
     """Estimates of memory with every pixel budget, and placement."""
-    from pixelis.jobs import plan
-    from pixelis.policy import estimate
-
-    rows = [*estimate.check(config, "evaluate"), *plan.check(config, needs(config))]
+    rows = dry_run.findings(config, "evaluate", needs(config))
     for max_pixels in config.evaluate.max_pixels:
         swept = config.changed({"dialogue": config.dialogue.with_max_pixels(max_pixels)})
-        errors = [row for row in estimate.check(swept, "evaluate") if row.level == "error"]
+        errors = [row for row in dry_run.findings(swept, "evaluate", []) if row.level == "error"]
         rows += [replace(row, text=f"evaluate.max_pixels {max_pixels}: {row.text}") for row in errors]
     return rows
 
 
 def check(config: Config) -> None:
     """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
-    dry_run.show_operations(config)
-    if config.evaluate.answers is None and config.evaluate.api.url is None:
-        dry_run.show_findings("evaluate", config, findings(config))
-    elif config.evaluate.answers is None:
-        LlmClient(config.evaluate.api, "evaluate.api").close()  # raises without its model or key
-    dry_run.check_inputs(inputs(config))
+    e = config.evaluate
+    if e.answers is None and e.api.url is not None:
+        LlmClient(e.api, "evaluate.api").close()  # raises without its model or key
+    own = e.answers is None and e.api.url is None
+    dry_run.check("evaluate", config, inputs(config), findings(config) if own else ())
 
 
 def main() -> None:

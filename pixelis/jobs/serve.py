@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import serve
@@ -39,15 +39,13 @@ from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.evolution.guard import AdaptiveKLController
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.jobs.watch import end_without_head, say
 from pixelis.policy import checkpoint
 from pixelis.serve import app
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import SYSTEM
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 log = logging.getLogger(__name__)
 
@@ -237,10 +235,9 @@ def needs(config: Config) -> list[reservations.Need]:
     return reservations.needs(config, learner=learns, rollouts=True, online=True)
 
 
-def inputs(config: Config) -> Iterator[Input]:
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     """The inputs that a dry run reads."""
     from pixelis.actors.canary import canary_questions
-    from pixelis.jobs import dry_run
 
     yield from dry_run.policy_inputs(config)
     yield from dry_run.deepspeed_inputs(config)
@@ -253,13 +250,7 @@ def inputs(config: Config) -> Iterator[Input]:
 
 def check(config: Config) -> None:
     """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
-    findings = [*estimate.check(config, "serve"), *plan.check(config, needs(config))]
-    dry_run.show_findings("serve", config, findings)
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("serve", config, inputs(config), dry_run.findings(config, "serve", needs(config)))
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ray
 from ray.actor import ActorHandle
@@ -23,14 +22,12 @@ from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
 from pixelis.errors import BadConfig, BadInput
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.watch import latest_step, require_checkpoint, say, stop_s, watch
 from pixelis.policy import checkpoint
 from pixelis.policy.model_path import resolve
 from pixelis.telemetry.events import EventLog
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 STORE = "demonstrations"
 """Folder in run.dir with the training demonstrations."""
@@ -153,10 +150,8 @@ def needs(config: Config) -> list[reservations.Need]:
     return reservations.needs(config, learner=True, rollouts=has_episodes(config))
 
 
-def inputs(config: Config) -> Iterator[Input]:
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
     player = dry_run.player_of(config)
     yield from dry_run.policy_inputs(config, trains=True)
     if has_episodes(config):
@@ -170,21 +165,15 @@ def inputs(config: Config) -> Iterator[Input]:
 def _read_demonstrations(config: Config, player: Player | None, source: str) -> None:
     """Read and play the first CHECKED_ROWS demonstrations."""
     from pixelis.datasets.demonstration_stream import demonstrations
-    from pixelis.jobs.dry_run import note
 
-    rows = demonstrations(config, source, 1, player, note if config.data.max_bad_rows else None)
+    rows = demonstrations(config, source, 1, player, dry_run.note if config.data.max_bad_rows else None)
     if not sum(1 for _ in itertools.islice(rows, CHECKED_ROWS)):
         raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
 
 
 def check(config: Config) -> None:
     """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
-    dry_run.show_findings("sft", config, [*estimate.check(config, "sft"), *plan.check(config, needs(config))])
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("sft", config, inputs(config), dry_run.findings(config, "sft", needs(config)))
 
 
 def main() -> None:
