@@ -78,7 +78,6 @@ def finish(ablation: AblationConfig, trial: Trial, code: int, seconds: float) ->
 
 
 def read_groups(folder: Path) -> dict[str, Group]:
-    """The groups of an evaluation by set and question."""
     groups = {}
     for path in sorted(folder.glob("trajectories-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
@@ -212,7 +211,6 @@ def show_plan(ablation: AblationConfig) -> None:
 
 
 def main() -> None:
-    """Entry point of `pixelis ablate`."""
     words = sys.argv[1:]
     if asks_for_help(words):
         print((__doc__ or "").strip())

@@ -189,7 +189,6 @@ async def answer_all(
 
 
 def show(text: str) -> None:
-    """Print a line of progress."""
     print(f"[answer] {text}", file=sys.stderr, flush=True)
 
 
@@ -290,21 +289,18 @@ def correctness(config: Config, limit: int | None, path: Path) -> tuple[list[flo
 async def answer_here(
     config: Config, options: argparse.Namespace, out: AnswerFile, actors: placement.Actors
 ) -> None:
-    """Answer the file with the generators of this job."""
     most = max(1, config.engine.max_num_seqs * config.engine.workers // config.serve.samples)
     agent = await local_agent(config, actors)
     await answer_all(questions_of(config, options.limit), out, agent, options.concurrency or most)
 
 
 async def answer_there(config: Config, options: argparse.Namespace, out: AnswerFile) -> None:
-    """Answer the file at a running service."""
     key = os.environ.get(config.serve.api_key_env, "").strip()
     async with RemoteAgent(options.url, key, config.toolbox, config.serve.timeout_s) as agent:
         await answer_all(questions_of(config, options.limit), out, agent.answer, options.concurrency or 4)
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
     needs = reservations.needs(config, learner=False, rollouts=True)
     read = functools.partial(dry_run.read_first, config)
     questions = dry_run.Input("data.evaluate", config.data.evaluate, read)
@@ -313,7 +309,6 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.answer`."""
     words = sys.argv[1:]
     if asks_for_help(words):
         from_command_line(__doc__, "answer", words, default=DEFAULT)

@@ -58,13 +58,11 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """All findings in display order."""
     gpus = find_gpus()
     return [*machine(gpus), *packages(gpus), *folders(), *network()]
 
 
 def machine(gpus: list[tuple[str, float]]) -> list[Check]:
-    """The system, its memory and its GPUs."""
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     fix = "" if platform.system() == "Linux" else "use Linux (WSL and containers count)"
     out = [Check("machine", "system", system, fix, needed=True)]
@@ -104,7 +102,6 @@ def find_gpus() -> list[tuple[str, float]]:
 
 
 def _output(command: list[str]) -> list[str]:
-    """Lines of a command's output; none if it fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -113,7 +110,6 @@ def _output(command: list[str]) -> list[str]:
 
 
 def packages(gpus: list[tuple[str, float]]) -> list[Check]:
-    """Python and the requirements of the installed package."""
     fix = "" if (3, 11) <= sys.version_info[:2] < (3, 13) else "use Python 3.11 or 3.12"
     out = [Check("packages", "Python", platform.python_version(), fix, needed=True)]
     try:

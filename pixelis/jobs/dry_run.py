@@ -120,7 +120,6 @@ def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
 
 
 def deepspeed_inputs(config: Config) -> Iterator[Input]:
-    """The learner's DeepSpeed file, if there is one."""
     if config.learner.deepspeed:
         yield Input("learner.deepspeed", config.learner.deepspeed, _read_json)
 
@@ -174,14 +173,12 @@ def question_input(
 def held_out_inputs(
     config: Config, sources: Mapping[str, str], player: Player | None = None
 ) -> Iterator[Input]:
-    """The sources of an evaluation by name."""
     for name, source in sources.items():
         key = f"evaluate.sets.{name}" if name else "data.evaluate"
         yield question_input(config, key, source, held_out=True, player=player)
 
 
 def read_first(config: Config, source: str, held_out: bool = False) -> None:
-    """Read the first question of a source."""
     next(_probed(config, None if held_out else config.data.max_bad_rows, source))
 
 
@@ -214,7 +211,6 @@ def player_of(config: Config) -> Player | None:
 
 
 def note(row: BadRow) -> None:
-    """Print a row that the job would skip."""
     print(f"  note   {row}", file=sys.stderr)
 
 

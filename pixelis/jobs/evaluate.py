@@ -128,7 +128,6 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
-    """Mean accuracy over the sets that have one."""
     accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
     return statistics.fmean(accuracies) if accuracies else None
 
@@ -169,12 +168,10 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
 
 
 def needs(config: Config) -> list[reservations.Need]:
-    """What an evaluation of a policy reserves."""
     return reservations.needs(config, learner=False, rollouts=True)
 
 
 def inputs(config: Config) -> Iterator[dry_run.Input]:
-    """The inputs that a dry run reads."""
     e, player = config.evaluate, None
     if e.api.url is None and e.answers is None:
         player = dry_run.player_of(config)
@@ -198,7 +195,6 @@ def _read_for_clusters(config: Config, read: Callable[[str], object], source: st
 
 
 def findings(config: Config) -> list[Finding]:
-    """Estimates of memory with every pixel budget, and placement."""
     rows = dry_run.findings(config, "evaluate", needs(config))
     for max_pixels in config.evaluate.max_pixels:
         swept = config.changed({"dialogue": config.dialogue.with_max_pixels(max_pixels)})
@@ -208,7 +204,6 @@ def findings(config: Config) -> list[Finding]:
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
     e = config.evaluate
     if e.answers is None and e.api.url is not None:
         LlmClient(e.api, "evaluate.api").close()  # raises without its model or key
@@ -217,7 +212,6 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.evaluate`."""
     config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=check)
     with driver("evaluate"):
         if config.evaluate.answers is None:

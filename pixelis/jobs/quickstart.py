@@ -49,7 +49,6 @@ OVERLOADED = (429, 503, 504)
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.quickstart`."""
     config = from_command_line(__doc__, "quickstart", default="configs/nano/quickstart.yaml")
     with driver("quickstart"), run_folder(config) as folder:
         Quickstart(config, folder).run()
@@ -77,7 +76,6 @@ class Quickstart:
         """Whether each reply to the stream was right; the service never receives the truth."""
 
     def run(self) -> None:
-        """Run all stages."""
         started = time.monotonic()
         print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
@@ -116,7 +114,6 @@ class Quickstart:
     def measure(
         self, config: Config, actors: placement.Actors, name: str, policy: int, operations: bool = True
     ) -> None:
-        """Evaluate policy version ``policy`` as arm ``name``."""
         self.arms[name] = self.timed(
             "evaluate", lambda: evaluate.measure(config, actors, name, policy, operations=operations)
         )
@@ -250,7 +247,6 @@ class Quickstart:
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
 
     def print_table(self, page: str) -> None:
-        """Print the results of all arms."""
         print(f"\n{'arm':8} {'accuracy':>8}  {'95 % interval':13}  {'zooms':>5}  {'tool errors':>11}")
         for name, arm in self.arms.items():
             s = arm.summary
@@ -297,7 +293,6 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
 
 
 def software() -> dict[str, str]:
-    """Versions of the main packages."""
     return {"pixelis": pixelis.__version__} | {
         name: version(name) for name in ("torch", "ray", "transformers", "deepspeed", "peft")
     }

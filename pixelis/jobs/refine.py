@@ -130,7 +130,6 @@ def _listed(counts: dict[str, int]) -> str:
 
 
 def inputs(config: Config) -> Iterator[dry_run.Input]:
-    """The inputs that a dry run reads."""
     yield from dry_run.policy_inputs(config)
     for source in config.refinement.holdout.sources:
         yield dry_run.Input(
@@ -147,12 +146,10 @@ def _read_row(config: Config) -> None:
 
 
 def check(config: Config) -> None:
-    """Check every input, for `--dry-run`."""
     dry_run.check("refine", config, inputs(config))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.refine`."""
     config = from_command_line(__doc__, "refine", default="configs/nano/refine.yaml", check=check)
     with driver("refine"):
         summary = run(config)

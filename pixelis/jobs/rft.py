@@ -87,12 +87,10 @@ def with_steps(config: Config) -> Config:
 
 
 def needs(config: Config) -> list[reservations.Need]:
-    """What the job reserves."""
     return reservations.needs(config, learner=True, rollouts=True)
 
 
 def inputs(config: Config) -> Iterator[dry_run.Input]:
-    """The inputs that a dry run reads."""
     player = dry_run.player_of(config)
     yield from dry_run.policy_inputs(config, trains=True)
     yield dry_run.question_input(config, "data.train", config.data.train, player=player)
@@ -109,13 +107,11 @@ def findings(config: Config) -> list[Finding]:
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
     require_filter_key(config)
     dry_run.check("rft", config, inputs(config), findings(config))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.rft`."""
     config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml", check=check)
     with (
         driver("rft"),

@@ -67,7 +67,6 @@ def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Ser
 
 
 def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
-    """The names of the actors for the gateways."""
     names = backend.names
     return Backends(
         generators=tuple(actors.names),
@@ -187,7 +186,6 @@ class System:
             self.stack = self.stack.pop_all()
 
     def backends(self) -> Backends:
-        """Names of the actors."""
         return self.names
 
     def __del__(self) -> None:
@@ -236,7 +234,6 @@ def needs(config: Config) -> list[reservations.Need]:
 
 
 def inputs(config: Config) -> Iterator[dry_run.Input]:
-    """The inputs that a dry run reads."""
     from pixelis.actors.canary import canary_questions
 
     yield from dry_run.policy_inputs(config)
@@ -249,12 +246,10 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
     dry_run.check("serve", config, inputs(config), dry_run.findings(config, "serve", needs(config)))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.serve`."""
     config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=check)
     with driver("serve"):
         check_address(config)

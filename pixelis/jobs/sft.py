@@ -70,7 +70,6 @@ def run(config: Config) -> Path:
 
 @contextmanager
 def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
-    """The actors of evaluation episodes, if training includes any."""
     if episodes:
         with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
@@ -82,7 +81,6 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
 
 @contextmanager
 def schedule(config: Config) -> Iterator[ActorHandle | None]:
-    """Start the actor that schedules the curriculum; None without one."""
     if not config.sft.curriculum.enabled:
         yield None
         return
@@ -141,17 +139,14 @@ def warn_of_long_turns(config: Config, store: DemonstrationStore, sampler: Batch
 
 
 def has_episodes(config: Config) -> bool:
-    """Whether the policy answers held-out questions during training."""
     return bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
 
 
 def needs(config: Config) -> list[reservations.Need]:
-    """What the job reserves."""
     return reservations.needs(config, learner=True, rollouts=has_episodes(config))
 
 
 def inputs(config: Config) -> Iterator[dry_run.Input]:
-    """The inputs that a dry run reads."""
     player = dry_run.player_of(config)
     yield from dry_run.policy_inputs(config, trains=True)
     if has_episodes(config):
@@ -163,7 +158,6 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
 
 
 def _read_demonstrations(config: Config, player: Player | None, source: str) -> None:
-    """Read and play the first CHECKED_ROWS demonstrations."""
     from pixelis.datasets.demonstration_stream import demonstrations
 
     rows = demonstrations(config, source, 1, player, dry_run.note if config.data.max_bad_rows else None)
@@ -172,12 +166,10 @@ def _read_demonstrations(config: Config, player: Player | None, source: str) -> 
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
     dry_run.check("sft", config, inputs(config), dry_run.findings(config, "sft", needs(config)))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.sft`."""
     config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml", check=check)
     with driver("sft"):
         print(f"checkpoint: {run(config)}")

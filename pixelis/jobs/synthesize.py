@@ -76,7 +76,6 @@ def check(config: Config) -> None:
 
 
 def inputs(config: Config) -> Iterator[dry_run.Input]:
-    """The inputs that a dry run reads."""
     s = config.synthesis
     yield from dry_run.policy_inputs(config)
     used = {quota.source for quota in quotas(s)}
@@ -97,7 +96,6 @@ def show_plan(config: Config) -> None:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.synthesize`."""
     config = from_command_line(__doc__, "synthesize", default="configs/nano/synthesize.yaml", check=show_plan)
     with driver("synthesize"):
         summary = run(config)

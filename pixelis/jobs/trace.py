@@ -26,7 +26,6 @@ AFTER_S = 1.0
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.trace`."""
     with command("trace", __doc__) as parser:
         parser.add_argument("folder", metavar="RUN_DIR", type=Path)
         parser.add_argument("trace", metavar="TRACE_ID", nargs="?")
@@ -76,7 +75,6 @@ def bar(span: dict[str, Any], rows: list[tuple[int, dict[str, Any]]]) -> tuple[f
 
 
 def summary(id: str, spans: list[dict[str, Any]]) -> str:
-    """A trace as one line of the list."""
     root = tracing.tree(spans)[0][1]
     status = root["attributes"].get("http.response.status_code", "")
     wait = f"{1000 * (root['end'] - root['start']):.0f} ms"
@@ -84,7 +82,6 @@ def summary(id: str, spans: list[dict[str, Any]]) -> str:
 
 
 def drawing(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
-    """A trace as lines with bars."""
     lines, first = [], rows[0][1]["start"]
     for depth, span in rows:
         if (place := bar(span, rows)) is not None:

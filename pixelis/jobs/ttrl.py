@@ -56,7 +56,6 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
 def evaluate_questions(
     config: Config, actors: placement.Actors, name: str, version: int
 ) -> evaluation_arms.Arm:
-    """Several episodes of each training question, up to ``evaluate.questions``."""
     arm = evaluate.measure(
         config, actors, name, version, source=config.data.train, samples=config.ttrl.samples
     )
@@ -140,7 +139,6 @@ def compare(
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
     require_unlabelled(config)
     questions = dry_run.question_input(
         config, "data.train", config.data.train, player=dry_run.player_of(config)
@@ -150,7 +148,6 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.ttrl`."""
     config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=check)
     with (
         driver("ttrl"),

@@ -85,7 +85,6 @@ def count(key: str, amount: float = 1.0, tags: Mapping[str, str] | None = None) 
 
 
 def observe(key: str, seconds: float, tags: Mapping[str, str] | None = None) -> None:
-    """Add a duration to a Ray histogram."""
     _instrument("Histogram", key, tags, boundaries=list(SECONDS)).observe(seconds, tags=dict(tags or {}))
 
 
