@@ -111,8 +111,7 @@ def test_gpus_come_from_nvidia_smi_and_torch_must_see_them(monkeypatch: pytest.M
     assert states(doctor.machine(gpus))["GPUs in torch"] == "ok"
 
 
-@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
-@pytest.mark.parametrize("letter", ["a", "é"])
+@pytest.mark.parametrize(("variable", "letter"), [("RAY_TMPDIR", "a"), ("TMPDIR", "é")])
 def test_a_temporary_folder_that_is_too_long_is_named_with_the_value_to_set(
     variable: str, letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
