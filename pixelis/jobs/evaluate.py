@@ -8,12 +8,10 @@ run.dir. Instead of a policy, `evaluate.api` evaluates any model behind an OpenA
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +35,7 @@ from pixelis.telemetry import diagnosis, lineage
 from pixelis.telemetry.events import EventLog
 
 if TYPE_CHECKING:
-    from pixelis.policy.estimate import Finding
+    pass
 
 
 def measure(
@@ -177,30 +175,11 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
         player = dry_run.player_of(config)
         yield from dry_run.policy_inputs(config)
     sources = config.held_out if e.answers is None else {"": config.data.evaluate}
-    for item in dry_run.held_out_inputs(config, sources, player):
-        read = functools.partial(_read_for_clusters, config, item.read) if e.clusters else item.read
-        yield item._replace(read=read)
+    yield from dry_run.held_out_inputs(config, sources, player)
     if e.answers is not None:
         yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
     if e.baseline is not None:
         yield dry_run.Input("evaluate.baseline", e.baseline, lambda _: check_baseline(config))
-
-
-def _read_for_clusters(config: Config, read: Callable[[str], object], source: str) -> None:
-    """Read a source whose questions are clustered, which needs some of them."""
-    read(source)
-    clusters, on_labels = config.evaluate.clusters, None if config.rewards.labelled else drop_labels
-    count = sum(1 for _ in read_questions(source, limit=2 * clusters, epochs=1, on_labels=on_labels))
-    require_questions(count, clusters, source)
-
-
-def findings(config: Config) -> list[Finding]:
-    rows = dry_run.findings(config, "evaluate", needs(config))
-    for max_pixels in config.evaluate.max_pixels:
-        swept = config.changed({"dialogue": config.dialogue.with_max_pixels(max_pixels)})
-        errors = [row for row in dry_run.findings(swept, "evaluate", []) if row.level == "error"]
-        rows += [replace(row, text=f"evaluate.max_pixels {max_pixels}: {row.text}") for row in errors]
-    return rows
 
 
 def check(config: Config) -> None:
@@ -208,7 +187,8 @@ def check(config: Config) -> None:
     if e.answers is None and e.api.url is not None:
         LlmClient(e.api, "evaluate.api").close()  # raises without its model or key
     own = e.answers is None and e.api.url is None
-    dry_run.check("evaluate", config, inputs(config), findings(config) if own else ())
+    found = dry_run.findings(config, "evaluate", needs(config)) if own else ()
+    dry_run.check("evaluate", config, inputs(config), found)
 
 
 def main() -> None:
