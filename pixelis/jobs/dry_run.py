@@ -50,20 +50,19 @@ class Input(NamedTuple):
 
 def check(job: str, config: Config, inputs: Iterable[Input], findings: Sequence[Finding] = ()) -> None:
     """Print what a job offers and needs, and read its inputs. Raises BadConfig and what an input raises."""
-    show_operations(config)
-    if findings:
-        show_findings(job, config, findings)
-    check_inputs(inputs)
+    from pixelis.policy import estimate
 
-
-def show_operations(config: Config) -> None:
-    """Print the operations that the policy is offered. BadConfig for an own one that cannot be used."""
     names = ", ".join(operation.name for operation in offered(config))
     print(f"operations offered in the dialect {config.dialogue.dialect}: {names or 'none'}", file=sys.stderr)
     own = [name for name in config.toolbox.operations if ":" in name]
     for name, operation in zip(own, select(own), strict=True):
         operation.ready(config.toolbox)
         print(f"  ok     toolbox.operations: {name} is {operation.name}", file=sys.stderr)
+    if findings:
+        print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
+    if errors := [finding.text for finding in findings if finding.level == "error"]:
+        raise BadConfig("; ".join(errors), fix="change these keys")
+    check_inputs(inputs)
 
 
 def findings(
@@ -74,15 +73,6 @@ def findings(
     from pixelis.policy import estimate
 
     return [*estimate.check(config, job, prompts), *plan.check(config, needs)]
-
-
-def show_findings(job: str, config: Config, findings: Sequence[Finding]) -> None:
-    """Print the findings as a table. Raises BadConfig for its errors."""
-    from pixelis.policy import estimate
-
-    print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
-    if errors := [finding.text for finding in findings if finding.level == "error"]:
-        raise BadConfig("; ".join(errors), fix="change these keys")
 
 
 def check_inputs(inputs: Iterable[Input]) -> None:

@@ -22,7 +22,6 @@ import httpx
 import numpy as np
 import ray
 
-import pixelis
 from pixelis.actors import cluster, evaluation_report, placement, report
 from pixelis.config import Config, ToolboxConfig, from_command_line
 from pixelis.datasets.agent_request import agent_request
@@ -41,6 +40,7 @@ from pixelis.telemetry import events, lineage
 T = TypeVar("T")
 SFT_LR, RFT_LR = 2e-3, 1e-3
 """Learning rates of the stages."""
+PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
@@ -212,7 +212,7 @@ class Quickstart:
             "paired": {"rft_minus_sft": rft_minus_sft},
             "seconds": {**self.seconds, "total": round(total, 1)},
             "versions": {
-                **software(),
+                **{name: version(name) for name in PACKAGES},
                 **{f"policy/{name}": str(number) for name, number in self.policies.items()},
             },
             "seed": self.config.run.seed,
@@ -290,12 +290,6 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
             fix="if the machine is busy with other work, run the command again: it resumes",
         )
     return {**reply.json(), "truth": question.answers[0] if question.answers else None}
-
-
-def software() -> dict[str, str]:
-    return {"pixelis": pixelis.__version__} | {
-        name: version(name) for name in ("torch", "ray", "transformers", "deepspeed", "peft")
-    }
 
 
 if __name__ == "__main__":
