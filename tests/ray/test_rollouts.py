@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from exported import missing
+from exported import ACTOR_METRICS, missing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -42,7 +42,7 @@ from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, DataFailure, InfraFailure
 from pixelis.policy.adapters import Adapter, save_adapter
 from pixelis.records import Action, ImageView, Media, Question
-from pixelis.telemetry.metrics import ACTOR_METRICS, publish
+from pixelis.telemetry.metrics import publish
 
 pytestmark = pytest.mark.slow
 
