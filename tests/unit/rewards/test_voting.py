@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from votes import NOW, QUESTION, sample, samples, voting
+from votes import NOW, QUESTION, Answered, sample, samples, voting
 
 from pixelis.config import EvolutionConfig
 from pixelis.evolution.gate import gate
