@@ -1,7 +1,6 @@
 """Sources of learner batches: the protocol, and scored groups from the Coordinator for RFT and TTRL.
 
-The sources of SFT and of online evolution are in ``demonstrations`` and ``update_source``. Every worker holds
-its own copy. All workers call each method together and take the same decisions.
+Every worker holds its own copy. All workers call each method together and take the same decisions.
 """
 
 from __future__ import annotations
@@ -105,12 +104,10 @@ class RolloutSource(BatchSource):
         self.incarnation = 0
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Publish the weights of the checkpoint and start the Coordinator at its batch."""
         self.last_state, self.version = state, self.weights.publish(self.trainer, {}, restart=True)
         self._start_actor(resumes_rewards=True)
 
     def _start_actor(self, **options: bool) -> None:
-        """Start the actor at the trainer's batch and share its incarnation with the other workers."""
         incarnation = 0
         if self.rank == 0:
             position = self.trainer.batches, self.last_state, self.version
@@ -174,7 +171,6 @@ class RolloutSource(BatchSource):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Load the version on the generators and advance the rewards; wait for evaluations at the end only."""
         if self.config.engine.colocate:
             release_cached_memory()
         if self.rank:

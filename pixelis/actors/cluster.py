@@ -69,8 +69,8 @@ LOCAL_ENV = {
 def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> None:
     """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Idempotent.
 
-    Warns if a joined cluster has less than ``store_bytes`` in all object stores. Raises InfraFailure if no
-    node can hold ``largest_object`` bytes, and with the cause if a cluster cannot start.
+    Raises InfraFailure if no node can hold ``largest_object`` bytes, and with the cause if a cluster cannot
+    start.
     """
     if ray.is_initialized():
         return
@@ -90,10 +90,10 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
     if address:
         # Ray refuses variables that the job was submitted with; its workers have them already.
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-        submitted = job.get("runtime_env", {}).get("env_vars", {}).keys()
-        variables = {name: env[name] for name in env.keys() - submitted}
+        submitted = job.get("runtime_env", {}).get("env_vars", {})
+        variables = {name: value for name, value in env.items() if name not in submitted}
         options["runtime_env"] = {"env_vars": variables}
-        if secrets := {name: secrets[name] for name in secrets.keys() - submitted}:
+        if secrets := {name: value for name, value in secrets.items() if name not in submitted}:
             # Ray logs and shows the variables of a runtime_env, but not this function.
             options["runtime_env"]["worker_process_setup_hook"] = lambda: os.environ.update(secrets)
     else:
@@ -153,7 +153,6 @@ def local_cpus(config: Config) -> float:
 
 
 def _local_store_bytes(needed: int) -> int:
-    """What is needed, as far as the shared memory of this machine holds it."""
     shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else needed
     return max(SMALLEST_STORE, min(max(needed, DEFAULT_STORE), int(0.8 * shared)))
 
@@ -173,7 +172,6 @@ def check_object_stores(nodes: Sequence[Mapping[str, Any]], needed: int, largest
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables temporarily, for processes started meanwhile to inherit."""
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -225,7 +223,6 @@ def first_answer(method: Any) -> ray.ObjectRef:
 
 
 def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
-    """Wait for the first answers of each role. Raises InfraFailure with the role that is late."""
     deadline = time.monotonic() + timeout_s
     for role, refs in roles.items():
         if not refs:

@@ -1,8 +1,7 @@
 """The Coordinator actor: admits questions, buffers scored groups, serves batches, runs evaluations.
 
-Admission bounds staleness: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) *
-prompts_per_step``, where ``step`` counts the batches whose weights the generators have loaded. With 0, a
-batch is rolled out only after the weights of the previous one are loaded: exactly on-policy.
+Groups accepted or running never exceed ``(max_off_policy_steps + step + 1) * prompts_per_step``, where
+``step`` counts the batches whose weights the generators have loaded. 0 is exactly on-policy.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 class Coordinator:
     """Handles records and references only, never pixels or tensors.
 
-    Generators named in ``elastic`` join when they have started. ``store``: name of the PolicyStore if the
-    learner broadcasts its versions. A restarted Coordinator has no state: the learner notices the new
-    ``incarnation`` and starts it at its current batch, and groups in flight are rolled out again.
+    Generators named in ``elastic`` join when they have started. ``store``: name of the PolicyStore if
+    versions are broadcast. A restarted Coordinator has no state: the learner notices the new ``incarnation``
+    and starts it at its current batch, and groups in flight are rolled out again.
     """
 
     def __init__(
@@ -87,16 +86,15 @@ class Coordinator:
         self.log = EventLog(config.run.dir)
         self.evaluations = Evaluations(config, self.router, self.rollouts, self.log)
 
-    # -- training --------------------------------------------------------------------------------------------
+    # -- training
 
     async def begin(
         self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True
     ) -> int:
         """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation for later calls.
 
-        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted: the
-        scorers then keep theirs (``resumes_rewards`` is false). Raises InfraFailure ``restarted`` if another
-        call overtakes it.
+        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted: then
+        ``resumes_rewards`` is false. Raises InfraFailure ``restarted`` if another call overtakes it.
         """
         # Calls of the learner before, also waiting ones, change nothing
         incarnation = self.incarnation = random.getrandbits(48)
@@ -167,8 +165,6 @@ class Coordinator:
                 self.changed.notify_all()
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
-        """Questions that no batch has used yet, with their numbers in the stream."""
-
         def skipped(row: BadRow) -> None:  # within data.max_bad_rows
             self.bad_rows[row.code] += 1
             self.log.write("bad_row", **row._asdict())
@@ -334,7 +330,6 @@ class Coordinator:
         return StepResult.merged(advances)
 
     async def reward_state(self) -> dict[str, Any]:
-        """Running state of the rewards for a checkpoint, if they have any."""
         if not self.config.rewards.stateful:
             return {}
         return {"rewards": base64.b64encode(await self.scorers[0].state.remote()).decode()}
@@ -344,7 +339,6 @@ class Coordinator:
         return self.evaluations.take_metrics()
 
     async def stop(self, evaluations: bool = True) -> None:
-        """Stop production and, unless ``evaluations`` is false, evaluations."""
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -356,17 +350,16 @@ class Coordinator:
         counts = {"evaluated": dict(self.evaluations.finished), "bad_rows": dict(self.bad_rows)}
         return {"step": self.step, **counts, **self.router.stats()}
 
-    # -- evaluation ------------------------------------------------------------------------------------------
+    # -- evaluation
 
     async def evaluate(
         self, source: str, count: int, version: int, operations: bool, **options: Any
     ) -> tuple[list[Group], list[GroupViews]]:
-        """Scored groups of the first ``count`` questions (0: all) of ``source`` with ``version``, and their
-        views.
+        """Scored groups of the first ``count`` questions (0: all) of ``source``, and their views.
 
-        Options: ``name`` of the evaluation; ``seed`` that shuffles the questions; ``samples`` per question;
-        ``seeds`` that replace ``run.seed``, with ``samples`` episodes of each; ``share`` of the generators
-        that are reserved. Raises an error for an unusable question: a held-out set must be complete.
+        Options: ``name`` of the evaluation; ``seed`` that shuffles; ``samples`` per question; ``seeds`` that
+        replace ``run.seed``; ``share`` of the generators to reserve. Raises an error for an unusable
+        question.
         """
         return await self.evaluations.evaluate(source, count, version, operations, **options)
 

@@ -1,7 +1,7 @@
 """SFT's batch source: demonstrations by Ray Data, evaluation during training, and the curriculum's mixture.
 
-After each evaluation the Schedule chooses the mixture of the following batches. A batch depends only on the
-seed, its step and the mixture, so a resumed run gets the same batches.
+A batch depends only on the seed, its step and the mixture, which the Schedule chooses after each evaluation,
+so a resumed run gets the same batches.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Schedule:
         self.changed = asyncio.Condition()
 
     async def begin(self, step: int, state: dict[str, Any]) -> dict[str, float]:
-        """Start or restart at `step` from the state of a checkpoint; returns metrics."""
         self.curriculum = Curriculum(self.settings)
         self.curriculum.load_state_dict(state)
         async with self.changed:
@@ -67,7 +66,6 @@ class Schedule:
     async def evaluated(
         self, step: int, loss: float, accuracy: float | None
     ) -> tuple[Event | None, dict[str, float]]:
-        """Record an evaluation after `step` steps. Returns the resulting event, if any, and metrics."""
         event = self.curriculum.evaluated(step, loss, accuracy)
         async with self.changed:
             self.mixtures[step // self.every] = self.curriculum.mixture
@@ -114,7 +112,6 @@ class DemonstrationSource(BatchSource):
         self.first: Future | None = ThreadPoolExecutor(1).submit(next, self.batches, None)
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Restore the schedule and publish the first weights for evaluation."""
         self.unusable = state.get("unusable", 0)
         if self.rank == 0:
             events.drop_steps(Path(self.config.run.dir) / "consumed.jsonl", self.trainer.batches)
@@ -162,7 +159,6 @@ class DemonstrationSource(BatchSource):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Evaluate if it is due, and report the result to the schedule."""
         steps, every = batch.step + 1, self.config.sft.evaluate_every
         if not every or steps % every:
             return StepResult()
@@ -190,7 +186,6 @@ class HeldOut:
         self.samples: list[tuple[str, TrainSample]] = []
 
     def load(self, share: int, shares: int) -> None:
-        """Read one of `shares` parts of the validation demonstrations of the kinds in `sft.kinds`."""
         from pixelis.datasets.demonstration_stream import demonstrations, train_sample
         from pixelis.datasets.demonstrations import Player
 
@@ -219,7 +214,6 @@ class HeldOut:
         return means
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
-        """Accuracy of `version` on the held-out sets: their mean, by set and by level."""
         if self.coordinator is None:
             return {}
         request = (step, version, self.config.sft.evaluate_episodes, LEVELS)

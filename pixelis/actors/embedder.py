@@ -69,7 +69,6 @@ class Embedder:
         return self._parts([group.question for group in groups], shown, mean_feature)
 
     def question_vector(self, question: Question, views: list[np.ndarray]) -> np.ndarray:
-        """Vector of a question for memory, float32 [hidden size]; views are fitted to the pixel budget."""
         return self.question_vectors([question], [views])[0]
 
     def question_vectors(

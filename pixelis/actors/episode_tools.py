@@ -11,8 +11,6 @@ from pixelis.telemetry import tracing
 
 
 class BoundTools:
-    """Operations on the images of a question."""
-
     def __init__(self, pool: ToolboxPool, opened: Opened):
         self.pool, self.opened = pool, opened
 

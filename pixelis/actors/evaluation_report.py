@@ -20,7 +20,6 @@ from pixelis.records import Group
 def choose_with_causes(
     arm: str, groups: Sequence[Group], views: Sequence[GroupViews | None], count: int
 ) -> list[Chosen]:
-    """As `choose`, with the cause of each error where it is known."""
     return choose(arm, groups, views, count, [cause_of(group, group.trajectories[0]) for group in groups])
 
 
@@ -53,15 +52,11 @@ def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> di
             files = [place / f"{file_name(image.id)}.png" for image in trajectory.images]
             for file, view in zip(files, by_trajectory[trajectory.id], strict=True):
                 Image.fromarray(view).save(file)
-            names = dict(
-                zip((image.id for image in trajectory.images), (file.name for file in files), strict=True)
-            )
             turns = [
-                {"role": t.role, "text": t.text, "images": [names[id] for id in t.images]}
+                {"role": t.role, "text": t.text, "images": [f"{file_name(id)}.png" for id in t.images]}
                 for t in trajectory.turns
             ]
-            (place / "conversation.json").write_text(
-                json.dumps(turns, indent=2, ensure_ascii=False), encoding="utf-8"
-            )
+            content = json.dumps(turns, indent=2, ensure_ascii=False)
+            (place / "conversation.json").write_text(content, encoding="utf-8")
             paths[trajectory.id] = [str(file) for file in files]
     return paths

@@ -47,9 +47,9 @@ SAVE_S, EXPIRE_S = 10.0, 3600.0
 class Evolution:
     """Queues at most ``evolution.queue`` tasks and gives the learner ``evolution.batch`` of them per step.
 
-    ``canary``: a Generator that serves no requests; ``memory``: names of the shards; ``scoring``: see
-    ``UpdateScoring``. Actors are handles or names. A restarted actor keeps what is on disk (reviews, approved
-    tasks, audit log, alerts, promoted version, traffic questions, shares) and loses other tasks and counts.
+    ``canary``: a Generator that serves no requests; ``memory``: names of the shards. A restarted actor keeps
+    what is on disk (reviews, approved tasks, audit log, alerts, versions, traffic questions, shares) and
+    loses other tasks.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Evolution:
         await self._open()
         return "ok"
 
-    # -- from the gateways -----------------------------------------------------------------------------------
+    # -- from the gateways
 
     async def submit(
         self,
@@ -137,12 +137,11 @@ class Evolution:
         originals: dict[str, ray.ObjectRef] | None = None,
         unclear: int = 0,
     ) -> bool:
-        """Queue a task for the learner or for review; False if it is dropped, which ``stats`` counts by
-        cause.
+        """Queue a task for the learner or for review; False if dropped, which ``stats`` counts by cause.
 
         ``originals``: the question's pictures by media id, for a question of the canary; ``unclear``: the
-        user's verdicts below the gate since its last task. A review needs ``verdict`` and ``question``. The
-        pictures of ``views`` are copied, because an object dies with its owner, here a gateway's replica.
+        user's verdicts below the gate since its last task. The pictures of ``views`` are copied, because an
+        object dies with its owner, here a gateway's replica.
         """
         with tracing.span("submit", task.trace):
             await self._open()
@@ -150,7 +149,6 @@ class Evolution:
             return await self.intake.submit(task, views, verdict, question, step, originals, unclear)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
-        """Remove queued tasks whose label the feedback calls wrong."""
         await self.intake.disown(experience_id, feedback)
         self.rehearsal.forget([experience_id])
         details = {
@@ -161,14 +159,13 @@ class Evolution:
         await self.monitor.note("feedback", by, "feedback", "success", details)
 
     async def forget(self, experience_ids: list[str]) -> int:
-        """Drop the tasks and reviews of these experiences, now and later; returns the number dropped now."""
         self.rehearsal.forget(experience_ids)
         return await self.intake.forget(experience_ids)
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
         self.monitor.report(metrics, source)
 
-    # -- from the learner ------------------------------------------------------------------------------------
+    # -- from the learner
 
     @ray.method(max_task_retries=-1)
     async def begin(self, step: int, state: dict[str, Any], version: int) -> int:
@@ -195,11 +192,10 @@ class Evolution:
     async def next_batch(
         self, rank: int, world: int, step: int, incarnation: int | None = None
     ) -> RolloutBatch | None:
-        """Rank ``rank``'s share of update ``step``: whole groups of about equally many tokens; None at the
-        end.
+        """Rank ``rank``'s share of update ``step``, within the rate limit; None when drained or stopped.
 
-        Waits for ``evolution.batch`` tasks (while draining: at least one a rank) and for the rate limit.
-        Raises InfraFailure ``restarted`` for another ``incarnation``.
+        Waits for ``evolution.batch`` tasks, while draining for one a rank. Raises InfraFailure ``restarted``
+        for another ``incarnation``.
         """
         await self._open()
         if self._outdated(incarnation):  # the weights of a learner of an earlier incarnation are unknown
@@ -291,7 +287,6 @@ class Evolution:
         return not self.learning or (incarnation is not None and incarnation != self.incarnation)
 
     async def candidate(self, version: int) -> bool:
-        """Judge a published candidate; True if it serves now. Does nothing once stopped."""
         if self.intake.stopped:
             return False
         shares = self.queue.shares.published()
@@ -302,10 +297,9 @@ class Evolution:
         self.traces.clear()
         return promoted
 
-    # -- from the job ----------------------------------------------------------------------------------------
+    # -- from the job
 
     async def drain(self) -> None:
-        """Accept no more tasks; the learner gets the queued ones, then None."""
         async with self.changed:
             self.intake.draining = True
             self.changed.notify_all()
@@ -318,7 +312,7 @@ class Evolution:
             task.cancel()
         await self.monitor.note("stop", "evolution", "stop", "success", {"version": self.promotion.served})
 
-    # -- from operators and reviewers ------------------------------------------------------------------------
+    # -- from operators and reviewers
 
     async def pause(self, by: str) -> None:
         """Accept no task and make no update until ``resume``, also after a restart."""
@@ -357,7 +351,6 @@ class Evolution:
         return {"version": served}
 
     async def check_served(self, by: str = "watch") -> bool:
-        """Judge the served version now; True if it fell and was rolled back."""
         await self._open()
         if fell := await self.promotion.check_served(by):
             await self._rolled_back()
@@ -369,7 +362,6 @@ class Evolution:
         await self.monitor.alert({"rollback": 1.0})
 
     async def _drop_withdrawn(self) -> None:
-        """Remove the tasks that withdrawn versions sampled, and the votes of their experiences."""
         withdrawn = self.promotion.withdrawn
         async with self.changed:
             removed = self.queue.remove(lambda item: item.task.trajectories[0].policy_version in withdrawn)
@@ -382,7 +374,6 @@ class Evolution:
         return [_shown(review) for review in await asyncio.to_thread(self.review_queue.reviews, state, limit)]
 
     async def review(self, id: str) -> dict[str, Any] | None:
-        """An update with ``pictures``, PNG bytes by image id; None for an unknown id."""
         review = await asyncio.to_thread(self.review_queue.get, id)
         if review is None:
             return None
@@ -399,9 +390,8 @@ class Evolution:
     ) -> dict[str, Any]:
         """Approve an update, with ``answer`` as its corrected label, or reject it. Idempotent.
 
-        ``by`` sent the order; ``reviewer`` is the name that they gave. ``queued`` is False if nothing will be
-        learnt. Raises BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending``
-        while draining.
+        ``by`` sent the order for ``reviewer``. ``queued`` is False if nothing will be learnt. Raises BadInput
+        for an unknown id or a contrary decision, InfraFailure ``ending`` while draining.
         """
         await self._open()
         if approve and (self.intake.draining or self.intake.stopped):  # it would never be learnt from
@@ -426,7 +416,7 @@ class Evolution:
     ) -> None:
         await self.monitor.note(event, actor, action, result, details or {})
 
-    # -- status ----------------------------------------------------------------------------------------------
+    # -- status
 
     async def stats(self) -> dict[str, int]:
         await self._open()
@@ -475,7 +465,7 @@ class Evolution:
     async def alerts(self, n: int = 50) -> list[dict[str, Any]]:
         return [{**asdict(alert), "message": alert.message} for alert in self.monitor.alerter.recent(n)]
 
-    # -- periodically ----------------------------------------------------------------------------------------
+    # -- periodically
 
     def _health(self) -> dict[str, float]:
         """Metrics for the alert thresholds; ``update_rate`` only while updates are due."""

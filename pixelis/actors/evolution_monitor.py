@@ -32,7 +32,6 @@ STALE_S = 60.0
 
 @contextmanager
 def log_failures(message: str) -> Iterator[None]:
-    """Log an exception of the block and continue, so that a periodic action is tried again."""
     try:
         yield
     except Exception:
@@ -48,8 +47,6 @@ async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: 
 
 
 class EvolutionMonitor:
-    """Writes the audit log and alerts in ``run.dir``; ``health`` returns the owner's metrics."""
-
     def __init__(self, config: Config, health: Callable[[], dict[str, float]]):
         e = config.evolution
         self.every_s, self.health = e.alerts.every_s, health
@@ -72,7 +69,6 @@ class EvolutionMonitor:
         metrics: Mapping[str, float],
         skipped: bool,
     ) -> None:
-        """Write the audit event of an update: what it learnt from, the largest shares, and its numbers."""
         numbers = {name.partition("/")[2]: metrics[name] for name in AUDITED if name in metrics}
         details = {
             "step": step,
@@ -95,14 +91,11 @@ class EvolutionMonitor:
         return result
 
     async def alert(self, metrics: Mapping[str, float]) -> None:
-        """Alert on metrics beyond their threshold and write the alerts to the audit log."""
         for alert in await asyncio.to_thread(self.alerter.check, metrics, time.time(), "evolution"):
             details = {"metric": alert.metric, "value": alert.value, "severity": alert.severity}
             await self.note("alert", "evolution", alert.metric, "success", details)
 
     async def run(self) -> None:
-        """Check the metrics every ``alerts.every_s`` seconds until cancelled."""
-
         async def check() -> None:
             metrics = self.metrics()
             publish({f"evolution/{name}": value for name, value in metrics.items()})

@@ -192,10 +192,7 @@ class Generator:
         return group, added, first
 
     async def _group(
-        self,
-        request: RolloutRequest,
-        watch: TurnCallback | None,
-        read: Callable[[str], None] | None,
+        self, request: RolloutRequest, watch: TurnCallback | None, read: Callable[[str], None] | None
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
         d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
@@ -248,7 +245,7 @@ class Generator:
         if not request.views:
             return group, {}, []
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
-        return group, added, await first_views(question.media, images, views, request.known, request.pictures)
+        return group, added, await first_views(question.media, images, views, request.known)
 
 
 async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:

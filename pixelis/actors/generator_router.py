@@ -1,7 +1,7 @@
 """Routes rollout requests to generators by version and load; retries on another generator when one fails.
 
-Routers of training, evaluation and the canary load versions and use only generators that hold the current
-one. A gateway's router *follows*: it infers the promoted version from those that generators report.
+Routers of training, evaluation and the canary load versions. A gateway's router *follows*: it infers the
+promoted version from those that generators report.
 """
 
 from __future__ import annotations
@@ -86,10 +86,9 @@ class GeneratorRouter:
         self.awake = asyncio.Event()
         self.awake.set()
 
-    # -- membership ------------------------------------------------------------------------------------------
+    # -- membership
 
     def join(self, generator: ActorHandle | str) -> None:
-        """Add a generator, which gets work once it holds the current version."""
         member = Member(generator)
         self.members.append(member)
         if not self.follows and self.version is not None:
@@ -109,7 +108,7 @@ class GeneratorRouter:
             if generator not in known:
                 self.join(generator)
 
-    # -- episodes --------------------------------------------------------------------------------------------
+    # -- episodes
 
     async def rollout(self, request: RolloutRequest, reservation: Reservation | None = None) -> RolloutResult:
         """The group of a request, from the generators of a reservation if there is one; raises as `episodes`."""
@@ -124,8 +123,8 @@ class GeneratorRouter:
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
         """Yield the group of a request; with `stream` also its turns and text as they are generated.
 
-        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the iterator
-        ends the episodes. Raises InfraFailure if no generator answered, and the errors of the question.
+        Retries on another generator. Closing the iterator ends the episodes. Raises InfraFailure if no
+        generator answered, and the errors of the question.
         """
         deadline = time.monotonic() + self.timeouts.rollout_s
         tried: set[Member] = set()
@@ -162,7 +161,7 @@ class GeneratorRouter:
             if time.monotonic() >= deadline:
                 causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items())
                 raise InfraFailure(
-                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes or 'late load'})",
+                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes or 'all load'})",
                     fix="look at `ray status` and at the worker logs of the Ray session",
                 )
             own = [m for m in self.members if reservation is None or m.reservation is reservation]
@@ -210,9 +209,8 @@ class GeneratorRouter:
                 self.observe_version(member, group.policy_version, started)
             if len(refs) <= len(media):
                 raise InfraFailure(f"generator {member.name} died")  # at the end of a stream
-            yield RolloutResult(
-                group, await self.shared_views.collect(group, refs[0], refs[1:], known, request.pictures)
-            )
+            views = await self.shared_views.collect(group, refs[0], refs[1:], known)
+            yield RolloutResult(group, views)
         except RayTaskError as error:
             cause = root_cause(error)
             if isinstance(cause, InfraFailure | RayError | TimeoutError):  # of an actor that it called
@@ -269,7 +267,7 @@ class GeneratorRouter:
                 raise InfraFailure(f"no generator named {member.actor} is running") from None
         return self.handles[member.actor]
 
-    # -- loading versions ------------------------------------------------------------------------------------
+    # -- loading versions
 
     async def load(
         self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None
@@ -277,8 +275,8 @@ class GeneratorRouter:
         """Make `version` current on all generators; returns when each has loaded it or is quarantined.
 
         arrange: returns places in a broadcast of the version by generator. Reserved generators load it after
-        their release; if all are reserved, the call waits for the first, and is skipped if a newer load
-        overtakes it. Raises BadInput for weights that the engine rejects.
+        their release; if all are reserved, the call waits, or is skipped if a newer one overtakes it. Raises
+        BadInput for weights that the engine rejects.
         """
         self.load_count += 1
         number = self.load_count
@@ -299,7 +297,6 @@ class GeneratorRouter:
                 self._quarantine(member, "late load")
 
     async def sleep(self) -> None:
-        """Let the generators sleep once their episodes have ended. They load no version until `wake`."""
         self.awake.clear()
         await asyncio.gather(*(self._call(m, "sleep") for m in self.members if not m.quarantined))
 
@@ -388,7 +385,7 @@ class GeneratorRouter:
             pause = True
             await self._load(member)
 
-    # -- following: observing versions -----------------------------------------------------------------------
+    # -- following: observing versions
 
     def _pick_follower(self, tried: set[Member]) -> Member:
         """The least loaded generator; tried, recently failed and outdated ones come last."""
@@ -403,7 +400,6 @@ class GeneratorRouter:
         return min(self.members, key=rank)
 
     async def _poll(self) -> None:
-        """Ask all generators for their version. Outdated ones get no work whose result would report it."""
         try:
             await self.health()
             await asyncio.sleep(self.timeouts.retry_pause_s / 2)
@@ -419,7 +415,6 @@ class GeneratorRouter:
             self.version, self.changed_at = version, time.monotonic()
 
     async def health(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """`Generator.health` of each generator that answers in time."""
         timeout = self.timeouts.health_s if timeout_s is None else timeout_s
 
         async def health_of(member: Member) -> dict[str, Any] | None:
@@ -438,7 +433,6 @@ class GeneratorRouter:
         return [h for h in await asyncio.gather(*map(health_of, self.members)) if h is not None]
 
     async def pieces(self, turns: Sequence[Sequence[int]]) -> list[list[bytes]]:
-        """The UTF-8 bytes of each token of some turns, from any generator: all have one tokenizer."""
         for member in sorted(self.members, key=lambda m: m.running):
             try:
                 async with asyncio.timeout(self.timeouts.health_s):

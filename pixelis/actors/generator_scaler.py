@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -87,7 +88,6 @@ class GeneratorScaler:
         return self.names
 
     async def stop(self) -> None:
-        """End the generators that it started, at once."""
         for task in filter(None, (self.loop, self.starting, *self.retiring)):
             task.cancel()
         for name in list(self.groups):
@@ -105,11 +105,7 @@ class GeneratorScaler:
                 await ray.get_actor(self.evolution).use_generators.remote(self.names)
         if wanted > count and self.starting is None:
             taken = {*self.names, *self.groups}
-            index = next(
-                i
-                for i in range(self.fixed, self.config.engine.most_workers * 2)
-                if self._name(i) not in taken
-            )
+            index = next(i for i in itertools.count(self.fixed) if self._name(i) not in taken)
             self.starting = asyncio.create_task(self._start(index))
         elif wanted < count and self.starting is not None:
             self.starting.cancel()  # it still waits for room
@@ -139,7 +135,6 @@ class GeneratorScaler:
 
         name = self._name(index)
         try:
-            # In a thread: reserving and naming ask Ray's head.
             self.handles[name], self.groups[name] = await asyncio.to_thread(
                 self.start or start_generator, self.config, self.store, index, name
             )

@@ -36,7 +36,7 @@ class GroupViews:
     """References to the views of a group.
 
     added: to {trajectory id: the views after `first`, or None if it shows no image}; first: what the question
-    starts with, by medium: a list of views, a picture that is its own view, or None.
+    starts with, by medium: a list of views, or None.
     """
 
     added: ray.ObjectRef
@@ -47,7 +47,6 @@ class GroupViews:
         return [self.added, *(views.ref for views in self.first)]
 
     async def get(self) -> Views:
-        """The views. Raises RayError if they are lost."""
         added, *first = await asyncio.gather(*self.refs)
         return _assemble(added, first)
 
@@ -64,12 +63,8 @@ def _values(refs: Iterable[ray.ObjectRef]) -> dict[ray.ObjectRef, Any]:
 
 
 def _assemble(added: Mapping[str, list[np.ndarray] | None], first: Sequence[Any]) -> Views:
-    start = [view for views in first for view in _as_list(views)]
+    start = [view for views in first for view in views or ()]
     return {id: [] if views is None else [*start, *views] for id, views in added.items()}
-
-
-def _as_list(views: Any) -> list[np.ndarray]:
-    return [] if views is None else [views] if isinstance(views, np.ndarray) else list(views)
 
 
 class SharedViews:
@@ -88,28 +83,17 @@ class SharedViews:
         added: ray.ObjectRef,
         first: Sequence[ray.ObjectRef],
         known: Mapping[str, Stored],
-        pictures: Mapping[str, ray.ObjectRef],
     ) -> GroupViews:
-        """The views of a group whose request named the `known` ones.
-
-        The generator does not store a picture of the caller that is its own view.
-        """
-        images = next((t.images for t in group.trajectories if t.images), [])
-        views = []
+        """The views of a group whose request named the `known` ones."""
+        views, has_images = [], any(t.images for t in group.trajectories)
         for item, ref in zip(group.question.media, first, strict=False):
             if item.id in known and await ref is None:
                 views.append(known[item.id])
                 continue
-            own = Stored(pictures[item.id] if item.id in pictures and is_whole(item.id, images) else ref)
-            if images:
-                self._known[item.uri] = own
-            views.append(own)
+            views.append(Stored(ref))
+            if has_images:
+                self._known[item.uri] = views[-1]
         return GroupViews(added, tuple(views))
-
-
-def is_whole(medium: str, images: Sequence[ImageView]) -> bool:
-    """Whether the first view of a medium is the picture itself, at full resolution."""
-    return any(image.id == medium and image.view_size == image.source_size for image in images)
 
 
 async def first_views(
@@ -117,7 +101,6 @@ async def first_views(
     images: Sequence[ImageView],
     views: Sequence[np.ndarray],
     known: Mapping[str, ray.ObjectRef],
-    pictures: Mapping[str, ray.ObjectRef],
 ) -> list[list[np.ndarray] | None]:
     """What a generator stores of the first views of each medium, None where the caller has them.
 
@@ -126,7 +109,7 @@ async def first_views(
 
     async def is_same(ref: ray.ObjectRef, own: list[np.ndarray]) -> bool:
         try:
-            stored = _as_list(await ref)
+            stored = await ref or []
         except RayError:  # lost
             return False
         equal = await asyncio.to_thread(lambda: list(map(np.array_equal, stored, own)))
@@ -135,16 +118,12 @@ async def first_views(
     result = list[list[np.ndarray] | None]()
     for item in media:
         own = [view for image, view in zip(images, views, strict=True) if item.id in (image.id, image.parent)]
-        caller_has = (
-            await is_same(known[item.id], own)
-            if item.id in known
-            else item.id in pictures and is_whole(item.id, images)
-        )
+        caller_has = item.id in known and await is_same(known[item.id], own)
         result.append(None if caller_has else own)
     return result
 
 
-# -- pictures of update tasks and of the canary --------------------------------------------------------------
+# -- pictures of update tasks and of the canary
 
 
 PictureViews = dict[str, list[Stored]]
@@ -166,7 +145,6 @@ class UpdatePictures:
         return {name: [stored[id(view)] for view in arrays] for name, arrays in views.items()}
 
     def add(self, picture: np.ndarray) -> Stored:
-        """Store a picture if its content is new. Blocks."""
         digest = hashlib.sha256(str((picture.dtype.str, picture.shape)).encode())
         digest.update(np.ascontiguousarray(picture).data)
         with self._lock:
@@ -177,7 +155,6 @@ class UpdatePictures:
 
 
 def references(views: PictureViews) -> Refs:
-    """What another process needs to fetch the views."""
     return {id: [picture.ref for picture in pictures] for id, pictures in views.items()}
 
 

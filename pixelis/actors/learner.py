@@ -56,9 +56,9 @@ PERMANENT = (
 def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -> Path | None:
     """Train until the source ends; returns the last checkpoint of the run, or None if it took no step.
 
-    A failing worker writes a `learner/failure` event. Failures of machines are retried `learner.max_failures`
-    times from the last checkpoint, when there is room for the learners or for `learner.min_workers` of them;
-    errors of code or data are raised. name: prefix of the job's placement groups.
+    Failures of machines are retried `learner.max_failures` times from the last checkpoint, when there is room
+    for the learners or for `learner.min_workers` of them; errors of code or data are raised. name: prefix of
+    the job's placement groups.
     """
     config = job.config
     latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
@@ -100,7 +100,6 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
 
 
 def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], room: Room) -> None:
-    """Call `run` on as many learner workers as there is room for, once. Raises TrainingFailedError."""
     from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -163,7 +162,6 @@ def _resume_point(config: Config) -> str:
 
 
 def _notice(config: Config, text: str, waiting: bool = False) -> None:
-    """Print a message of the cluster's state and write it to the event log."""
     print(text, file=sys.stderr, flush=True)
     with suppress(OSError), EventLog(config.run.dir) as log:  # the disk may be full
         log.write(events.NOTICE, text=text, waiting=waiting)

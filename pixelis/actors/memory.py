@@ -46,8 +46,6 @@ class SearchResult:
 
 
 class Memory:
-    """Asynchronous client of all shards; ``names`` of the shard actors in the order of their numbers."""
-
     def __init__(self, names: Sequence[str], namespace: str, config: MemoryConfig):
         self.names, self.namespace, self.config = list(names), namespace, config
         self._handles: dict[int, ActorHandle] = {}
@@ -56,7 +54,7 @@ class Memory:
         self._unavailable: dict[int, asyncio.Future] = {}
         self._withdrawn: list[int] = []
 
-    # -- calls ---
+    # -- calls
 
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
         """Call a shard once. After its death its name is looked up again: a successor may have it."""
@@ -78,7 +76,7 @@ class Memory:
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
-                # Wait_for may swallow a cancellation
+                # `wait_for` may swallow a cancellation
                 async with asyncio.timeout(deadline - time.monotonic()):
                     return await self._call(number, method, *arguments)
             except (RayActorError, TimeoutError) as error:
@@ -93,33 +91,31 @@ class Memory:
         return await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
 
     async def _call_owners(self, method: str, ids: Sequence[str], *arguments: Any) -> list[Any]:
-        """Call each shard with its part of ``ids`` after the ``arguments``."""
         parts = self._group_by_shard(ids).items()
         return await asyncio.gather(*(self._retry(n, method, *arguments, part) for n, part in parts))
 
-    async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Results by shard of calls (method, arguments) that end before ``deadline``.
+    async def _call_within(self, timeout_s: float, method: str, *arguments: Any) -> dict[int, Any]:
+        """Results by number of the shards that answer in time.
 
         A dead or late shard is not called again until it answers ``health``: a restart must not slow every
         search.
         """
         waiting = {
-            asyncio.ensure_future(self._call(n, *call)): n
-            for n, call in calls.items()
-            if n not in self._unavailable
+            number: asyncio.ensure_future(self._call(number, method, *arguments))
+            for number in range(len(self.names))
+            if number not in self._unavailable
         }
-        if not waiting:
-            return {}
-        done, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-        for task in late:
-            task.cancel()
-            self._mark_unavailable(waiting[task])
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=timeout_s)
         results = {}
-        for task in done:
+        for number, task in waiting.items():
             try:
-                results[waiting[task]] = task.result()
+                if task.cancel():  # it is late
+                    self._mark_unavailable(number)
+                else:
+                    results[number] = task.result()
             except (RayError, InfraFailure):
-                self._mark_unavailable(waiting[task])
+                self._mark_unavailable(number)
         return results
 
     def _mark_unavailable(self, number: int) -> None:
@@ -140,7 +136,7 @@ class Memory:
             groups.setdefault(shard_of(id, len(self.names)), []).append(id)
         return groups
 
-    # -- adding and searching ---
+    # -- adding and searching
 
     async def add(self, entries: Sequence[Entry]) -> list[bool]:
         """Store entries durably; True for each that is new. Idempotent.
@@ -153,18 +149,13 @@ class Memory:
         answers = await asyncio.gather(
             *(self._retry(n, "add", [entries[i] for i in group]) for n, group in groups.items())
         )
-        new = [False] * len(entries)
-        for group, answer in zip(groups.values(), answers, strict=True):
-            for i, added in zip(group, answer, strict=True):
-                new[i] = added
-        return new
+        new = zip(itertools.chain(*groups.values()), itertools.chain(*answers), strict=True)
+        return [added for _, added in sorted(new)]
 
     async def nearest(self, vectors: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], bool]:
         """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d]; True if partial."""
-        deadline = time.monotonic() + self.config.timeout_s
         vectors = np.ascontiguousarray(vectors, np.float32)
-        numbers = range(len(self.names))
-        answers = await self._call_within(dict.fromkeys(numbers, ("search", vectors, k)), deadline)
+        answers = await self._call_within(self.config.timeout_s, "search", vectors, k)
         merged = [merge([lists[i] for lists in answers.values()], k) for i in range(len(vectors))]
         return merged, len(answers) < len(self.names)
 
@@ -182,10 +173,9 @@ class Memory:
 
         ``user`` and ``text`` restrict the search as in ``Shard.search``; ``track`` counts the retrieval.
         """
-        numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
-        call = ("find", np.asarray(vector, np.float32), k, user, text)
-        answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
-        near = sorted(itertools.chain(*(answers.get(n, ()) for n in numbers)), key=lambda pair: -pair[0])[:k]
+        call = "find", np.asarray(vector, np.float32), k, user, text
+        answers = await self._call_within(timeout_s or self.config.timeout_s, *call)
+        near = sorted(itertools.chain(*answers.values()), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
@@ -211,10 +201,9 @@ class Memory:
     async def drain(self) -> None:
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # -- experiences ---
+    # -- experiences
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
-        """Count these neighbours of a retrieval as successes, once; returns the number newly counted."""
         return sum(await self._call_owners("succeeded", ids, retrieval_id))
 
     async def get(self, id: str) -> Experience | None:
@@ -233,7 +222,6 @@ class Memory:
         return [experience(row) for _, row in rows[:limit]]
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        """Add feedback and return the updated experience; BadInput ``unknown_experience``."""
         await self._retry(shard_of(id, len(self.names)), "feedback", id, feedback)
         updated = await self.get(id)
         if updated is None:
@@ -241,8 +229,6 @@ class Memory:
         return updated
 
     def withdraw(self, versions: Sequence[int]) -> None:
-        """Tell each shard, once it answers, the withdrawn policy versions: their experiences do not vote."""
-
         async def send(number: int) -> None:
             while self._withdrawn is current:  # until a later call replaces the list
                 with contextlib.suppress(InfraFailure):
@@ -258,7 +244,6 @@ class Memory:
         self._run_in_background(self.feedback(id, Feedback(answer=answer, created_at=time.time())))
 
     def learnt(self, ids: Sequence[str]) -> None:
-        """Mark experiences as learnt, in the background; a shard that does not answer misses it."""
         self._run_in_background(self._call_owners("learnt", ids))
 
     async def delete(self, ids: Sequence[str]) -> int:
@@ -270,7 +255,6 @@ class Memory:
         return [id for part in await self._call_all("delete_user", user) for id in part]
 
     async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
-        """At most ``n`` experiences of a status, drawn by priority and success, independent of sharding."""
         generators = map(
             np.random.default_rng, np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
         )
@@ -282,7 +266,6 @@ class Memory:
         return [e for e in experiences if isinstance(e, Experience)]
 
     async def export(self, folder: str | Path) -> int:
-        """Write ``shard-I.parquet`` files on the shards' nodes; returns the number of experiences."""
         paths = [str(Path(folder).absolute() / f"shard-{i}.parquet") for i in range(len(self.names))]
         return sum(await asyncio.gather(*(self._call(i, "export", path) for i, path in enumerate(paths))))
 
@@ -295,22 +278,19 @@ class Memory:
         return sum(await asyncio.gather(*(self._call(i, "load", file, belongs_to(i)) for i in range(n))))
 
     async def stats(self) -> dict[str, float]:
-        """``memory/...`` metrics of all shards that answer; times only if there are experiences."""
         parts = list((await self._answers("stats")).values())
         size = sum(p["size"] for p in parts)
         summed = ("size", "capacity", "added", "vectors", "retrievals", "successes", "bytes", "damaged")
-        times = [(p["newest"], p["oldest"]) for p in parts if p["newest"] is not None]
-        return {
+        result = {
             **{f"memory/{name}": sum(p[name] for p in parts) for name in summed},
             "memory/shards": len(self.names),
             "memory/shards_away": len(self.names) - len(parts),
             "memory/mean_priority": sum(p["mean_priority"] * p["size"] for p in parts) / max(size, 1),
-            **(
-                {"memory/newest": max(t[0] for t in times), "memory/oldest": min(t[1] for t in times)}
-                if times
-                else {}
-            ),
         }
+        if filled := [p for p in parts if p["newest"] is not None]:
+            result["memory/newest"] = max(p["newest"] for p in filled)
+            result["memory/oldest"] = min(p["oldest"] for p in filled)
+        return result
 
     async def size(self) -> int:
         """Number of experiences, at most two seconds old; a dead shard counts with its last size."""
@@ -330,15 +310,12 @@ class Memory:
     async def condition(self) -> tuple[str, int]:
         """Why a shard stores nothing at present (empty if all store), and the number of damaged experiences."""
         answers = await self._answers("pulse")
-        refusals = [
-            *(answer[1] for answer in answers.values()),
-            UNAVAILABLE if len(answers) < len(self.names) else "",
-        ]
-        return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
+        away = UNAVAILABLE if len(answers) < len(self.names) else ""
+        refusal = next((refusal for _, refusal, _ in answers.values() if refusal), away)
+        return refusal, sum(damaged for _, _, damaged in answers.values())
 
     async def _answers(self, method: str) -> dict[int, Any]:
-        deadline = time.monotonic() + max(1.0, self.config.timeout_s)
-        return await self._call_within(dict.fromkeys(range(len(self.names)), (method,)), deadline)
+        return await self._call_within(max(1.0, self.config.timeout_s), method)
 
 
 def merge(lists: Sequence[Near], k: int) -> Near:

@@ -53,7 +53,6 @@ class NodeWatch:
                 self.check(ray.nodes())
 
     def check(self, nodes: list[dict[str, Any]]) -> None:
-        """Check the nodes once; `nodes` as `ray.nodes()` returns them."""
         for node in nodes:
             id = node["NodeID"]
             if self.missed.get(id, 0) >= MISSED:
@@ -65,9 +64,7 @@ class NodeWatch:
         doubtful = any(0 < missed < MISSED for missed in self.missed.values())
         if self.job and not doubtful:  # Ray may move what a lost node had before the loss is certain
             self.groups = {
-                name
-                if len(group["bundles_to_node_id"]) == 1 or "generator" in name
-                else f"{name}-{index}": node
+                name if "generator" in name else f"{name}-{index}": node
                 for group in placement_group_table().values()
                 if (name := group["name"]).startswith(self.job)
                 for index, node in group["bundles_to_node_id"].items()

@@ -57,7 +57,6 @@ class Actors:
     store_name: str = ""
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
     elastic: list[ActorHandle] = field(default_factory=list)
-    elastic_groups: list[PlacementGroup] = field(default_factory=list)
 
     def all(self) -> list[ActorHandle]:
         single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
@@ -73,15 +72,13 @@ def start_generator(
 ) -> tuple[ActorHandle, PlacementGroup]:
     """Start a generator with its toolboxes in a placement group, its own if None, without waiting.
 
-    Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node.
-    Release the group after killing the actor.
+    Without room, the pending group lets an autoscaler add a node. Release it after killing the actor.
     """
     group = group or reserve(generator_bundles(config), name=name)
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
 def object_store_bytes(config: Config) -> tuple[int, int]:
-    """Bytes that the job needs of the object store, and of its largest object."""
     try:
         return storage.needed_bytes(config)
     except MissingFile:
@@ -124,8 +121,8 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
 def _start_elastic(config: Config, actors: Actors, names: list[str], ended: threading.Event) -> None:
     """Start the elastic generators as there is room, once a learner runs: earlier they could take its place.
 
-    Only an autoscaling cluster gets requests that do not fit. Elsewhere they would get the room of a learner
-    that fails.
+    Only an autoscaling cluster gets requests that do not fit: elsewhere they would take a failed learner's
+    room.
     """
     bundles = generator_bundles(config)
     with suppress(RayError):  # the job ends
@@ -137,7 +134,7 @@ def _start_elastic(config: Config, actors: Actors, names: list[str], ended: thre
                     group = reserve(bundles, name=name)
                     if config.cluster.autoscaling or group.wait(ELASTIC_WAIT_S):
                         generator, _ = start_generator(config, actors.store_name, index, name, group)
-                        actors.elastic_groups.append(group)
+                        actors.groups[name] = group
                         actors.elastic.append(generator)
                         break
                     release(group)
@@ -156,8 +153,8 @@ def placed(
     """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
 
     initial: checkpoint folder with the adapter of the first version; job: part of the actors' names.
-    Generators beyond `engine.workers` join a training run at any time; a service (online) starts them by its
-    load. Raises InfraFailure if an actor is not ready within `cluster.placement_timeout_s`.
+    Generators beyond `engine.workers` join a training run at any time; a service (online) starts them by
+    load. Raises InfraFailure for an actor that is late.
     """
     connect(config, *object_store_bytes(config))
     preflight(config, learner=learner, rollouts=True)
@@ -196,5 +193,5 @@ def placed(
             joining.join(ELASTIC_WAIT_S + 10)
         for actor in actors.all():
             ray.kill(actor)
-        for group in [*actors.groups.values(), *actors.elastic_groups]:
+        for group in actors.groups.values():
             release(group)

@@ -65,7 +65,6 @@ class Promotion:
         self.file = Path(config.run.dir) / "versions" / "canary.json"
 
     async def open(self) -> None:
-        """Serve the promoted version and load the state of an earlier incarnation."""
         if self.canary is not None:
             await self.canary.ready()
         async with self.transition:
@@ -89,7 +88,7 @@ class Promotion:
             if self.restore == version:
                 self.restore = None
 
-    # -- candidates ------------------------------------------------------------------------------------------
+    # -- candidates
 
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
         """Judge a candidate and promote or refuse it; True if it serves now.
@@ -170,7 +169,7 @@ class Promotion:
         result = {"refuse": "refused", "roll_back": "refused", "wait": "skipped"}.get(outcome, "success")
         await self.note("canary", "canary", action, result, details)
 
-    # -- orders ----------------------------------------------------------------------------------------------
+    # -- orders
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
         """Serve ``version`` on a person's order unless the canary refuses it; ``force``: without the canary.
@@ -252,7 +251,6 @@ class Promotion:
         return target
 
     async def check_served(self, by: str = "watch") -> bool:
-        """Judge the served version again; True if it fell and its predecessor serves again."""
         if self.canary is None:
             return False
         version = self.served
@@ -282,7 +280,7 @@ class Promotion:
                 self._save()
             return fell
 
-    # -- state -----------------------------------------------------------------------------------------------
+    # -- state
 
     async def use_generators(self, names: Sequence[str]) -> None:
         if list(names) != self.generators:

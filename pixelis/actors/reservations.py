@@ -38,8 +38,6 @@ ONE_NODE_WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class Need:
-    """`count` equal parts of a job; the bundles of a part must be on one node."""
-
     role: str
     count: int
     bundles: tuple[Bundle, ...]
@@ -56,13 +54,11 @@ def learner_bundle(config: Config) -> Bundle:
     return bundle(config.learner.cpus, config.learner.gpus * (LEARNER_SHARE if config.engine.colocate else 1))
 
 
-def generator_bundles(
-    config: Config, cpus: float | None = None, gpus: float | None = None
-) -> tuple[Bundle, ...]:
-    """Bundles of a generator, with other cpus and gpus than the engine's if given, and of its toolboxes."""
+def generator_bundles(config: Config, gpus: float | None = None) -> tuple[Bundle, ...]:
+    """Bundles of a generator, with other gpus than the engine's if given, and of its toolboxes."""
     engine, toolbox = config.engine, config.toolbox
     share = 1 - LEARNER_SHARE if engine.colocate else 1
-    generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus * share if gpus is None else gpus)
+    generator = bundle(engine.cpus, engine.gpus * share if gpus is None else gpus)
     return generator, *([bundle(toolbox.cpus, toolbox.gpus)] * toolbox.workers)
 
 
@@ -96,9 +92,7 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
             Need("embedder of the memory", 1, embedder),
         ]
     if learns and config.evolution.enabled and canary.enabled:
-        out.append(
-            Need("canary with its toolboxes", 1, generator_bundles(config, config.engine.cpus, canary.gpus))
-        )
+        out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.gpus)))
     if learner:
         out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))
     return [need for need in out if need.count]
@@ -134,7 +128,6 @@ def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = F
 
 
 def node_resources() -> dict[str, dict[str, float]]:
-    """Resources of each live node, by its address and id, whether or not they are in use."""
     return {
         f"{n['NodeManagerAddress']} ({n['NodeID'][:6]})": n["Resources"] for n in ray.nodes() if n["Alive"]
     }
@@ -161,13 +154,12 @@ def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def describe_cluster() -> str:
-    """What the nodes have and what is free, for messages."""
     free = ray.available_resources()
     nodes = _describe_nodes(node_resources())
     return f"nodes: {nodes}; free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}"
 
 
-# -- groups --------------------------------------------------------------------------------------------------
+# -- groups
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str = "") -> PlacementGroup:
@@ -182,7 +174,6 @@ def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str 
 
 
 def may_fit(bundles: Sequence[Bundle]) -> bool:
-    """Whether the nodes together have as much free at the moment as these bundles need."""
     return _fits(bundles, ray.available_resources())
 
 

@@ -1,8 +1,7 @@
 """Buffer of finished groups between generators and learner: decides on admission and completes batches.
 
 A batch is the first ``prompts_per_step`` admissible groups to finish, so a straggler delays only itself. With
-``max_off_policy_steps=0`` only the groups of one step are admitted, and a batch is exactly the step's own
-prompts.
+``max_off_policy_steps=0`` it is exactly the step's own prompts.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ MAX_GROUP_FAILURES = 0.5
 
 @dataclass(eq=False)
 class ScoredGroup:
-    """A scored group, its views, and the reward of a greedy rollout if the baseline needs one."""
-
     group: Group
     views: GroupViews
     greedy: float | None = None
@@ -50,17 +47,16 @@ class Selection:
     numbers: list[int] = field(default_factory=list)
 
     def add(self, group: ScoredGroup) -> None:
-        {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}[
-            group.outcome
-        ].append(group)
+        by_outcome = {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}
+        by_outcome[group.outcome].append(group)
         self.numbers.append(group.number)
 
 
 class RolloutBuffer:
     """Counts admitted, running and finished groups in *slots*: one for each group of a batch.
 
-    An uninformative or abstained group gives its slot to a new question while ``rft.filter.max_oversampling``
-    allows it; otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
+    A group without a signal gives its slot to a new question while ``rft.filter.max_oversampling`` allows it;
+    otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
     """
 
     def __init__(self, rft: RftConfig, step: int):
@@ -101,10 +97,8 @@ class RolloutBuffer:
         self.pending.numbers.append(number)
         self._replace()
         if self.pending.failures.total() > max(self.rft.prompts_per_step * MAX_GROUP_FAILURES, 4):
-            raise DataFailure(
-                f"too many unusable groups in a batch: {dict(self.pending.failures)}",
-                fix="look at events.jsonl",
-            )
+            message = f"too many unusable groups in a batch: {dict(self.pending.failures)}"
+            raise DataFailure(message, fix="look at events.jsonl")
 
     def _replace(self) -> None:
         self.replaced += 1

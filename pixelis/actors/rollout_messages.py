@@ -17,10 +17,10 @@ from pixelis.records import Group, Question, Turn
 class RolloutRequest:
     """`samples` episodes of a question.
 
-    pictures: references to decoded images by id, uint8 [H, W, 3]; augmentations: of `dialogue.augmentation`,
-    under which the samples see the pictures in turn, the first without; views: whether the caller wants them;
-    known: references to first views that the caller has, by medium (the router sets it); text: whether a
-    stream has the text of the first sample too; trace: W3C `traceparent` of the caller.
+    pictures: references to decoded images by id, uint8 [H, W, 3]; augmentations: under which the samples see
+    the pictures in turn, the first without; known: references to first views that the caller has, by medium
+    (the router sets it); text: whether a stream has the text of the first sample too; trace: W3C
+    `traceparent` of the caller.
     """
 
     question: Question
@@ -55,8 +55,6 @@ class TurnUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
-    """A piece of the text of a sample's next turn."""
-
     attempt: int
     sample: int
     text: str

@@ -75,7 +75,6 @@ class StepResult:
 
     @classmethod
     def merged(cls, results: Sequence[StepResult | Advance]) -> StepResult:
-        """Metrics of all ``results``, and their first boundary."""
         metrics = {name: value for result in results for name, value in result.metrics.items()}
         return cls(metrics, next((result.boundary for result in results if result.boundary), None))
 
@@ -90,7 +89,6 @@ class Prompts:
         self.is_first = True
 
     async def take(self, count: int) -> list[tuple[int, Question]]:
-        """The next ``count`` questions. Raises errors of the reader, and DataFailure if there are too few."""
         result = await asyncio.get_running_loop().run_in_executor(self.thread, self._read, count)
         if len(result) < count:
             raise DataFailure(f"{self.source} has no more questions", fix="check data.train and data.limit")
@@ -104,14 +102,11 @@ class Prompts:
         ]
 
     def close(self) -> None:
-        """Stop reading after the current request."""
         self.thread.submit(getattr(self.questions, "close", lambda: None))
         self.thread.shutdown(wait=False)
 
 
 class Rollouts:
-    """Rolls out and scores groups on a router's generators, and assembles batches."""
-
     def __init__(
         self,
         config: Config,

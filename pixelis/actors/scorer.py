@@ -60,7 +60,6 @@ class Scorer:
         states: dict[str, Sequence[Sequence[float]]] | None = None,
         truths: Sequence[str] | None = None,
     ) -> Group:
-        """The group with terms and reward, or the cause of being unscored; see ``Grader.score``."""
         started = time.monotonic()
         scored = self.grader.score(group, step, states, truths)
         count("scorer/groups")
@@ -80,18 +79,15 @@ class Scorer:
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
-        """Scores against truths that the group lacks, for metrics; see ``Grader.accuracy``."""
         return self.grader.accuracy(group, answers, scorer)
 
     def advance(self, step: int, is_last: bool = False) -> Advance:
-        """End training step ``step``; see ``Grader.advance``."""
         with self.lock:
             advance = self.grader.advance(step, is_last)
             self._save()
         return advance
 
     def state(self) -> bytes:
-        """State of the rewards for a checkpoint, a safetensors file."""
         return self.grader.state()
 
     def load(self, state: bytes | None) -> None:

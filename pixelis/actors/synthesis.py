@@ -29,10 +29,8 @@ def sample_builder(config: Config) -> SampleBuilder:
     s, examples = config.synthesis, list[Demonstration]()
     if s.method == "imitation" and s.teacher.demonstrations:
         examples = read_demonstrations(s.teacher.demonstrations, s.teacher.shots, config.run.seed, 0.0)
-    folder = Path(config.run.dir)
-    return SampleBuilder(
-        s, config.run.seed, config.toolbox, config.dialogue, config.rewards, examples, folder
-    )
+    settings = config.toolbox, config.dialogue, config.rewards
+    return SampleBuilder(s, config.run.seed, *settings, examples, Path(config.run.dir))
 
 
 class BuildSamples:
@@ -45,30 +43,25 @@ class BuildSamples:
         samples, causes = [], []
         for attempt, question in zip(batch["attempt"], batch["question"], strict=True):
             try:
-                sample = self.builder.build(
-                    Attempt(*json.loads(attempt)), Question.model_validate_json(question)
-                )
-                samples.append(sample.model_dump_json())
-                causes.append("")
+                row = Question.model_validate_json(question)
+                sample = self.builder.build(Attempt(*json.loads(attempt)), row).model_dump_json()
+                cause = ""
             except BadConfig:  # would fail for every attempt
                 raise
             except PixelisError as error:
-                samples.append("")
-                causes.append(error.code)
+                sample, cause = "", error.code
+            samples.append(sample)
+            causes.append(cause)
         return {"sample": samples, "cause": causes}
 
 
 def outcomes(
     config: Config, attempts: Sequence[Attempt], rows: SourceRows
 ) -> Iterator[tuple[Demonstration | None, str]]:
-    """(demonstration or None, cause of the rejection) of each attempt, in order."""
-    items = [
-        {
-            "attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]),
-            "question": rows.get(a.source, a.row),
-        }
-        for a in attempts
-    ]
+    items = []
+    for a in attempts:
+        attempt = json.dumps([a.task, a.kind, a.source, a.row, a.draw])
+        items.append({"attempt": attempt, "question": rows.get(a.source, a.row)})
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     with ray.data.DataContext.current(stream_context(AHEAD_BYTES)):
         blocks = max(min(config.synthesis.workers, len(items)), len(items) // BATCH)

@@ -91,14 +91,14 @@ class Toolbox:
         freeze_gc()
         self.idle_bytes = _data_bytes()
 
-    def health(self) -> tuple[int, str]:
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+    def health(self) -> int:
+        return os.getpid()
 
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
         """Each medium at full resolution as a separate return value, question by question, and a list.
 
         The list has (initial views of each clip, content hash of each medium) by id for each question, or a
-        BadImage. The caller makes the views of pictures, so that they are not stored as well.
+        BadImage.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)

@@ -71,7 +71,6 @@ def media_key(media: list[Media]) -> Hashable:
 
 
 def is_reusable(observation: Observation) -> bool:
-    """Whether a result holds for every later call with its key."""
     return observation.code not in (*TRANSIENT, *NAMES_IDS)
 
 

@@ -1,7 +1,7 @@
 """A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory.
 
 A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls and images
-to open are batched; the jobs of a failed batch are retried one by one. Equal calls run once.
+to open are batched; a failed batch is retried one by one. Equal calls run once.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ PING_S = 0.1
 class ToolboxPool:
     """Runs calls on `toolbox.workers` processes, from one event loop; answers each call exactly once.
 
-    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call
-    that hangs, crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds
-    after a worker got it.
+    multiple: divisor of the sides of views; kind: scale of the policy's coordinates. A call that hangs,
+    crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
@@ -58,7 +57,6 @@ class ToolboxPool:
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         self.options = {"num_cpus": config.toolbox.cpus, "num_gpus": config.toolbox.gpus, **options}
         self.workers = [Worker(self._create_toolbox()) for _ in range(config.toolbox.workers)]
-        self.node = ray.get_runtime_context().get_node_id()
         self.idle: deque[Worker] = deque()
         self.quick: deque[Job] = deque()
         self.slow: deque[Job] = deque()
@@ -75,7 +73,7 @@ class ToolboxPool:
     def _create_toolbox(self) -> ActorHandle:
         return Toolbox.options(**self.options).remote(self.config, self.multiple, self.kind)  # type: ignore[attr-defined]
 
-    # -- calls -----------------------------------------------------------------------------------------------
+    # -- calls
 
     async def ready(self) -> None:
         """Return once every worker answers. Raises BadInput if toolboxes cannot be constructed."""
@@ -126,7 +124,6 @@ class ToolboxPool:
         return min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
 
     async def execute_on(self, worker: Worker, call: Call, opened: Opened) -> Outcome:
-        """Run a call of an environment on its worker. Raises InfraFailure when the worker is lost."""
         self.counts["calls"] += 1
         return await self._wait(self._submit(call, opened=opened, worker=worker))
 
@@ -148,7 +145,7 @@ class ToolboxPool:
         for worker in self.workers:
             ray.kill(worker.handle)
 
-    # -- queue -----------------------------------------------------------------------------------------------
+    # -- queue
 
     def _submit(self, work: list[Media] | Call, **details: Any) -> Job:
         self._ensure_started()
@@ -219,7 +216,7 @@ class ToolboxPool:
             del self.in_flight[job.key]
         return job
 
-    # -- workers ---------------------------------------------------------------------------------------------
+    # -- workers
 
     def _ensure_started(self) -> None:
         if not self.starts:
@@ -248,7 +245,7 @@ class ToolboxPool:
             for ping in [ping for ping in pings if ping.done()]:
                 pings.discard(ping)
                 try:
-                    if ping.result()[0] != worker.pid:
+                    if ping.result() != worker.pid:
                         answer = ping.result()
                 except ActorDiedError as error:  # its construction failed, or it was killed from outside
                     reason = unwrap_ray_error(error)
@@ -265,8 +262,7 @@ class ToolboxPool:
                 self._fail_all(InfraFailure(message, fix="look at `ray status`"))
         for ping in pings:
             ping.cancel()
-        pid, node = answer
-        worker.mark_alive(pid, node, is_local=node == self.node)
+        worker.mark_alive(answer)
         self.idle.append(worker)
         self._dispatch()
 
@@ -281,7 +277,6 @@ class ToolboxPool:
     async def _complete(
         self, worker: Worker, jobs: list[Job], refs: list[ray.ObjectRef], start: float, timeout_s: float
     ) -> None:
-        """Wait for a task of a worker; answer its jobs or queue them again."""
         outcomes: list[tuple[Any, int]] = []
         should_end, code, refusal = False, None, None
         reply = self._spawn(self._reply(jobs, refs))
@@ -303,7 +298,7 @@ class ToolboxPool:
         else:
             self.idle.append(worker)
         if code is not None:
-            self._retry_or_fail(jobs, code, start, is_local=worker.node == self.node)
+            self._retry_or_fail(jobs, code, start)
         self._dispatch()  # before answering, so that the worker runs its next task while episodes continue
         if refusal is not None:
             self.pictures.clear()  # one of them may be lost
@@ -315,22 +310,16 @@ class ToolboxPool:
             else:
                 self._resolve(job, outcome, size, is_batch=len(jobs) > 1)
 
-    def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
-        """Queue the jobs of a failed batch to run one by one; answer a single job with an error."""
-        # A crash on another node may be a lost node: retry a single job once, if it has no environment.
-        may_move = not is_local and jobs[0].worker is None and not jobs[0].retried
-        retry = len(jobs) > 1 or (code == "crashed" and may_move)
+    def _retry_or_fail(self, jobs: list[Job], code: str, start: float) -> None:
+        if len(jobs) == 1:
+            self.failures[code] += 1
+            self._unregister(jobs[0]).fail(code, self.timeout_s)
+            return
         for job in reversed(jobs):
-            if retry:
-                job.deadline, job.quick = job.deadline or start + self.timeout_s, False
-                job.retried = len(jobs) == 1
-                self.slow.appendleft(job)
-            else:
-                self.failures[code] += 1
-                self._unregister(job).fail(code, self.timeout_s)
+            job.deadline, job.quick = start + self.timeout_s, False
+            self.slow.appendleft(job)
 
     def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
-        """Call the worker's actor. Returns references to its results; the last is the reply."""
         if isinstance(jobs[0].work, list):
             media = [job.work for job in jobs]
             count = sum(map(len, media))  # type: ignore[arg-type]
@@ -379,7 +368,7 @@ class ToolboxPool:
     async def _first_look(self, media: Mapping[str, np.ndarray | Clip]) -> InitialViews:
         return await asyncio.to_thread(first_look, media, self.config.dialogue, self.multiple)
 
-    # -- answers and cache -----------------------------------------------------------------------------------
+    # -- answers and cache
 
     def _resolve(self, job: Job, outcome: Any, size: int, is_batch: bool) -> None:
         self._unregister(job)

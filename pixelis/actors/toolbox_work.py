@@ -31,7 +31,7 @@ class Job:
     """Queued work: media to open, or a call on opened media.
 
     waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed;
-    retried: the job alone has crashed a worker on another node; worker: holds its environment.
+    worker: holds its environment.
     """
 
     number: int
@@ -42,7 +42,6 @@ class Job:
     quick: bool = False
     waiters: int = 0
     deadline: float | None = None
-    retried: bool = False
     worker: Worker | None = None
 
     @property
@@ -55,7 +54,6 @@ class Job:
         )
 
     def fail(self, code: str, seconds: float) -> None:
-        """Answer with an error. code: `timeout` or `crashed`."""
         if isinstance(self.work, Call):
             problems = {"timeout": f"took longer than {seconds:g} s", "crashed": "crashed"}
             if self.work.episode is not None:
@@ -78,7 +76,6 @@ class Worker:
 
     handle: ActorHandle
     pid: int = 0
-    node: str = ""
     alive: bool = False
     fd: int = -1
     exited: asyncio.Future | None = None
@@ -97,25 +94,21 @@ class Worker:
                 self.pinned.append(job)
                 self.environments.add(job.work.episode)
 
-    def mark_alive(self, pid: int, node: str, is_local: bool) -> None:
-        """Record that the toolbox answers as process `pid`; watch for its end on the local node."""
-        self.pid, self.node, self.alive, self.exited = pid, node, True, None
-        if is_local:
-            # Other operating systems, processes in other containers
-            with contextlib.suppress(AttributeError, OSError):
-                self.fd = fd = os.pidfd_open(pid)
-                loop = asyncio.get_running_loop()
-                self.exited = exited = loop.create_future()
+    def mark_alive(self, pid: int) -> None:
+        self.pid, self.alive, self.exited = pid, True, None
+        with contextlib.suppress(AttributeError, OSError):  # other operating systems
+            self.fd = fd = os.pidfd_open(pid)
+            loop = asyncio.get_running_loop()
+            self.exited = exited = loop.create_future()
 
-                def on_exit() -> None:
-                    loop.remove_reader(fd)
-                    os.close(fd)
-                    exited.set_result(None)
+            def on_exit() -> None:
+                loop.remove_reader(fd)
+                os.close(fd)
+                exited.set_result(None)
 
-                loop.add_reader(fd, on_exit)
+            loop.add_reader(fd, on_exit)
 
     def terminate(self) -> None:
-        """End the process if it is running. Ray starts another."""
         if self.exited is None:
             ray.kill(self.handle, no_restart=False)
         elif not self.exited.done():

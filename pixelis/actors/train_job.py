@@ -84,8 +84,8 @@ class TrainJob:
 class Checkpoints:
     """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective.
 
-    The files are written while the next batches are learnt; a failure to write them ends the run at the next
-    checkpoint. The one with the best evaluation is kept and linked as ``run.dir/best``.
+    Writing overlaps with the next batches; its failure ends the run at the next checkpoint. The one with the
+    best evaluation is kept and linked as ``run.dir/best``.
     """
 
     def __init__(self, job: TrainJob, trainer: Trainer):
@@ -103,7 +103,6 @@ class Checkpoints:
             self._save(str(Path(self.config.run.dir) / "phases" / (boundary or "")))
 
     def save_last(self) -> None:
-        """Save if batches were learnt since the last checkpoint; returns when it is complete."""
         if self.trainer.batches > self.saved:
             self._save(self.config.run.dir)
         self.trainer.writer.wait()
@@ -136,8 +135,6 @@ def best_step(run_dir: str) -> int | None:
 
 
 class StepLog:
-    """Writes each step's metrics to the event log, the trackers and Ray's metrics; on the first worker."""
-
     def __init__(self, job: TrainJob, trainer: Trainer):
         self.trainer, self.kind, self.run = trainer, job.source.kind, job.config.run.name
         self.events = EventLog(job.config.run.dir) if trainer.is_first else None

@@ -313,7 +313,6 @@ def _prompt_key(question: Question | None, picture: np.ndarray | None) -> str:
 
 
 def _remember(memory: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Add items; the oldest beyond REMEMBERED are dropped."""
     memory.update(new)
     for name in list(itertools.islice(memory, max(0, len(memory) - REMEMBERED))):
         del memory[name]

@@ -42,8 +42,6 @@ SURPLUS = 2
 
 @dataclass(slots=True)
 class QueuedTask:
-    """``question`` names its group of near-identical questions; a reviewer ``approved`` it."""
-
     task: UpdateTask
     views: PictureViews
     question: str
@@ -51,7 +49,6 @@ class QueuedTask:
 
     @property
     def source(self) -> Source:
-        """Whose share of an update it counts towards."""
         return Source(self.task.user, self.question)
 
 
@@ -68,7 +65,6 @@ class UpdateQueue:
         self.file = Path(config.run.dir) / "versions" / "shares.json"
 
     def restore_shares(self) -> None:
-        """Continue with the shares of an earlier process."""
         if self.file.is_file():
             state = json.loads(self.file.read_text(encoding="utf-8"))
             self.shares.restore(state, time.monotonic(), time.time())
@@ -90,7 +86,6 @@ class UpdateQueue:
         return any(t.advantage is not None and t.augmentation is None for t in group.trajectories)
 
     def push(self, item: QueuedTask) -> None:
-        """Append a task; a full queue drops another one."""
         self.shares.note(item.task.user, time.monotonic())
         if len(self.items) == self.config.evolution.queue:
             del self.items[most_abundant([item.source for item in self.items])]
@@ -98,7 +93,6 @@ class UpdateQueue:
         self.items.append(item)
 
     def remove(self, unwanted: Callable[[QueuedTask], bool]) -> list[UpdateTask]:
-        """Remove and return the unwanted tasks; the others keep their order."""
         removed = [item.task for item in self.items if unwanted(item)]
         self.items = [item for item in self.items if not unwanted(item)]
         return removed
@@ -161,7 +155,6 @@ class Rehearsal:
             self.drawing = asyncio.create_task(self._draw(cap))
 
     def take(self, withdrawn: Container[int], forgotten: Container[str]) -> list[QueuedTask]:
-        """What was drawn by now, without answers of ``withdrawn`` versions and ``forgotten`` experiences."""
         items, self.items = self.items, []
         current = [item for item in items if item.task.trajectories[0].policy_version not in withdrawn]
         return [item for item in current if item.task.experience_id not in forgotten]

@@ -24,9 +24,8 @@ UNLIMITED_STEPS = 10**9
 class UpdateSource(RolloutSource):
     """Update tasks from Evolution, without end, published as candidates that it promotes or rejects.
 
-    A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports
-    the promoted version that its weights descend from, and Evolution resets it if another one is promoted by
-    then, or if the weights hold an update that no Evolution actor has recorded.
+    A starting learner reports the promoted version that its weights descend from. Evolution resets it if
+    another one is promoted by then, or if the weights hold an update that it has not recorded.
     """
 
     weights: CandidatePublisher
@@ -36,7 +35,6 @@ class UpdateSource(RolloutSource):
         self.settings, self.steps = config.evolution, UNLIMITED_STEPS
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Start from the promoted version; before the first update that is the starting policy."""
         self.weights.unpublished = 0
         self.last_state = state
         store, weights = self.weights.store, self.trainer.served()
@@ -53,8 +51,7 @@ class UpdateSource(RolloutSource):
     def next(self) -> LearnerBatch | None:
         """This worker's groups, after resetting to the weights that Evolution requests.
 
-        With objective=answer these are episodes that gave the elected answer; the KL limit applies to what
-        the policy sampled.
+        With objective=answer these are episodes that gave the elected answer.
         """
         share = self._share()
         if share is None:
@@ -95,7 +92,6 @@ class UpdateSource(RolloutSource):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Report the update to Evolution; returns when its candidate is promoted or rejected."""
         if self.rank:
             return StepResult()
         result: StepResult = ray.get(
@@ -111,7 +107,6 @@ class UpdateSource(RolloutSource):
         return self.last_state
 
     def end(self) -> None:
-        """Publish the updates since the last candidate."""
         if not self.weights.unpublished:
             return
         version = self.weights.publish(self.trainer, {"evolve/skipped": 1.0})

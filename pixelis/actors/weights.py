@@ -6,7 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.actor import ActorHandle
@@ -32,7 +32,6 @@ class WeightPublisher:
         self.store, self.stage, self.every, self.promote = store, stage, every, promote
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Whether to publish the weights after this step; the same on all workers."""
         return trainer.batches % self.every == 0
 
     def publish(
@@ -71,7 +70,6 @@ class StreamPublisher(WeightPublisher):
     def publish(
         self, trainer: Trainer, metrics: dict[str, float], restart: bool = False
     ) -> ray.ObjectRef | None:
-        """Announce the version and begin to send it, once the one before is stored."""
         if restart or self.store is None or not self.due(trainer, metrics):
             return super().publish(trainer, metrics, restart)
         weights = trainer.served()
@@ -80,21 +78,16 @@ class StreamPublisher(WeightPublisher):
         if self.sender is None:
             from pixelis.policy.weight_stream import WeightSender
 
-            backend: Any = self.settings.transfer
-            self.sender = WeightSender(
-                ray.util.get_node_ip_address(), backend, self.settings.transfer_timeout_s
-            )
+            address, backend = ray.util.get_node_ip_address(), self.settings.transfer
+            self.sender = WeightSender(address, backend, self.settings.transfer_timeout_s)  # type: ignore[arg-type]
         elif self.version is not None:
             self.sender.give_up(self.version)
         self.close()
-        content = (weights.sha256(), weights.nbytes)
-        version = self.store.announce.remote(
-            content, self.stage, trainer.batches, metrics, self.promote, self.sender.address
-        )
+        details = self.stage, trainer.batches, metrics, self.promote, self.sender.address
+        version = self.store.announce.remote((weights.sha256(), weights.nbytes), *details)
         self.version = ray.get(version)
-        self.thread = threading.Thread(
-            target=self._send, args=(self.sender, self.version, weights), name="weights", daemon=True
-        )
+        arguments = self.sender, self.version, weights
+        self.thread = threading.Thread(target=self._send, args=arguments, name="weights", daemon=True)
         self.thread.start()
         return version
 
@@ -124,12 +117,8 @@ class StreamPublisher(WeightPublisher):
 
 
 def publisher_for(config: Config, store: ActorHandle, stage: str) -> WeightPublisher:
-    """Publisher of every step's weights by `policy_store.transfer`."""
-    return (
-        StreamPublisher(config, store, stage)
-        if config.policy_store.streams
-        else WeightPublisher(store, stage)
-    )
+    streams = config.policy_store.streams
+    return StreamPublisher(config, store, stage) if streams else WeightPublisher(store, stage)
 
 
 async def arrange_stream(
@@ -148,8 +137,6 @@ async def arrange_stream(
 
 
 class CandidatePublisher(WeightPublisher):
-    """Publishes every ``every``-th update as a candidate."""
-
     def __init__(self, store: ActorHandle, every: int):
         super().__init__(store, "evolve", every, promote=False)
         self.unpublished = 0

@@ -55,7 +55,13 @@ _CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
 }
-_CPU_BLOCK, _CPU_CACHE_BYTES = 32, 2**30
+_CPU_ARGUMENTS = {
+    "kv_cache_memory_bytes": 2**30,
+    # Only full blocks are reused, and vLLM's 128 tokens on CPU exceed a small prompt.
+    "block_size": 32,
+    # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU.
+    "enable_chunked_prefill": False,
+}
 log = logging.getLogger(__name__)
 
 
@@ -203,7 +209,6 @@ class VllmEngine(Engine[VllmSession]):
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
                 "gpu_memory_utilization": engine.gpu_memory_utilization
                 * min(1.0, engine.gpus / engine.tensor_parallel or 1.0),
-                "kv_cache_memory_bytes": None if on_gpu else _CPU_CACHE_BYTES,
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
                 "scheduling_policy": "priority",
@@ -216,10 +221,7 @@ class VllmEngine(Engine[VllmSession]):
             if self.spec.reads_images:
                 arguments["limit_mm_per_prompt"] = {"image": self.max_images, "video": 0}
             if not on_gpu:
-                # Only full blocks are reused, and vLLM's 128 tokens on CPU exceed a small prompt.
-                arguments["block_size"] = _CPU_BLOCK
-                # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU.
-                arguments["enable_chunked_prefill"] = False
+                arguments |= _CPU_ARGUMENTS
             if self.merges:
                 from vllm.config import WeightTransferConfig
 

@@ -279,6 +279,7 @@ def test_the_cache_stays_within_its_bytes(make: Make) -> None:
 
 def test_a_picture_is_stored_once_for_all_calls(make: Make) -> None:
     bench = make(workers=2, cache_bytes=0)
+    bench.wait_until_complete()
     initial = stored_bytes()
     opened, _ = bench.run(bench.pool.open([Media(id="img0", uri=bench.uri)]))
     picture = stored_bytes() - initial

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import skimage.data
 
-from pixelis.actors import toolbox_pool
 from pixelis.actors.toolbox import Objects, Outcome, error_outcome
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.actors.toolbox_work import Opened
@@ -29,11 +28,6 @@ OPENED = Opened({}, {"img0": "a" * 64})
 @pytest.fixture
 def pool(monkeypatch) -> ToolboxPool:
     """A pool without workers, which the tests answer for."""
-    monkeypatch.setattr(
-        toolbox_pool.ray,
-        "get_runtime_context",
-        lambda: type("Context", (), {"get_node_id": lambda self: "node"})(),
-    )
     monkeypatch.setattr(ToolboxPool, "_create_toolbox", lambda self: None)
     monkeypatch.setattr(ToolboxPool, "_ensure_started", lambda self: None)
     return ToolboxPool(parse({"toolbox": {"operations": [*OPERATIONS]}}), 32, "thousand")

@@ -411,7 +411,7 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
         (
             ["rft.algorithm=remax", "rft.advantage.scale=std"],
-            "scale std needs a baseline over a group, but baseline is greedy",
+            "set scale=none or batch_std",
         ),
         (["rft.algorithm=grpo", "rft.advantage.min_group=1"], "compares rollouts of a group"),
         (["rft.algorithm=rloo", "rft.loss.kl_estimator=k3"], "needs kl_estimator=k1"),
