@@ -61,9 +61,8 @@ class DatasetRoot:
         try:
             return number(self.options[key], key)
         except RowError as error:
-            raise BadInput(
-                f"{self.reader.name}: {key}={error.message}", fix=f"write e.g. {key}=100"
-            ) from None
+            message = f"{self.reader.name}: {key}={error.message}"
+            raise BadInput(message, fix=f"write e.g. {key}=100") from None
 
     def flag(self, key: str) -> bool:
         if self.options[key] not in ("yes", "no"):
@@ -139,15 +138,11 @@ class AnnotationFile:
     def data(self) -> dict[str, Any]:
         return read_json(self.path)
 
-    def items(self, key: str) -> list[Any]:
-        return self._part(key, list, "list")
-
-    def mapping(self, key: str) -> dict[str, Any]:
-        return self._part(key, dict, "object")
-
-    def _part(self, key: str, kind: type, noun: str) -> Any:
+    def items(self, key: str, kind: type = list) -> Any:
+        """The list, or another ``kind``, under ``key`` of the JSON object; BadInput: it is another file."""
         if not isinstance(self.data.get(key), kind):
-            message = f"{self.path} has no {noun} of {key}, only {sorted(map(str, self.data))[:8]}"
+            there = sorted(map(str, self.data))[:8]
+            message = f"{self.path} has no {kind.__name__} of {key}, only {there}"
             raise BadInput(message, fix="give the official file")
         return self.data[key]
 
