@@ -30,17 +30,22 @@ Size = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set and the layout of its official release, as ``datasets.toml`` describes it."""
+    """One data set and the layout of its official release, as ``datasets.toml`` describes it.
+
+    ``read``: a function, or its name as ``module:function`` in this package.
+    """
 
     name: str
     task: str
-    read: str
+    read: Callable[[DatasetRoot], Rows] | str
     layout: str
     source: str
     options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
     exhaustive: bool = False
 
     def rows(self, root: DatasetRoot) -> Rows:
+        if not isinstance(self.read, str):
+            return self.read(root)
         module, function = self.read.split(":")
         return getattr(importlib.import_module(f"pixelis.datasets.readers.{module}"), function)(root)
 

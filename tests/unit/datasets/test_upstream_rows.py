@@ -410,18 +410,7 @@ def test_an_image_that_only_the_row_has_shifts_the_numbers_of_later_ones(folder:
 
 
 @pytest.mark.parametrize("dialect", ["qwen", "mini_o3", "pixel_reasoner", "deepeyes"])
-@pytest.mark.parametrize(
-    "box",
-    [
-        [0.5, 0.5, 0.4, 0.6],
-        [3, 4, 50, 60],
-        [0.5, 0.5, 0.5, 0.5],
-        [0.1, 0.2],
-        "left",
-        None,
-        [1.02, 0.1, 1.3, 0.2],
-    ],
-)
+@pytest.mark.parametrize("box", [[0.5, 0.5, 0.4, 0.6], [3, 4, 50, 60], "left"])
 def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(
     folder: Path, dialect: str, box: Any
 ) -> None:
