@@ -46,10 +46,9 @@ def text(row: Any, column: str) -> str:
 
 def number(value: Any, column: str) -> float:
     """A finite number, or its text."""
+    is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
     try:
-        result = (
-            float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
-        )
+        result = float(value) if is_number else math.nan
     except (ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
@@ -70,9 +69,8 @@ def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
     for column in columns:
         value = row.get(column)
         if isinstance(value, bool) or not isinstance(value, str | int | None):
-            raise RowError(
-                column, "wrong_type", f"an id is text or a whole number, not {type(value).__name__}"
-            )
+            message = f"an id is text or a whole number, not {type(value).__name__}"
+            raise RowError(column, "wrong_type", message)
         if value is not None and str(value).strip():
             return str(value)
     return None
@@ -85,10 +83,10 @@ def answers(row: Mapping[str, Any], column: str) -> list[str]:
     value = row[column]
     result = []
     for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, float) and (not math.isfinite(item) or item.is_integer()):
-            item = int(item) if math.isfinite(item) else None
-        if item is None or item == "":
+        if item is None or (isinstance(item, float) and not math.isfinite(item)):
             continue
+        if isinstance(item, float) and item.is_integer():
+            item = int(item)
         if isinstance(item, bool) or not isinstance(item, str | int | float):
             raise RowError(column, "wrong_type", f"an answer is text or a number, not {type(item).__name__}")
         tagged = _ANSWER.findall(str(item))

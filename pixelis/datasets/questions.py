@@ -200,8 +200,8 @@ def epochs_of(
             continue
         first = number
         usable = _usable(rows(), limit, budget if epoch == 0 else None)
-        # Without a seed each row is a window
-        windows = iter(lambda: list(itertools.islice(usable, window if seed is not None else 1)), [])  # noqa: B023
+        size = window if seed is not None else 1  # of a window
+        windows = iter(lambda: list(itertools.islice(usable, size)), [])  # noqa: B023
         for position, block in enumerate(windows):
             order = np.arange(len(block))
             if seed is not None:

@@ -1,4 +1,4 @@
-"""Files of rows, and the one record in them."""
+"""Files of rows, and the one record or bad row in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.formats import read_records
 from pixelis.records import Question
 
@@ -28,3 +29,9 @@ def one(source: str) -> Question:
     (record,) = list(read_records(source))
     assert isinstance(record, Question), record
     return record
+
+
+def refused(source: str, kind: type[Question] = Question) -> BadRow:
+    (row,) = list(read_records(source, kind))
+    assert isinstance(row, BadRow), row
+    return row

@@ -18,39 +18,27 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
     """The question of the last user turn, with the earlier ones as history; text rows may lack the answer."""
     source = fields.identifier(row, "data_source")
     turns = show_media(turns_of(row, "prompt", root), root.media(row, "images", "videos"), "prompt")
-    extra = fields.optional(row, "extra_info", dict, {})
-    index, reward_model = fields.identifier(extra, "index"), fields.need(row, "reward_model", dict)
+    extra, model = fields.optional(row, "extra_info", dict, {}), fields.need(row, "reward_model", dict)
+    index = fields.identifier(extra, "index")
     question = read_chat(row, name, turns, "prompt", "images", "videos", "data_source", asks=True)[-1]
-    meta, task, answers = question.meta, source or "qa", None
-    scorer = "mc_letter" if option_lines(question.question) else "math"
-    if (has_media := row.get("images") is not None or "env_name" in row) or reward_model.get(
-        "ground_truth"
-    ) not in (None, ""):
-        answers = fields.answers(reward_model, "ground_truth")
-    if has_media and answers is not None:
+    question.id = f"{source}-{index}" if source and index else index or name
+    question.task, question.split = source or "qa", fields.identifier(extra, "split") or "train"
+    question.scorer = "mc_letter" if option_lines(question.question) else "math"
+    is_deepeyes = row.get("images") is not None or "env_name" in row
+    if is_deepeyes or model.get("ground_truth") not in (None, ""):
+        question.answers = fields.answers(model, "ground_truth")
+    if is_deepeyes and question.answers is not None:
         scorer = "judge"
         if source in MATH_SOURCES:
-            task, scorer, meta["data_source"] = "math", "math_judge", source
-        scorer = scorer_of(answers, scorer)
-    tools: list[str] | None = None
-    environment = None
+            question.task, scorer, question.meta["data_source"] = "math", "math_judge", source
+        question.scorer = scorer_of(question.answers, scorer)
     # DeepEyes's own environments of pictures are operations, any other name is one of the run
-    if "env_name" in row:
-        environment = fields.identifier(row, "env_name")
-        if not environment:
-            tools = []
-        elif environment.startswith(("visual_toolbox", "vl_agent")):
-            tools, environment = ["zoom_in", "rotate"], None
-    own = {
-        "id": f"{source}-{index}" if source and index else index or name,
-        "answers": answers,
-        "scorer": scorer,
-        "task": task,
-        "split": fields.identifier(extra, "split") or "train",
-        "tools": tools,
-        "environment": environment,
-    }
-    return question.model_copy(update=own)
+    environment = fields.identifier(row, "env_name")
+    if environment and not environment.startswith(("visual_toolbox", "vl_agent")):
+        question.environment = environment
+    elif "env_name" in row:
+        question.tools = ["zoom_in", "rotate"] if environment else []
+    return question
 
 
 VERL = Format(_read)

@@ -30,17 +30,22 @@ Size = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set and the layout of its official release, as ``datasets.toml`` describes it."""
+    """One data set and the layout of its official release, as ``datasets.toml`` describes it.
+
+    ``read``: a function, or its name as ``module:function`` in this package.
+    """
 
     name: str
     task: str
-    read: str
+    read: Callable[[DatasetRoot], Rows] | str
     layout: str
     source: str
     options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
     exhaustive: bool = False
 
     def rows(self, root: DatasetRoot) -> Rows:
+        if not isinstance(self.read, str):
+            return self.read(root)
         module, function = self.read.split(":")
         return getattr(importlib.import_module(f"pixelis.datasets.readers.{module}"), function)(root)
 
@@ -61,9 +66,8 @@ class DatasetRoot:
         try:
             return number(self.options[key], key)
         except RowError as error:
-            raise BadInput(
-                f"{self.reader.name}: {key}={error.message}", fix=f"write e.g. {key}=100"
-            ) from None
+            message = f"{self.reader.name}: {key}={error.message}"
+            raise BadInput(message, fix=f"write e.g. {key}=100") from None
 
     def flag(self, key: str) -> bool:
         if self.options[key] not in ("yes", "no"):
@@ -139,15 +143,11 @@ class AnnotationFile:
     def data(self) -> dict[str, Any]:
         return read_json(self.path)
 
-    def items(self, key: str) -> list[Any]:
-        return self._part(key, list, "list")
-
-    def mapping(self, key: str) -> dict[str, Any]:
-        return self._part(key, dict, "object")
-
-    def _part(self, key: str, kind: type, noun: str) -> Any:
+    def items(self, key: str, kind: type = list) -> Any:
+        """The list, or another ``kind``, under ``key`` of the JSON object; BadInput: it is another file."""
         if not isinstance(self.data.get(key), kind):
-            message = f"{self.path} has no {noun} of {key}, only {sorted(map(str, self.data))[:8]}"
+            there = sorted(map(str, self.data))[:8]
+            message = f"{self.path} has no {kind.__name__} of {key}, only {there}"
             raise BadInput(message, fix="give the official file")
         return self.data[key]
 

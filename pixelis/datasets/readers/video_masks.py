@@ -63,7 +63,7 @@ def youtube_vos(root: DatasetRoot) -> Rows:
         frames = [below(frames_folder, f"{key}/{name}.jpg", "frames") for name in names]
         return file.question(key, clip(frames=frames, fps=6, size=size), Annotations(regions=regions))
 
-    yield from file.each_entry(file.mapping("videos"), question)
+    yield from file.each_entry(file.items("videos", dict), question)
 
 
 def _object_numbers(path: Path) -> np.ndarray:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from row_files import one, refused
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.formats import read_records
@@ -188,15 +189,13 @@ def test_columns_of_any_name_are_named_and_a_missing_one_with_those_that_exist(f
     source = lines(folder, row)
     with pytest.raises(BadInput, match=r"question is missing; the columns are picture, asked, gold, photo"):
         list(read_records(source))
-    (record,) = read_records(f"{source}?question=asked&answer=gold&image=photo")
-    assert isinstance(record, Question)
+    record = one(f"{source}?question=asked&answer=gold&image=photo")
     assert (record.question, record.answers, record.media[0].uri) == (
         ASKED,
         ["red"],
         str(folder / "blue.png"),
     )
-    (bad,) = read_records(f"{source}?question=asked&answer=truth")
-    assert isinstance(bad, BadRow)
+    bad = refused(f"{source}?question=asked&answer=truth")
     assert (bad.column, bad.code) == ("truth", "missing_column")
     assert "picture, asked, gold, photo" in bad.message
     with pytest.raises(BadInput, match="leave out format"):
@@ -223,8 +222,7 @@ def test_options_are_lines_of_the_question_and_the_answer_is_a_letter(
     assert isinstance(record, Question)
     assert record.question == f"{ASKED}\nA. red\nB. lime\nC. blue"
     assert (record.answers, record.scorer) == (["B"], "mc_letter")
-    (bad,) = read_records(lines(folder, {"question": ASKED, "options": ["red", "lime"], "answer": 2}))
-    assert isinstance(bad, BadRow)
+    bad = refused(lines(folder, {"question": ASKED, "options": ["red", "lime"], "answer": 2}))
     assert bad.code == "no_label"
 
 
@@ -378,10 +376,7 @@ def test_several_calls_of_a_turn_have_a_result_each(folder: Path, form: str) -> 
 def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
     chat = [{**CALLS["function_call"][1], "value": json.dumps({"name": "browse", "arguments": {}})}]
     chat = [CALLS["function_call"][0], *chat, *CALLS["function_call"][2:]]
-    (bad,) = read_records(
-        lines(folder, {"id": "f1", "conversations": chat, "images": ["red.png", "blue.png"]})
-    )
-    assert isinstance(bad, BadRow)
+    bad = refused(lines(folder, {"id": "f1", "conversations": chat, "images": ["red.png", "blue.png"]}))
     assert (bad.row, bad.id, bad.column, bad.code) == ("1", "f1", "conversations.1", "unknown_op")
     assert "browse" in bad.message
 
@@ -406,8 +401,7 @@ def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
 def test_a_message_that_cannot_be_meant_is_named(
     folder: Path, messages: list[dict[str, Any]], column: str, code: str
 ) -> None:
-    (bad,) = read_records(lines(folder, {"messages": messages, "images": ["red.png", "blue.png"]}))
-    assert isinstance(bad, BadRow)
+    bad = refused(lines(folder, {"messages": messages, "images": ["red.png", "blue.png"]}))
     assert (bad.column, bad.code) == (column, code)
 
 
@@ -418,8 +412,7 @@ def test_media_without_marks_of_their_kind_come_first(folder: Path) -> None:
         "image": "red.png",
         "video": [["lime.png", "blue.png"]],
     }
-    (record,) = read_records(lines(folder, row))
-    assert isinstance(record, Question)
+    record = one(lines(folder, row))
     assert [media.id for media in record.media] == ["vid0", "img0"]
     assert record.question == "Is <image> in it?"
 
@@ -440,10 +433,9 @@ def test_marks_of_another_number_than_the_media_are_refused_in_every_layout(fold
         ("b", "history.0.question", "media_count"),
     ]
     assert isinstance(third, Question)
-    (bad,) = read_records(
+    bad = refused(
         lines(folder, {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"})
     )
-    assert isinstance(bad, BadRow)
     assert bad.code == "media_count"
 
 

@@ -472,7 +472,7 @@ def test_what_fuzzing_found_is_a_bad_row_or_names_the_file(tmp_path: Path) -> No
     questions, bad = read(f"youtube_vos:{tmp_path}")
     assert (questions, [row.code for row in bad]) == ([], ["wrong_type"])
     put(tmp_path, "train/meta.json", {"videos": True})
-    with pytest.raises(BadInput, match="no object of videos"):
+    with pytest.raises(BadInput, match="no dict of videos"):
         read(f"youtube_vos:{tmp_path}")
 
 

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from dialogue_models import nano_folder, renderer
 from PIL import Image
-from row_files import one, write
+from row_files import one, refused, write
 
 from pixelis.config import DialogueConfig, parse
 from pixelis.datasets import readers
-from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.formats import detect, read_records
 from pixelis.datasets.readers.benchmarks import REASON_RFT
@@ -411,18 +410,7 @@ def test_an_image_that_only_the_row_has_shifts_the_numbers_of_later_ones(folder:
 
 
 @pytest.mark.parametrize("dialect", ["qwen", "mini_o3", "pixel_reasoner", "deepeyes"])
-@pytest.mark.parametrize(
-    "box",
-    [
-        [0.5, 0.5, 0.4, 0.6],
-        [3, 4, 50, 60],
-        [0.5, 0.5, 0.5, 0.5],
-        [0.1, 0.2],
-        "left",
-        None,
-        [1.02, 0.1, 1.3, 0.2],
-    ],
-)
+@pytest.mark.parametrize("box", [[0.5, 0.5, 0.4, 0.6], [3, 4, 50, 60], "left"])
 def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(
     folder: Path, dialect: str, box: Any
 ) -> None:
@@ -580,8 +568,7 @@ def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None
         "Sure?",
         [("How many?", "7", ["img0"])],
     )
-    (bad,) = read_records(write(folder, {**row, "prompt": row["prompt"][:2]}))
-    assert isinstance(bad, BadRow)
+    bad = refused(write(folder, {**row, "prompt": row["prompt"][:2]}))
     assert (bad.column, bad.code) == ("prompt", "no_question")
 
 
