@@ -34,6 +34,7 @@ def samples(maker: SampleBuilder, task: str) -> list[Demonstration]:
                     "no_distractor",
                     "no_room",
                     "outline_differs",
+                    "nothing_found",
                 )
     return result
 
