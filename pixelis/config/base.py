@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 MAX_FILE_NAME = 100
-"""Bytes of a name from which names of files are made."""
+"""Bytes of a name that is part of names of files."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """Base class of all sections: immutable; unknown keys and infinite numbers are errors."""
+    """Base class of all sections: immutable; unknown keys and infinite numbers are errors.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    The text below a key is its description in `--help` and in the documentation.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
@@ -29,10 +46,7 @@ def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 
 
 def apply_preset(values: Any, key: str, settings_of: Callable[[str], dict[str, Any]]) -> Any:
-    """Merge explicit values over the settings of the preset that ``key`` names, if it names one.
-
-    ``settings_of`` maps a name to its settings.
-    """
+    """Merge explicit values over `settings_of` the preset that ``key`` names, if it names one."""
     name = values.get(key) if isinstance(values, dict) else None
     if not isinstance(name, str):
         return values
@@ -51,9 +65,7 @@ def check_file_name(name: str) -> None:
 
 
 def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
-    """Raise ValueError for an unknown name; the message suggests the nearest one, or lists all and
-    ``otherwise``.
-    """
+    """Raise ValueError for an unknown name, with the nearest one, or all and ``otherwise``."""
     if name in (names := list(known)):
         return
     near = difflib.get_close_matches(name, names, n=1)
@@ -62,9 +74,7 @@ def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") 
 
 
 def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """(path, type, default, description) of every leaf key of ``kind``; ``prefix`` is prepended to each
-    path.
-    """
+    """(path, type, default, description) of every leaf key of ``kind``."""
     rows: list[tuple[str, str, Any, str]] = []
     for name, field in kind.model_fields.items():
         annotation = field.annotation
@@ -152,16 +162,15 @@ SYNONYMS = {
 
 
 def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The unknown keys of nested ``values``, each with a suggestion; ``prefix`` is prepended to each path."""
+    """The unknown keys of nested ``values``, each with a suggestion."""
     unknown = _unknown_paths(root, values, prefix)
     existing = [path for path, *_ in leaf_keys(root, prefix)] if unknown else []
     messages = []
     for path in unknown:
         last = path.rsplit(".", 1)[-1]
-        renamed = [RENAMED[path]] if path in RENAMED else []
-        renamed = renamed or [SYNONYMS[last]] if last in SYNONYMS and SYNONYMS[last] in existing else renamed
-        near = renamed or difflib.get_close_matches(path, existing, n=1)
-        near = near or [p for p in existing if p.rsplit(".", 1)[-1] == last][:1]
+        synonyms = [key for key in (RENAMED.get(path), SYNONYMS.get(last)) if key]
+        near = synonyms or difflib.get_close_matches(path, existing, n=1)
+        near = near or [p for p in existing if p.rsplit(".", 1)[-1] == last]
         messages.append(f"`{path}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
     return messages
 

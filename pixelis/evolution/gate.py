@@ -73,7 +73,7 @@ class ClearShare:
         self.recent: OrderedDict[str, deque[bool]] = OrderedDict()
 
     def add(self, user: str, unclear: int) -> bool:
-        """Count a clear verdict of ``user`` after ``unclear`` ones; True if enough of the latest are clear."""
+        """Count a clear verdict after ``unclear`` ones; True if enough of the latest are clear."""
         recent = self.recent.setdefault(user, deque(maxlen=WINDOW))
         self.recent.move_to_end(user)
         if len(self.recent) > MAX_USERS:

@@ -139,7 +139,7 @@ class ReviewQueue:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[Review]:
-        """At most ``limit`` reviews in this state (None: any), waiting ones oldest first, others newest first."""
+        """At most ``limit`` reviews in this state (None: any), waiting ones oldest first."""
         order = "created_at ASC, rowid ASC" if state == "waiting" else "created_at DESC, rowid DESC"
         condition = f"WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?"
         return [_review(row) for row in self._rows(f"{SELECT} {condition}", (state, state, limit))]
@@ -182,7 +182,7 @@ class ReviewQueue:
         return int(self._rows("SELECT count(*) AS n FROM reviews WHERE state = 'waiting'")[0]["n"])
 
     def stats(self) -> dict[str, float]:
-        """Counts by state and of corrected reviews, mean seconds to a decision, bytes of pictures and views."""
+        """Counts by state and of corrected reviews, mean seconds to a decision, bytes of blobs."""
         (row,) = self._rows(
             "SELECT total(state = 'waiting') AS waiting, total(state = 'approved') AS approved,"
             " total(state = 'rejected') AS rejected, total(answer NOTNULL) AS corrected,"

@@ -36,7 +36,7 @@ WINDOW_S = 86_400.0
 
 
 class Source(NamedTuple):
-    """The pseudonym of a task's user, empty for callers without a name, and its question's group of copies."""
+    """A task's user (a pseudonym, empty for callers without a name) and its question's group of copies."""
 
     user: str
     question: str
@@ -128,7 +128,7 @@ class Shares:
         return {"users": self.users(now), "user_cap": self.user_cap(now)}
 
     def choose(self, waiting: Sequence[Source], least: int, most: int, now: float) -> list[int]:
-        """Indices of the largest batch of ``least`` to ``most`` waiting tasks within the caps, oldest first."""
+        """Indices of the largest batch of ``least`` to ``most`` waiting tasks within the caps."""
         cap = self.user_cap(now)
         if cap != self.cap:
             self.cap, self.counted = cap, []
@@ -211,7 +211,7 @@ class Shares:
 
 
 class _Cap:
-    """A cap on the tasks of one name in a batch of ``size`` and in the candidate with its ``earlier`` tasks."""
+    """A cap on the tasks of a name in a batch of ``size`` and in the candidate with its ``earlier`` ones."""
 
     def __init__(self, share: float, size: int, earlier: Counter[str]):
         self.in_batch, self.in_candidate = most_tasks(share, size), most_tasks(share, earlier.total() + size)

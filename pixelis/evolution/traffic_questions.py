@@ -1,4 +1,4 @@
-"""Canary questions from the traffic: confident, diverse requests that are held out from learning and stored."""
+"""Canary questions from the traffic: confident, diverse requests that are held out from learning."""
 
 from __future__ import annotations
 

@@ -78,7 +78,6 @@ def finish(ablation: AblationConfig, trial: Trial, code: int, seconds: float) ->
 
 
 def read_groups(folder: Path) -> dict[str, Group]:
-    """The groups of an evaluation by set and question."""
     groups = {}
     for path in sorted(folder.glob("trajectories-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
@@ -112,9 +111,8 @@ def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[str]:
         yield joined
         return
     cpus = ablation.parallel * cluster.local_cpus(config)
-    shared = config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpus": cpus})})
     needed, largest = placement.object_store_bytes(config)
-    cluster.connect(shared, ablation.parallel * needed, largest)
+    cluster.connect(config.changed({"cluster.cpus": cpus}), ablation.parallel * needed, largest)
     try:
         yield ray.get_runtime_context().gcs_address
     finally:
@@ -182,23 +180,15 @@ def show_plan(ablation: AblationConfig) -> None:
     every = trials(ablation)
     configs = {trial.arm: trial.config for trial in every if trial.seed == ablation.seeds[0]}
     seeds = ", ".join(map(str, ablation.seeds))
-    print(
-        f"{len(every)} trials: {len(configs)} arms x seeds {seeds}; stage {ablation.stage} of "
-        f"{ablation.recipe}"
-    )
+    trials_of = f"{len(configs)} arms x seeds {seeds}; stage {ablation.stage} of {ablation.recipe}"
+    print(f"{len(every)} trials: {trials_of}")
     for arm, config in configs.items():
         changes = differences(configs[ablation.reference], config)
         print(f"\n{arm}{' (reference)' if arm == ablation.reference else ''}")
         for key, (before, after) in changes.items():
             print(f"    {key}: {json.dumps(before, default=str)} -> {json.dumps(after, default=str)}")
-    config = configs[ablation.reference]
-    print(
-        f"\neach is evaluated on up to {config.evaluate.questions} questions of "
-        f"{', '.join(config.held_out.values())}, {config.evaluate.samples} episode(s) each; "
-        f"compared: {ablation.metric}"
-    )
     finished = sum(result_of(ablation, trial) is not None for trial in every)
-    print(f"results: {Path(ablation.dir).absolute()}; {finished} trials are finished\n")
+    print(f"\nresults: {Path(ablation.dir).absolute()}; {finished} trials are finished\n")
     for arm, config in configs.items():
         output = io.StringIO()
         try:
@@ -213,7 +203,6 @@ def show_plan(ablation: AblationConfig) -> None:
 
 
 def main() -> None:
-    """Entry point of `pixelis ablate`."""
     words = sys.argv[1:]
     if asks_for_help(words):
         print((__doc__ or "").strip())

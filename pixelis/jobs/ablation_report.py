@@ -105,38 +105,21 @@ def curves(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The results as text: arms, comparisons with the reference, and what the ablation cannot see."""
-    metric, seeds = report["metric"], report["seeds"]
+    """The arms with their difference from the reference as text, and what the ablation cannot see."""
     compared = {row["arm"]: row for row in report["comparisons"]}
     width = max(len(row["arm"]) for row in report["arms"])
-    lines = [f"{'arm':{width}}  {metric:>8}  {'95 % interval':16}  {'by seed':{7 * len(seeds)}} rapr  turns"]
+    interval = f"{'95 %':16}"
+    lines = [
+        f"{'arm':{width}}  {report['metric']:>8}  {interval}  difference  {interval}  p (Holm)  over seeds"
+    ]
     for row in report["arms"]:
-        by_seed = " ".join(f"{value:.3f} " for value in row["by_seed"].values())
-        metrics = row["metrics"]
-        lines.append(
-            f"{row['arm']:{width}}  {row['mean']:8.3f}  {_interval(row['ci95'])}  {by_seed:{7 * len(seeds)}} "
-            f"{metrics['rapr']:.2f}  {metrics['turns']:5.2f}"
-        )
-    if compared:
-        lines.append(
-            f"\n{'minus ' + report['reference']:{width}}  {'differs':>8}  {'questions, 95 %':16}  "
-            f"{'p (Holm)':>8}  {'d':>5}  "
-            f"{'seeds, 95 %':16}  {'p (Holm)':>8}"
-        )
-    for arm, row in compared.items():
-        effect = "    -" if row["effect"] is None else f"{row['effect']:+5.2f}"
-        over_seeds = (
-            "one seed"
-            if row["ci95_seeds"] is None
-            else f"{_interval(row['ci95_seeds'])}  {row['p_seeds_holm']:8.2g}"
-        )
-        lines.append(
-            f"{arm:{width}}  {row['difference']:+8.3f}  {_interval(row['ci95'])}  {row['p_holm']:8.2g}  "
-            f"{effect}  {over_seeds}  "
-            f"{row['verdict']}"
-        )
-    lines.append(f"\n{limits(report)}")
-    return "\n".join(lines)
+        line = f"{row['arm']:{width}}  {row['mean']:8.3f}  {_interval(row['ci95'])}"
+        if (against := compared.get(row["arm"])) is not None:
+            seeds = "one seed" if against["ci95_seeds"] is None else f"{against['p_seeds_holm']:.3f}"
+            line += f"  {against['difference']:+10.3f}  {_interval(against['ci95'])}"
+            line += f"  {against['p_holm']:8.4f}  {seeds:>10}  {against['verdict']}"
+        lines.append(line)
+    return "\n".join([*lines, "", limits(report)])
 
 
 def limits(report: Mapping[str, Any]) -> str:

@@ -54,7 +54,6 @@ def train_with_rollouts(stage: str, config: Config, marker: Path) -> bool:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.ablation_trial`."""
     stage, path = sys.argv[1:]
     with driver(stage):
         run(stage, load(path))

@@ -40,6 +40,7 @@ from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
 from pixelis.files import disk_failures, locked
+from pixelis.jobs import dry_run
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.remote_agent import RemoteAgent
@@ -188,7 +189,6 @@ async def answer_all(
 
 
 def show(text: str) -> None:
-    """Print a line of progress."""
     print(f"[answer] {text}", file=sys.stderr, flush=True)
 
 
@@ -289,34 +289,26 @@ def correctness(config: Config, limit: int | None, path: Path) -> tuple[list[flo
 async def answer_here(
     config: Config, options: argparse.Namespace, out: AnswerFile, actors: placement.Actors
 ) -> None:
-    """Answer the file with the generators of this job."""
     most = max(1, config.engine.max_num_seqs * config.engine.workers // config.serve.samples)
     agent = await local_agent(config, actors)
     await answer_all(questions_of(config, options.limit), out, agent, options.concurrency or most)
 
 
 async def answer_there(config: Config, options: argparse.Namespace, out: AnswerFile) -> None:
-    """Answer the file at a running service."""
     key = os.environ.get(config.serve.api_key_env, "").strip()
     async with RemoteAgent(options.url, key, config.toolbox, config.serve.timeout_s) as agent:
         await answer_all(questions_of(config, options.limit), out, agent.answer, options.concurrency or 4)
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
     needs = reservations.needs(config, learner=False, rollouts=True)
-    dry_run.show_findings("answer", config, [*estimate.check(config, "evaluate"), *plan.check(config, needs)])
     read = functools.partial(dry_run.read_first, config)
     questions = dry_run.Input("data.evaluate", config.data.evaluate, read)
-    dry_run.check_inputs([*dry_run.policy_inputs(config), questions])
+    inputs = [*dry_run.policy_inputs(config), questions]
+    dry_run.check("answer", config, inputs, dry_run.findings(config, "evaluate", needs))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.answer`."""
     words = sys.argv[1:]
     if asks_for_help(words):
         from_command_line(__doc__, "answer", words, default=DEFAULT)
@@ -325,9 +317,7 @@ def main() -> None:
         config = from_command_line(__doc__, "answer", options.rest, default=DEFAULT, check=check)
         configured = config.evolution.vote.calibration
         if options.calibrate:  # of what the strategy computes
-            plain = config.evolution.vote.model_copy(update={"calibration": None})
-            evolution = config.evolution.model_copy(update={"vote": plain})
-            config = config.model_copy(update={"evolution": evolution})
+            config = config.changed({"evolution.vote.calibration": None})
         path = options.out or Path(config.run.dir) / "answers.jsonl"
         with answer_file(path, settings_of(config, options.url)) as out:
             if options.url is not None:

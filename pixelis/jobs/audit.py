@@ -22,7 +22,6 @@ from pixelis.jobs.command import command
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.audit`."""
     with command("audit", __doc__) as parser:
         parser.add_argument("folder", metavar="RUN_DIR", type=Path)
         parser.add_argument("--head")

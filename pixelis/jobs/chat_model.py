@@ -237,7 +237,6 @@ class ChatModel:
         return shrink(picture, math.floor(max(height, width) * math.sqrt(self.max_pixels / (height * width))))
 
     def close(self) -> None:
-        """Close connections and the file of replies."""
         self.client.close()
 
 

@@ -37,7 +37,6 @@ JOBS = {
 
 
 def overview() -> str:
-    """The text of `pixelis --help`."""
     jobs = "\n".join(f"  {name:<12} {line}" for name, line in JOBS.items())
     return (
         f"Pixelis {__version__}: train, serve and evolve vision-language models that reason with pixel "
@@ -50,7 +49,6 @@ def overview() -> str:
 
 
 def main() -> None:
-    """Entry point of the `pixelis` command."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
         print(overview())
         return

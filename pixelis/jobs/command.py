@@ -24,7 +24,6 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether the help is to be printed instead."""
     return "--help" in words or "-h" in words
 
 

@@ -37,7 +37,6 @@ complete -F _pixelis pixelis
 
 
 def script(shell: str) -> str:
-    """The completion of ``bash`` or ``zsh`` as a script."""
     keys = leaf_keys(Config)
     values = []
     for path, kind, *_ in keys:
@@ -54,7 +53,6 @@ def script(shell: str) -> str:
 
 
 def main() -> None:
-    """Entry point of `pixelis completion`."""
     with command("completion", __doc__) as parser:
         parser.add_argument("shell", choices=("bash", "zsh"))
         print(script(parser.parse_args().shell), end="")

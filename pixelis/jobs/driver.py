@@ -152,14 +152,9 @@ def _owned(folder: Path) -> Iterator[None]:
                 job = os.environ.get("RAY_JOB_SUBMISSION_ID", "")
                 write_json(about, {"host": socket.gethostname(), "pid": os.getpid(), "job": job})
         except filelock.Timeout:
-            try:
-                other = json.loads(about.read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # it is being written
-                other = {}
-            owner = f"process {other.get('pid')} on {other.get('host')} {other.get('job', '')}".rstrip()
-            raise BadConfig(
-                f"{folder} is in use by {owner}", fix="wait for it, or choose another run.dir"
-            ) from None
+            other = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+            owner = ", ".join(f"{key} {value}" for key, value in other.items() if value)
+            raise BadConfig(f"{folder} is in use ({owner})", fix="wait, or choose another run.dir") from None
         stack.callback(about.unlink, missing_ok=True)
         yield
 

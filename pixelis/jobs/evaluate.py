@@ -8,12 +8,10 @@ run.dir. Instead of a policy, `evaluate.api` evaluates any model behind an OpenA
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +24,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure
 from pixelis.evaluation import table
 from pixelis.evaluation.clusters import require_questions
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, make_run_dir, run_folder
 from pixelis.jobs.evaluate_api import answer_rows, evaluate_api, score_answers
 from pixelis.jobs.evaluation_arms import Arm, check_baseline, evaluate_sets, summary_of
@@ -36,8 +35,7 @@ from pixelis.telemetry import diagnosis, lineage
 from pixelis.telemetry.events import EventLog
 
 if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
-    from pixelis.policy.estimate import Finding
+    pass
 
 
 def measure(
@@ -128,7 +126,6 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
-    """Mean accuracy over the sets that have one."""
     accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
     return statistics.fmean(accuracies) if accuracies else None
 
@@ -144,7 +141,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
     with run_folder(config, held_out=list(config.held_out.values()), has_policy=e.api.url is None) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
-            arm_config = config.model_copy(update={"dialogue": dialogue})
+            arm_config = config.changed({"dialogue": dialogue})
             if e.api.url is not None:
                 summaries = evaluate_api(arm_config, folder, max_pixels, summaries)
             elif actors is not None:
@@ -169,63 +166,32 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
 
 
 def needs(config: Config) -> list[reservations.Need]:
-    """What an evaluation of a policy reserves."""
     return reservations.needs(config, learner=False, rollouts=True)
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     e, player = config.evaluate, None
     if e.api.url is None and e.answers is None:
         player = dry_run.player_of(config)
         yield from dry_run.policy_inputs(config)
     sources = config.held_out if e.answers is None else {"": config.data.evaluate}
-    for item in dry_run.held_out_inputs(config, sources, player):
-        read = functools.partial(_read_for_clusters, config, item.read) if e.clusters else item.read
-        yield item._replace(read=read)
+    yield from dry_run.held_out_inputs(config, sources, player)
     if e.answers is not None:
         yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
     if e.baseline is not None:
         yield dry_run.Input("evaluate.baseline", e.baseline, lambda _: check_baseline(config))
 
 
-def _read_for_clusters(config: Config, read: Callable[[str], object], source: str) -> None:
-    """Read a source whose questions are clustered, which needs some of them."""
-    read(source)
-    clusters, on_labels = config.evaluate.clusters, None if config.rewards.labelled else drop_labels
-    count = sum(1 for _ in read_questions(source, limit=2 * clusters, epochs=1, on_labels=on_labels))
-    require_questions(count, clusters, source)
-
-
-def findings(config: Config) -> list[Finding]:
-    """Estimates of memory with every pixel budget, and placement."""
-    from pixelis.jobs import plan
-    from pixelis.policy import estimate
-
-    rows = [*estimate.check(config, "evaluate"), *plan.check(config, needs(config))]
-    for max_pixels in config.evaluate.max_pixels:
-        swept = config.model_copy(update={"dialogue": config.dialogue.with_max_pixels(max_pixels)})
-        errors = [row for row in estimate.check(swept, "evaluate") if row.level == "error"]
-        rows += [replace(row, text=f"evaluate.max_pixels {max_pixels}: {row.text}") for row in errors]
-    return rows
-
-
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
-    dry_run.show_operations(config)
-    if config.evaluate.answers is None and config.evaluate.api.url is None:
-        dry_run.show_findings("evaluate", config, findings(config))
-    elif config.evaluate.answers is None:
-        LlmClient(config.evaluate.api, "evaluate.api").close()  # raises without its model or key
-    dry_run.check_inputs(inputs(config))
+    e = config.evaluate
+    if e.answers is None and e.api.url is not None:
+        LlmClient(e.api, "evaluate.api").close()  # raises without its model or key
+    own = e.answers is None and e.api.url is None
+    found = dry_run.findings(config, "evaluate", needs(config)) if own else ()
+    dry_run.check("evaluate", config, inputs(config), found)
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.evaluate`."""
     config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=check)
     with driver("evaluate"):
         if config.evaluate.answers is None:

@@ -120,4 +120,4 @@ def _whole_texts(config: Config) -> Config:
     """For models that need not know our tags: the whole text is the answer, unless ``rewards.extractor`` is set."""
     if config.rewards.extractor != "dialect":
         return config
-    return config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "whole"})})
+    return config.changed({"rewards.extractor": "whole"})

@@ -41,7 +41,6 @@ class Arm:
 
     @property
     def correct(self) -> dict[str, float]:
-        """Correctness by question."""
         return correctness(self.groups)
 
 

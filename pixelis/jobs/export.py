@@ -105,7 +105,6 @@ def _write(policy: Adapter, base: Path, folder: Path, merge: bool, dtype: str | 
 
 
 def main() -> None:
-    """Entry point of `pixelis export`."""
     with command("export", __doc__) as parser:
         parser.add_argument("checkpoint", type=Path)
         parser.add_argument("out", type=Path)

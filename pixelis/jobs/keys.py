@@ -26,7 +26,6 @@ from pixelis.serve.keys import FILE, SCOPES, KeyFile, Scope
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.keys`."""
     with command("keys", __doc__) as parser:
         orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
         for name in ("create", "list", "revoke"):

@@ -118,7 +118,6 @@ def tree(node: Node, indent: str = "") -> list[str]:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.lineage`."""
     with command("lineage", __doc__) as parser:
         parser.add_argument("result")
         node = trace(parser.parse_args().result)

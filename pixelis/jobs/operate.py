@@ -63,7 +63,6 @@ CLIP_OPERATIONS = ("track_object", "select_frames", "search_clip")
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.operate`."""
     with command("operate", __doc__) as parser:
         if "--list" in sys.argv[1:]:
             print("\n\n".join(map(_describe, OPERATIONS.values())))

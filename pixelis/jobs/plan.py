@@ -31,14 +31,12 @@ class Node:
     parts: Counter[str] = field(default_factory=Counter)
 
     def fits(self, need: Need, parts: int = 1) -> bool:
-        """Whether so many parts of a need fit."""
         slack = 1e-2  # processes that reserve nothing still take a thousandth of a CPU
         return (
             parts * need.total("CPU") <= self.cpus + slack and parts * need.total("GPU") <= self.gpus + 1e-6
         )
 
     def place(self, need: Need, parts: int = 1) -> None:
-        """Place so many parts of a need here."""
         self.cpus -= parts * need.total("CPU")
         self.gpus -= parts * need.total("GPU")
         self.parts[need.role] += parts

@@ -22,7 +22,6 @@ import httpx
 import numpy as np
 import ray
 
-import pixelis
 from pixelis.actors import cluster, evaluation_report, placement, report
 from pixelis.config import Config, ToolboxConfig, from_command_line
 from pixelis.datasets.agent_request import agent_request
@@ -41,6 +40,7 @@ from pixelis.telemetry import events, lineage
 T = TypeVar("T")
 SFT_LR, RFT_LR = 2e-3, 1e-3
 """Learning rates of the stages."""
+PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
@@ -49,7 +49,6 @@ OVERLOADED = (429, 503, 504)
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.quickstart`."""
     config = from_command_line(__doc__, "quickstart", default="configs/nano/quickstart.yaml")
     with driver("quickstart"), run_folder(config) as folder:
         Quickstart(config, folder).run()
@@ -57,11 +56,9 @@ def main() -> None:
 
 def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any) -> Config:
     """Configuration of a stage: its folder below run.dir, the initial adapter, learner settings."""
-    run = config.run.model_copy(update={"name": name, "dir": f"{config.run.dir}/{name}"})
-    policy = config.policy.model_copy(update={"adapter": str(adapter) if adapter else None})
-    return config.model_copy(
-        update={"run": run, "policy": policy, "learner": config.learner.model_copy(update=learner)}
-    )
+    values: dict[str, Any] = {"run.name": name, "run.dir": f"{config.run.dir}/{name}"}
+    values["policy.adapter"] = str(adapter) if adapter else None
+    return config.changed(values | {f"learner.{key}": value for key, value in learner.items()})
 
 
 class Quickstart:
@@ -79,7 +76,6 @@ class Quickstart:
         """Whether each reply to the stream was right; the service never receives the truth."""
 
     def run(self) -> None:
-        """Run all stages."""
         started = time.monotonic()
         print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
@@ -118,7 +114,6 @@ class Quickstart:
     def measure(
         self, config: Config, actors: placement.Actors, name: str, policy: int, operations: bool = True
     ) -> None:
-        """Evaluate policy version ``policy`` as arm ``name``."""
         self.arms[name] = self.timed(
             "evaluate", lambda: evaluate.measure(config, actors, name, policy, operations=operations)
         )
@@ -128,13 +123,8 @@ class Quickstart:
         q = self.config.quickstart
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
         # What changes is the look of the pictures
-        lora = online.policy.lora.model_copy(update={"vision_tower": True})
-        policy = online.policy.model_copy(update={"lora": lora})
-        run = online.run.model_copy(update={"resume": False})
-        online = online.model_copy(update={"policy": policy, "run": run})
-        evaluation = online.model_copy(
-            update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})}
-        )
+        online = online.changed({"policy.lora.vision_tower": True, "run.resume": False})
+        evaluation = online.changed({"evaluate.questions": q.shift_questions})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # An earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
@@ -222,7 +212,7 @@ class Quickstart:
             "paired": {"rft_minus_sft": rft_minus_sft},
             "seconds": {**self.seconds, "total": round(total, 1)},
             "versions": {
-                **software(),
+                **{name: version(name) for name in PACKAGES},
                 **{f"policy/{name}": str(number) for name, number in self.policies.items()},
             },
             "seed": self.config.run.seed,
@@ -257,7 +247,6 @@ class Quickstart:
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
 
     def print_table(self, page: str) -> None:
-        """Print the results of all arms."""
         print(f"\n{'arm':8} {'accuracy':>8}  {'95 % interval':13}  {'zooms':>5}  {'tool errors':>11}")
         for name, arm in self.arms.items():
             s = arm.summary
@@ -301,13 +290,6 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
             fix="if the machine is busy with other work, run the command again: it resumes",
         )
     return {**reply.json(), "truth": question.answers[0] if question.answers else None}
-
-
-def software() -> dict[str, str]:
-    """Versions of the main packages."""
-    return {"pixelis": pixelis.__version__} | {
-        name: version(name) for name in ("torch", "ray", "transformers", "deepspeed", "peft")
-    }
 
 
 if __name__ == "__main__":

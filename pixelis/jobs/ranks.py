@@ -113,7 +113,6 @@ def run(config: Config) -> tuple[Path, RankFile]:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.ranks`."""
     config = from_command_line(__doc__, "ranks", default="configs/nano/ranks.yaml", check=_check)
     with driver("ranks"):
         path, result = run(config)

@@ -38,7 +38,6 @@ AS_SAVED = "pass the file as the page saved it"
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.rate`."""
     with command("rate", __doc__) as parser:
         orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
         page = orders.add_parser("page")
@@ -60,7 +59,6 @@ def main() -> None:
 
 
 def make_page(a: Path, b: Path, out: Path, count: int, seed: int) -> None:
-    """Write ``out/page.html`` and ``out/key.json``."""
     if (out / "key.json").exists():
         raise BadConfig(f"{out} holds a page that may be with raters already", fix="name another --out")
     key, pairs = draw_pairs(_groups(a), _groups(b), (str(a), str(b)), count, seed)
@@ -78,7 +76,6 @@ def make_page(a: Path, b: Path, out: Path, count: int, seed: int) -> None:
 
 
 def show_results(folder: Path, files: Sequence[Path]) -> None:
-    """Print the results and write ``folder/ratings.json``."""
     key = _read(folder / "key.json", RatingKey)
     report = analyse(key, [_read(file, RatingFile) for file in files])
     write_json(folder / "ratings.json", report)

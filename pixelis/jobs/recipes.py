@@ -54,7 +54,6 @@ def copy(folder: Path, part: str = "") -> list[Path]:
 
 
 def main() -> None:
-    """Entry point of `pixelis recipes`."""
     with command("recipes", __doc__) as parser:
         parser.add_argument("order", choices=("copy",), nargs="?")
         parser.add_argument("folder", metavar="DIR", nargs="?")

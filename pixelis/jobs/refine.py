@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.bad_rows import BadRow
@@ -27,15 +27,12 @@ from pixelis.datasets.refinement.pipeline import Pipeline, records
 from pixelis.datasets.refinement.row_checks import CheckedRow
 from pixelis.errors import BadInput
 from pixelis.files import write_json
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.rewards.services import Services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
-
 
 EXAMPLES = 12
 """Demonstrations with pictures on the card."""
@@ -133,10 +130,7 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{cause} {n}" for cause, n in counts.items()) or "nothing"
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     yield from dry_run.policy_inputs(config)
     for source in config.refinement.holdout.sources:
         yield dry_run.Input(
@@ -151,15 +145,10 @@ def _read_row(config: Config) -> None:
 
 
 def check(config: Config) -> None:
-    """Check every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
-    dry_run.show_operations(config)
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("refine", config, inputs(config))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.refine`."""
     config = from_command_line(__doc__, "refine", default="configs/nano/refine.yaml", check=check)
     with driver("refine"):
         summary = run(config)

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import serve
@@ -39,15 +39,13 @@ from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.evolution.guard import AdaptiveKLController
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder, stop_file
 from pixelis.jobs.watch import end_without_head, say
 from pixelis.policy import checkpoint
 from pixelis.serve import app
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import SYSTEM
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +67,6 @@ def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Ser
 
 
 def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
-    """The names of the actors for the gateways."""
     names = backend.names
     return Backends(
         generators=tuple(actors.names),
@@ -85,11 +82,12 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
     """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     e = config.evolution
     # Traffic has no end, so schedules do not apply. The KL guard can undo an update of a single step.
-    constant = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
-    online_config = config.model_copy(
-        update={
-            "learner": constant,
-            "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1}),
+    online_config = config.changed(
+        {
+            "learner.warmup": 0.0,
+            "learner.schedule": "constant",
+            "rft.minibatches": 1,
+            "rft.epochs_per_batch": 1,
         }
     )
     # Independent of the offline algorithm's KL term; the controller adapts the weight.
@@ -188,7 +186,6 @@ class System:
             self.stack = self.stack.pop_all()
 
     def backends(self) -> Backends:
-        """Names of the actors."""
         return self.names
 
     def __del__(self) -> None:
@@ -236,10 +233,8 @@ def needs(config: Config) -> list[reservations.Need]:
     return reservations.needs(config, learner=learns, rollouts=True, online=True)
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     from pixelis.actors.canary import canary_questions
-    from pixelis.jobs import dry_run
 
     yield from dry_run.policy_inputs(config)
     yield from dry_run.deepspeed_inputs(config)
@@ -251,18 +246,10 @@ def inputs(config: Config) -> Iterator[Input]:
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
-    findings = [*estimate.check(config, "serve"), *plan.check(config, needs(config))]
-    dry_run.show_findings("serve", config, findings)
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("serve", config, inputs(config), dry_run.findings(config, "serve", needs(config)))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.serve`."""
     config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=check)
     with driver("serve"):
         check_address(config)

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ray
 from ray.actor import ActorHandle
@@ -23,14 +22,12 @@ from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
 from pixelis.errors import BadConfig, BadInput
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.watch import latest_step, require_checkpoint, say, stop_s, watch
 from pixelis.policy import checkpoint
 from pixelis.policy.model_path import resolve
 from pixelis.telemetry.events import EventLog
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 STORE = "demonstrations"
 """Folder in run.dir with the training demonstrations."""
@@ -73,7 +70,6 @@ def run(config: Config) -> Path:
 
 @contextmanager
 def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
-    """The actors of evaluation episodes, if training includes any."""
     if episodes:
         with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
@@ -85,7 +81,6 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
 
 @contextmanager
 def schedule(config: Config) -> Iterator[ActorHandle | None]:
-    """Start the actor that schedules the curriculum; None without one."""
     if not config.sft.curriculum.enabled:
         yield None
         return
@@ -144,19 +139,14 @@ def warn_of_long_turns(config: Config, store: DemonstrationStore, sampler: Batch
 
 
 def has_episodes(config: Config) -> bool:
-    """Whether the policy answers held-out questions during training."""
     return bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
 
 
 def needs(config: Config) -> list[reservations.Need]:
-    """What the job reserves."""
     return reservations.needs(config, learner=True, rollouts=has_episodes(config))
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     player = dry_run.player_of(config)
     yield from dry_run.policy_inputs(config, trains=True)
     if has_episodes(config):
@@ -168,27 +158,18 @@ def inputs(config: Config) -> Iterator[Input]:
 
 
 def _read_demonstrations(config: Config, player: Player | None, source: str) -> None:
-    """Read and play the first CHECKED_ROWS demonstrations."""
     from pixelis.datasets.demonstration_stream import demonstrations
-    from pixelis.jobs.dry_run import note
 
-    rows = demonstrations(config, source, 1, player, note if config.data.max_bad_rows else None)
+    rows = demonstrations(config, source, 1, player, dry_run.note if config.data.max_bad_rows else None)
     if not sum(1 for _ in itertools.islice(rows, CHECKED_ROWS)):
         raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
-    dry_run.show_findings("sft", config, [*estimate.check(config, "sft"), *plan.check(config, needs(config))])
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("sft", config, inputs(config), dry_run.findings(config, "sft", needs(config)))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.sft`."""
     config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml", check=check)
     with driver("sft"):
         print(f"checkpoint: {run(config)}")

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
@@ -21,13 +21,11 @@ from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, So
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.files import write_json
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.operations import select
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -77,10 +75,7 @@ def check(config: Config) -> None:
         raise BadConfig(f"synthesis.corrections: no {unknown[0]}", fix=f"choose from {', '.join(WAYS)}")
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     s = config.synthesis
     yield from dry_run.policy_inputs(config)
     used = {quota.source for quota in quotas(s)}
@@ -93,18 +88,14 @@ def inputs(config: Config) -> Iterator[Input]:
 
 def show_plan(config: Config) -> None:
     """Check every input and print the target of every task, kind and source, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
     check(config)
-    dry_run.show_operations(config)
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("synthesize", config, inputs(config))
     for quota in (cells := quotas(config.synthesis)):
         print(f"{quota.target:>8}  {quota.task:<28}{quota.kind:<18}{quota.source}", file=sys.stderr)
     print(f"{sum(quota.target for quota in cells):>8}  samples in {len(cells)} cells", file=sys.stderr)
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.synthesize`."""
     config = from_command_line(__doc__, "synthesize", default="configs/nano/synthesize.yaml", check=show_plan)
     with driver("synthesize"):
         summary = run(config)

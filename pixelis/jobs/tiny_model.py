@@ -44,7 +44,6 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
 
 
 def main() -> None:
-    """Entry point of `pixelis tiny-model`."""
     with command("tiny-model", __doc__) as parser:
         parser.add_argument("folder", type=Path)
         parser.add_argument("--family", choices=sorted(PATCH), default="qwen2_5_vl")

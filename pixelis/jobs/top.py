@@ -48,7 +48,6 @@ CURVES = {
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.top`."""
     with command("top", __doc__) as parser:
         parser.add_argument("target", metavar="RUN_DIR | URL")
         parser.add_argument("--every", type=float, default=2.0)

@@ -22,7 +22,7 @@ from pixelis.actors import placement
 from pixelis.config import Config, RewardsConfig, TtrlConfig, from_command_line
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
-from pixelis.jobs import evaluate, evaluation_arms, rft
+from pixelis.jobs import dry_run, evaluate, evaluation_arms, rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.rft import findings
 from pixelis.jobs.rft import needs as needs
@@ -56,7 +56,6 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
 def evaluate_questions(
     config: Config, actors: placement.Actors, name: str, version: int
 ) -> evaluation_arms.Arm:
-    """Several episodes of each training question, up to ``evaluate.questions``."""
     arm = evaluate.measure(
         config, actors, name, version, source=config.data.train, samples=config.ttrl.samples
     )
@@ -140,20 +139,15 @@ def compare(
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
     require_unlabelled(config)
-    dry_run.show_operations(config)
-    dry_run.show_findings("ttrl", config, findings(config))
     questions = dry_run.question_input(
         config, "data.train", config.data.train, player=dry_run.player_of(config)
     )
-    dry_run.check_inputs([*dry_run.policy_inputs(config, trains=True), questions])
+    inputs = [*dry_run.policy_inputs(config, trains=True), questions]
+    dry_run.check("ttrl", config, inputs, findings(config))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.ttrl`."""
     config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=check)
     with (
         driver("ttrl"),

@@ -117,13 +117,15 @@ class GpuExact(Exact):
 
 
 class Approximate:
-    """A graph (``hnsw``) or inverted lists (``ivf``), built once. Removed vectors stay in it, but in no result."""
+    """A graph (``hnsw``) or inverted lists (``ivf``) of ascending ``rows``, built once.
+
+    Removed vectors stay in it, but in no result.
+    """
 
     def __init__(self, config: MemoryConfig, rows: np.ndarray, vectors: np.ndarray):
         width, metric = vectors.shape[1], METRICS[config.metric]
-        self.config, self.rows = config, rows
-        self.places = {row: place for place, row in enumerate(rows.tolist())}
-        self.removed: list[int] = []
+        self.config, self.rows, self.alive = config, rows, len(rows)
+        self.bits = np.full(len(rows) // 8 + 1, 255, np.uint8)
         if config.index == "hnsw":
             self.index = faiss.IndexHNSWFlat(width, HNSW_M, metric)
             self.index.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
@@ -134,16 +136,14 @@ class Approximate:
             self.probes = math.ceil(IVF_PROBED * lists)
         self.index.add(vectors)
 
-    def __len__(self) -> int:
-        return len(self.places)
-
     def remove(self, row: int) -> None:
-        if (place := self.places.pop(row, None)) is not None:
-            self.removed.append(place)
+        place = int(np.searchsorted(self.rows, row))
+        if place < len(self.rows) and self.rows[place] == row and self.bits[place >> 3] >> (place & 7) & 1:
+            self.bits[place >> 3] &= 255 ^ (1 << (place & 7))
+            self.alive -= 1
 
     def search(self, vectors: np.ndarray, k: int) -> Neighbours:
-        gone = faiss.IDSelectorBatch(self.removed)
-        selector = {"sel": faiss.IDSelectorNot(gone)} if self.removed else {}
+        selector = {"sel": faiss.IDSelectorBitmap(self.bits)} if self.alive < len(self.rows) else {}
         if self.config.index == "hnsw":
             parameters = faiss.SearchParametersHNSW(efSearch=max(HNSW_EF_SEARCH, k), **selector)
         else:
@@ -169,7 +169,7 @@ class Index:
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self.exact) + (len(self.approximate) if self.approximate else 0)
+            return len(self.exact) + (self.approximate.alive if self.approximate else 0)
 
     def _prepare(self, vectors: np.ndarray) -> np.ndarray:
         cosine = self.config.metric == "cosine"
@@ -177,7 +177,7 @@ class Index:
         return unit(vectors) if cosine else vectors
 
     def add(self, rows: Sequence[int], vectors: np.ndarray) -> None:
-        """Add ``vectors`` float32 [n, width] under row numbers that were never used before."""
+        """Add ``vectors`` float32 [n, width] under ascending row numbers that were never used before."""
         vectors = self._prepare(vectors)
         with self._lock:
             self.exact.add(np.asarray(rows, np.int64), vectors)

@@ -36,7 +36,7 @@ SCHEMA = pyarrow.schema(
     ],
     metadata={b"format": FORMAT},
 )
-"""``experience``, the whole record as JSON, is read back with vector and pictures; the others are for queries."""
+"""``experience`` is the whole record as JSON; the columns before it are for queries."""
 
 
 @dataclass(slots=True)

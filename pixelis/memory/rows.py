@@ -51,13 +51,11 @@ class Rows:
     def __init__(self, database: Database):
         self.database = database
 
-    def experiences(self, seqs: Sequence[int], columns: str = f"seq, {COLUMNS}") -> Iterator[tuple[Any, Any]]:
-        """The first of ``columns``, and the others as a tuple, in any order."""
+    def experiences(self, seqs: Sequence[int]) -> Iterator[tuple[int, Row]]:
+        """Numbers and rows, in any order."""
         for start in range(0, len(seqs), CHUNK):
-            for first, *rest in self._read(
-                f"SELECT {columns} FROM {EXPERIENCES}", seqs[start : start + CHUNK]
-            ):
-                yield first, tuple(rest)
+            rows = self._read(f"SELECT seq, {COLUMNS} FROM {EXPERIENCES}", seqs[start : start + CHUNK])
+            yield from ((seq, tuple(row)) for seq, *row in rows)
 
     def pictures(self, seqs: Sequence[int]) -> dict[int, dict[str, bytes]]:
         """PNG bytes by image id, by experience."""
@@ -93,7 +91,7 @@ class Rows:
             return [(row[0], row[1:]) for row in db.execute(query, [at, at, id, *values, limit]).fetchall()]
 
     def matching(self, user: str | None, words: Sequence[str]) -> set[str]:
-        """Ids of the experiences of ``user`` with all ``words``, which are case-folded beginnings of words."""
+        """Ids of the experiences of ``user`` with all ``words`` (case-folded beginnings of words)."""
         condition, values = _is_of(user)
         query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
         with self.database.read() as db:

@@ -34,11 +34,6 @@ CHECKSUM = checksum(CHECKED["experiences"])
 MAX_FEEDBACK = 32
 """Most feedback entries of an experience."""
 
-# Aliases, because the method ``Shard.list`` hides the built-in type.
-KeyedIds = list[tuple[float, str]]
-Ids = list[str]
-SeqIds = list[tuple[int, str]]
-
 
 class Shard:
     """Experiences in one folder, which one process may open at a time. Thread-safe.
@@ -222,10 +217,7 @@ class Shard:
         """Times and rows of experiences, newest first; a ``user`` that ends in a dot is a prefix."""
         return self.stored.page(limit, after, user)
 
-    def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        return [experience(row) for _, row in self.list_rows(limit, after, user)]
-
-    def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> KeyedIds:
+    def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> list[tuple[float, str]]:
         """Keys and ids of at most ``n`` experiences, drawn by weight, without replacement.
 
         Weight: the priority, times .7 + .3 success rate if retrieved before. Keys are exponential arrival
@@ -373,11 +365,11 @@ class Shard:
         """Delete experiences without leaving traces in the files; returns the number deleted."""
         return len(self._delete("id IN (SELECT value FROM json_each(?))", json.dumps(list(ids))))
 
-    def delete_user(self, user: str) -> Ids:
+    def delete_user(self, user: str) -> list[str]:
         """Delete all experiences of a stored pseudonym; returns their ids."""
         return self._delete("user = ?", user)
 
-    def prune(self, now: float) -> Ids:
+    def prune(self, now: float) -> list[str]:
         """Delete experiences older than ``retention_days``, noted in ``pruning.jsonl``; returns their ids."""
         before = now - self.config.retention_days * DAY
         pruned = self._delete("created_at < ?", before, copies_before=before)
@@ -385,32 +377,23 @@ class Shard:
             lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,))
         )
         if pruned:
-            line = {
-                "time": now,
-                "retention_days": self.config.retention_days,
-                "count": len(pruned),
-                "ids": pruned,
-            }
-            with (
-                disk_failures(self.folder),
-                open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file,
-            ):
+            line: dict[str, Any] = {"time": now, "retention_days": self.config.retention_days}
+            line |= {"count": len(pruned), "ids": pruned}
+            path = self.folder / "pruning.jsonl"
+            with disk_failures(self.folder), open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         return pruned
 
-    def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> Ids:
-        def change(db: sqlite3.Connection) -> SeqIds:
-            victims = db.execute(
-                f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)
-            ).fetchall()
+    def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> list[str]:
+        def change(db: sqlite3.Connection) -> list[tuple[int, str]]:
+            chosen = f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq"
+            victims = db.execute(chosen, (value,)).fetchall()
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
-        victims = self.database.write(
-            change, lambda victims: self._apply_removed([seq for seq, _ in victims])
-        )
+        victims = self.database.write(change, lambda gone: self._apply_removed([seq for seq, _ in gone]))
         if victims:
             self.database.forget()
         # A damaged file may have what is deleted, and what nobody can name any more
@@ -426,14 +409,12 @@ class Shard:
         return portable.write(path, self.stored.entries(sorted(self._ids)))
 
     def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:
-        """Add the new experiences of a Parquet file of ``export`` whose ids this shard accepts; returns how
-        many.
+        """Add the experiences of a file of ``export`` whose ids are new and accepted; returns their number.
 
         Raises BadInput for another kind of file.
         """
-        return sum(
-            sum(self.add([e for e in entries if accepts(e.experience.id)])) for entries in portable.read(path)
-        )
+        chunks = ([e for e in entries if accepts(e.experience.id)] for entries in portable.read(path))
+        return sum(sum(self.add(entries)) for entries in chunks)
 
 
 def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[int]) -> int:
@@ -442,8 +423,7 @@ def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[in
     status = "failed" if x.policy_version in withdrawn else x.status
     row = db.execute(
         "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, "
-        "record) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (x.id, x.created_at, x.user, status, x.priority, x.retrievals, x.successes, feedback, record),
     ).lastrowid
     assert row is not None

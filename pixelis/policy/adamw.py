@@ -15,11 +15,7 @@ EPSILON = 1e-8
 
 
 def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> BFloat16[Tensor, " n"]:
-    """One of the two nearest bfloat16 numbers, so that the mean is `values`, which it overwrites.
-
-    Rounding to the nearest would stop a moving average with a decay near 1 (stochastic rounding, arXiv
-    1502.02551, section 3.1).
-    """
+    """One of the two nearest bfloat16 numbers, so that the mean is `values` (arXiv 1502.02551, section 3.1)."""
     bits = values.view(torch.int32)
     bits += torch.randint(2**16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
     bits &= -(2**16)
@@ -27,9 +23,8 @@ def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> 
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW (arXiv 1711.05101) like torch's, with both moments in bfloat16, rounded at random.
-
-    The random numbers depend on the step alone, so a resumed run repeats them.
+    """AdamW (arXiv 1711.05101) with bfloat16 moments rounded at random, by the step alone: a resumed run
+    repeats it.
     """
 
     def __init__(

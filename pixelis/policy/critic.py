@@ -1,6 +1,4 @@
-"""The critic of PPO (arXiv 1707.06347): a value head on the policy's detached hidden states, with its own
-optimizer.
-"""
+"""The critic of PPO (arXiv 1707.06347): a value head on the policy's detached hidden states."""
 
 from __future__ import annotations
 
@@ -42,10 +40,11 @@ class Critic:
         old: Float[Tensor, " tokens"],
         weights: Float[Tensor, " tokens"],
     ) -> dict[str, float]:
-        """Add the gradient of the value loss of a micro-batch; returns sums over its tokens.
+        """Add the gradient of max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2; returns sums over
+        tokens.
 
-        max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2; old: values before the first step on the
-        batch; weights: of each token, with the denominator of the global batch.
+        old: values before the first step on the batch; weights: of each token, with the global batch's
+        denominator.
         """
         values, clip = self.values(hidden), self.settings.clip
         errors = (values - returns).square()
@@ -69,7 +68,6 @@ class Critic:
         self.optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer moments by name, for a checkpoint."""
         tensors = {f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}

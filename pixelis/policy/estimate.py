@@ -1,7 +1,4 @@
-"""Estimates memory and checks a configuration for `--dry-run`, from a model's config.json alone.
-
-Not counted: the CUDA context, fragmentation, and buffers of NCCL and cuBLAS.
-"""
+"""Estimates memory and checks a configuration for `--dry-run`, from a model's config.json alone."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GPU_BYTES = 80 * GIB
-"""Assumed memory of a GPU on a machine without one."""
 TIGHT = 0.95
 """Estimates above this share of a GPU's memory get a note, because not everything is counted."""
 QUANTIZED_LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -48,10 +44,9 @@ def learner_memory(
 ) -> tuple[Bytes, Bytes]:
     """(bytes on each learner's device, bytes in its host's memory) by part, at the peak of a step.
 
-    Sharding follows ZeRO (arXiv 1910.02054, sections 3 and 5). The optimizer has two moments and from stage 1
-    a float32 copy of the weights; `optimizer step` is the flat gradient that stages 1 and 2 convert to float32
-    when the buffers of a pass are free. The reference of a KL term is set aside, and while it is used the
-    current weights are.
+    Sharding follows ZeRO (arXiv 1910.02054, sections 3 and 5). `optimizer step`: stages 1 and 2 convert the
+    flat gradient to float32 when the buffers of a pass are free. reference: set aside, as the current weights
+    are while it is used.
     """
     width, workers, full = arch.width, learner.workers, policy.full
     device_type = torch.device("cuda" if learner.gpus else "cpu")
@@ -98,12 +93,10 @@ def learner_memory(
 
 
 def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, full_kl: bool) -> Bytes:
-    """Bytes of a packed pass by part.
+    """Bytes of a packed pass by part, with gradient checkpointing as in arXiv 1604.06174.
 
-    activations: those that all layers save, or with gradient checkpointing the input of each and the
-    activations of one (arXiv 1604.06174); and the two widest gradients inside a layer. vision: of a frozen
-    tower the current block and the feature cache. logits: a chunk in the model's type, twice in float32, and
-    their gradient; full_kl: the reference's, and three more in float32.
+    activations: also the two widest gradients of a layer. logits: a chunk, twice in float32, and their
+    gradient; full_kl: the reference's, and three more in float32.
     """
 
     def saved(layers: int, layer: int, width: int) -> int:
@@ -128,8 +121,8 @@ def _pass_bytes(arch: Architecture, policy: config.PolicyConfig, tokens: int, fu
 def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: config.EngineConfig) -> Bytes:
     """Bytes on each GPU of a generator without KV cache, by part.
 
-    vLLM shards the weights and reserves MAX_LORAS adapters of its rank in their type; merged adapters need no
-    room. The embedded engine merges and keeps the original weights of changed layers.
+    vLLM reserves MAX_LORAS adapters; the embedded engine merges and keeps the original weights of changed
+    layers.
     """
     width = QUANTIZED_BYTES.get(engine.quantization)
     linear = math.fsum(map(math.prod, arch.shapes(QUANTIZED_LAYERS).values())) if width else 0
@@ -171,7 +164,6 @@ class Prompt(TypedDict):
 
 
 def table(findings: Iterable[Finding]) -> str:
-    """Findings as aligned lines."""
     return "\n".join(f"  {f.level:5}  {f.subject:15}  {f.text}" for f in findings)
 
 
@@ -180,9 +172,8 @@ def check(
 ) -> list[Finding]:
     """Check a configuration without starting an actor.
 
-    prompts: sizes of some prompts of the job; gpu_bytes: memory of a GPU, by default `cluster.nodes.gpu_gib`
-    or this machine's, else 80 GiB. Without the model's folder, checks that need the model are left out.
-    Raises BadConfig for an unsupported model or a wrong target.
+    prompts: sizes of some prompts; gpu_bytes: by default `cluster.nodes.gpu_gib` or this machine's, else 80
+    GiB. Without the model's folder, checks that need the model are left out.
     """
     findings = list(_settings(config, job))
     try:
@@ -217,7 +208,6 @@ def check(
 
 
 def _settings(c: config.Config, job: str) -> Iterator[Finding]:
-    """Batch sizes, sampling and ZeRO stage, for which no model is needed."""
     shares = c.learner.shares(c.learner.workers)
     if job == "sft":
         text = f"{c.sft.batch} demonstrations over {shares} learners: {c.sft.batch // shares} each"
@@ -306,7 +296,6 @@ def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], jo
 
 
 def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) -> Iterator[Finding]:
-    """Memory of the learners, object store and disk of a job that trains."""
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
     full_kl = job == "rft" and has_reference and c.rft.loss.kl_estimator == "full"
     device, host = learner_memory(arch, c.policy, c.learner, has_reference, full_kl)
@@ -338,7 +327,6 @@ def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) ->
 
 
 def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> Iterator[Finding]:
-    """Memory of the generators, and how many episodes of full length fit beside their weights."""
     engine = c.engine
     if (dtype := learner_dtype(c.policy, engine.gpus > 0)) != arch.dtype:
         arch = Architecture(c.policy.model, dtype)
@@ -387,7 +375,6 @@ def _format_parts(parts: Mapping[str, int]) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes in units of 1024."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1024:

@@ -31,7 +31,6 @@ STACKED = {"experts.gate_up_proj": 2, "experts.down_proj": 1}
 
 
 def checkpoint_files(path: str | Path) -> list[Path]:
-    """The safetensors files of a model folder, or the file itself."""
     path = Path(path)
     return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
 
@@ -53,9 +52,9 @@ def parameter_name(name: str) -> str:
 
 
 class BaseFile:
-    """The base model's parameters by their names in transformers; values are read on demand.
+    """The base model's parameters by their names in transformers, read on demand.
 
-    Published mixtures of experts store stacked experts transposed: `transposed` names them.
+    transposed: stacked experts of published mixtures of experts, stored the other way round.
     """
 
     def __init__(self, folder: str | Path):
@@ -78,7 +77,6 @@ class BaseFile:
                     self.shapes[parameter_name(name)] = torch.empty(shape, device="meta")
 
     def read(self, name: str) -> Float[Tensor, ...]:
-        """Read one parameter. Raises BadInput for an unknown name."""
         if name not in self.locations:
             raise BadInput(f"{self.folder} has no parameter {name}", code="foreign_model")
         file, original = self.locations[name]
@@ -92,7 +90,6 @@ class BaseFile:
     def updates(
         self, adapter: Adapter
     ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
-        """`lora.weight_updates` of the adapter."""
         return weight_updates(self.shapes, adapter)
 
     def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:
@@ -114,10 +111,10 @@ def write_peft(
     fold_scale: bool = False,
     text_only: bool = False,
 ) -> Path:
-    """Write a LoRA adapter in PEFT's format; returns the folder, which must not exist.
+    """Write a LoRA adapter in PEFT's format; `folder` must not exist.
 
     fold_scale: multiply the scale into B in float32, where the reader would use a narrower type; text_only:
-    names of a model without vision. Raises BadInput for the weights of a whole model.
+    names of a model without vision.
     """
     if adapter.kind != "lora":
         raise BadInput(
@@ -158,10 +155,9 @@ def write_peft(
 
 
 def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.dtype | None = None) -> Path:
-    """Write a model folder in the layout of `base` with the policy's weights; `folder` must not exist.
+    """Write a model folder like `base` with the policy's weights; `folder` must not exist.
 
-    dtype: of the floating-point weights, None for that of each in `base`. Raises BadInput for weights that do
-    not fit.
+    dtype: of the floating-point weights, None for that of each in `base`.
     """
     source = BaseFile(base)
     updates = {

@@ -36,10 +36,10 @@ CACHED_VALUES = 2**20
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """The reference policy's hidden states that predict the tokens, for `rft.loss.kl_estimator=full`.
+    """The reference policy's predicting hidden states, which are smaller than distributions over the
+    vocabulary.
 
-    They are smaller than distributions over the vocabulary. head: values of the LM head's trainable
-    parameters.
+    head: values of the LM head's trainable parameters.
     """
 
     hidden: Float[Tensor, "tokens width"]
@@ -52,7 +52,7 @@ class ReferenceStates:
 def banned_mask(
     banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None
 ) -> Float[Tensor, " vocab"]:
-    """Mask to add to logits: -inf for tokens that must never be sampled, 0 elsewhere."""
+    """Mask to add to logits: -inf for tokens that must never be sampled."""
     mask = torch.zeros(vocab, device=device)
     mask[list(banned)] = float("-inf")
     return mask
@@ -73,10 +73,9 @@ def token_log_probs(
 ) -> tuple[Float[Tensor, " tokens"], ...]:
     """Log-probabilities and entropies (without gradient) of a packed batch's policy tokens, float32.
 
-    features: of the batch's distinct views; smoothing: share of each log-probability replaced by the mean
-    over the allowed tokens (label smoothing, arXiv 1512.00567); sequence: the workers that share the row,
-    which all get all results; observe: gets the predicting hidden states, unless the row is shared;
-    reference: adds KL(policy || reference) over the vocabulary at each token.
+    smoothing: share of each log-probability replaced by the mean over the allowed tokens (arXiv 1512.00567);
+    sequence: the workers that share the row; observe: gets the predicting hidden states; reference: adds
+    KL(policy || reference) over the vocabulary.
     """
     predicting, own = predicting_states(model, batch, features, image_token, sequence)
     if observe is not None and own is None:
@@ -97,7 +96,7 @@ def predicting_states(
     image_token: int,
     sequence: SequenceGroup | None = None,
 ) -> tuple[Float[Tensor, "own width"], Int[Tensor, " own"] | None]:
-    """Hidden states that predict the policy tokens, and which tokens these are if workers share the row."""
+    """Hidden states that predict the policy tokens, and which these are if workers share the row."""
     if sequence is None or sequence.size == 1:
         return packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous), None
     hidden = packed_hidden_states(model, batch, features, image_token, sequence=sequence)
@@ -172,8 +171,8 @@ def _parameters_of(lm_head: nn.Module, values: Sequence[Tensor]) -> Iterator[Non
 def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call `function` instead of the forward pass of these modules, nested in their hooks.
 
-    ZeRO-3 gathers weights in a call's hooks. One call per chunk would gather them each time, and hang if
-    workers have different numbers of chunks.
+    ZeRO-3 gathers weights in a call's hooks: once, instead of for each chunk, of which workers may have
+    different numbers.
     """
     if not modules:
         return function(*inputs)
@@ -193,10 +192,7 @@ def _score(
     smoothing: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """Log-probabilities, entropies and, if requested, d log-probability / d logits. Overwrites the logits.
-
-    Turns one softmax into the gradient in place: a third of the passes of `log_softmax` and a gather.
-    """
+    """Log-probabilities, entropies and d log-probability / d logits from one softmax, in place of the logits."""
     scaled = logits.float()
     if temperature != 1:
         scaled.div_(temperature)
@@ -251,7 +247,6 @@ def _scores(
     with_gradients: bool,
     reference: Tensor | None = None,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None]]]:
-    """Entropies, and log-probabilities (with a reference also divergences) with their gradients by the logits."""
     divergence = (
         [_divergence(logits, reference, banned, temperature, with_gradients)] if reference is not None else []
     )
@@ -291,8 +286,8 @@ class _TokenLogProbs(torch.autograd.Function):
 class _FrozenHead(torch.autograd.Function):
     """`_scores` as an autograd function of hidden states and a frozen LM head, `size` tokens at a time.
 
-    The gradient of a log-probability by its hidden state does not depend on the loss, so the forward pass
-    computes it while the logits exist; they are neither kept nor recomputed.
+    The gradient of a log-probability by its hidden state does not depend on the loss, so it is computed while
+    the logits exist; they are neither kept nor recomputed.
     """
 
     @staticmethod
@@ -339,7 +334,7 @@ class _FrozenHead(torch.autograd.Function):
 
 
 class PolicyModule(nn.Module):
-    """The module that DeepSpeed wraps: a packed batch to what `token_log_probs` returns."""
+    """What DeepSpeed wraps: a packed batch to `token_log_probs`."""
 
     def __init__(
         self,

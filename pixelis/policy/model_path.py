@@ -28,10 +28,7 @@ def resolve(name: str) -> Path:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Hash of a model's configuration and weights, which identifies the base model of an adapter.
-
-    Of files above 64 MiB it covers the size, the first block (the header) and 64 evenly spaced blocks.
-    """
+    """Hash that identifies the base model of an adapter; large files are hashed in 65 evenly spaced blocks."""
     digest = hashlib.sha256()
     folder = Path(folder)
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):

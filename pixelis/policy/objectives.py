@@ -27,8 +27,7 @@ KL_HORIZON = 10.0
 class MicroBatch:
     """A packed batch and its samples; none for the empty batch of a worker that has fewer than the others.
 
-    old: log-probabilities before the first step on the batch; reference: what the KL term needs of the
-    reference policy.
+    old: log-probabilities before the first step on the batch; reference: of the KL term.
     """
 
     batch: PackedBatch
@@ -42,7 +41,7 @@ class MicroBatch:
         return MicroBatch(self.batch.to(device), self.members, old, reference)
 
     def of_tokens(self, name: str) -> Float[Tensor, " tokens"]:
-        """Concatenation of a field of the samples with one value per policy token, on the batch's device."""
+        """A field of the samples with one value per policy token, concatenated."""
         rows = [getattr(sample, name) for sample in self.members]
         if any(row is None for row in rows):
             raise ValueError(f"samples without {name} in a batch whose other samples have them")
@@ -70,7 +69,7 @@ class SftObjective:
         self.model, self.smoothing = model, smoothing
 
     def size(self, sample: TrainSample) -> float:
-        """What a sample contributes to the denominator of a token mean."""
+        """A sample's contribution to the denominator of a token mean."""
         return sample.weight
 
     def trains(self, sample: TrainSample) -> bool:
@@ -96,8 +95,7 @@ class SftObjective:
 class PolicyObjective:
     """Policy gradient on rollouts, with a KL term to the starting policy, an entropy bonus and PPO's critic.
 
-    kl_coefficient: weight of the KL term, adapted if `rft.loss.kl_target` is set; kl_weight: that of this
-    step.
+    kl_coefficient: weight of the KL term, adapted for `rft.loss.kl_target`; kl_weight: that of this step.
     """
 
     no_sample_fix = (
@@ -114,7 +112,6 @@ class PolicyObjective:
         return self.model.reference is not None and self.settings.kl_in == "loss"
 
     def size(self, sample: TrainSample) -> float:
-        """What a sample contributes to the denominator of a token mean."""
         return sample.policy_tokens
 
     def trains(self, sample: TrainSample) -> bool:
@@ -123,7 +120,7 @@ class PolicyObjective:
         return others or sample.advantage != 0 or sample.token_advantages is not None
 
     def references(self, batches: Sequence[PackedBatch], passes: int) -> Sequence[Tensor | ReferenceStates]:
-        """What the KL term needs of the reference policy, by batch. Collective under ZeRO-3."""
+        """What the KL term needs, by batch."""
         if not self.has_kl_term:
             return ()
         if self.settings.kl_estimator == "full":
@@ -167,7 +164,7 @@ class PolicyObjective:
         return loss
 
     def metric_names(self, measured: Iterable[str]) -> list[str]:
-        """Names of the metrics, maxima first; `measured` adds those of a user-defined surrogate."""
+        """Names of the metrics, maxima first, with those of a user-defined surrogate among `measured`."""
         names = [*metric_names(self.settings, self.has_kl_term), "entropy", "nll"]
         if self.model.critic is not None:
             names += ["critic_loss", "critic_clipped"]
@@ -179,9 +176,7 @@ class PolicyObjective:
             self.model.critic.apply()
 
     def adapt_kl(self, divergence: float) -> None:
-        """Adapt the KL weight to the divergence of a step, for `rft.loss.kl_target` (arXiv 1909.08593,
-        section 2.2).
-        """
+        """Adapt the KL weight to a step's divergence, for `rft.loss.kl_target` (arXiv 1909.08593, 2.2)."""
         target = self.settings.kl_target
         if target and math.isfinite(divergence):
             self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / KL_HORIZON

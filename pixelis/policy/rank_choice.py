@@ -1,8 +1,7 @@
 """LoRA rank of each layer from a full fine-tune.
 
-The rank of a change D = W_tuned - W_base with singular values s is the smallest r with sum_{i<=r} s_i^2 >=
-energy * ||D||_F^2. It is then bounded, rounded to a power of two above 16, and smoothed over layers of the
-same type.
+The smallest r with sum_{i<=r} s_i^2 >= energy * ||W_tuned - W_base||_F^2 for the singular values s of the
+change, bounded, rounded to a power of two above 16, and smoothed over layers of the same type.
 """
 
 from __future__ import annotations
@@ -36,11 +35,7 @@ COMPONENTS, OVERSAMPLING, POWER_ITERATIONS = 512, 10, 4
 
 @dataclass(frozen=True)
 class WeightChange:
-    """Change D of a layer's weight by fine-tuning.
-
-    values: singular values, largest first; of a large layer the first COMPONENTS, empty for an unchanged
-    layer. energy: ||D||_F^2; largest: max|D|.
-    """
+    """Change D of a layer's weight. values: singular values, largest first; energy: ||D||_F^2; largest: max|D|."""
 
     shape: tuple[int, int]
     largest: float
@@ -124,7 +119,6 @@ def _by_type(ranks: Mapping[str, int]) -> dict[str, list[int]]:
 def choose_ranks(
     changes: Mapping[str, WeightChange], settings: config.RanksConfig, metadata: Mapping[str, Any]
 ) -> RankFile:
-    """Choose the rank of each changed layer. Raises BadInput if no layer has changed."""
     changed = {name: change for name, change in changes.items() if change.values}
     if not changed:
         raise BadInput("the tuned model equals its base", fix="name another checkpoint in ranks.tuned")

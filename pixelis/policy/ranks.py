@@ -57,8 +57,7 @@ def read(path: str | Path) -> RankFile:
 def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
     """Rank of each layer that gets an adapter: `lora.rank`, or its rank in the file `lora.ranks`.
 
-    Files have no ranks for the vision tower, whose layers get `lora.rank`. Raises the errors of `read`, and
-    BadConfig for a file of another model or of other targets.
+    Files have no ranks for the vision tower, whose layers get `lora.rank`.
     """
     if not lora.ranks:
         return dict.fromkeys(layers, lora.rank)
@@ -76,7 +75,6 @@ def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
 
 
 def largest_rank(lora: config.LoraConfig) -> int:
-    """Largest rank of an adapter of this configuration."""
     if not lora.ranks:
         return lora.rank
     ranks = read(lora.ranks).layer_ranks.items()

@@ -1,7 +1,6 @@
 """Selective sample replay: earlier rollouts replace groups without a gradient (VL-Rethinker, Pixel-Reasoner).
 
-Rollouts are drawn with probability proportional to |advantage| ** alpha. They keep their advantage and
-behaviour log-probabilities, so the loss corrects for their age as for any off-policy sample.
+They keep their behaviour log-probabilities, so the loss corrects for their age as for any off-policy sample.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MAX_AGE, MAX_BYTES = 8, 1_000_000_000
 
 @dataclass(frozen=True)
 class ReplaySample:
-    """A rollout for replay. group: contains only this rollout; views: reference to its original group's images."""
+    """A group of one rollout. views: reference to its original group's images."""
 
     group: Group
     views: Any
@@ -42,10 +41,7 @@ class ReplaySample:
 
 
 class SampleReplay:
-    """Rollouts with an advantage of the last `max_age` steps, at most `capacity` and `max_bytes` of views.
-
-    alpha: exponent of |advantage|; 0 samples uniformly.
-    """
+    """Rollouts with an advantage, drawn in proportion to |advantage| ** alpha."""
 
     def __init__(self, capacity: int, alpha: float = 1.0, max_age: int = MAX_AGE, max_bytes: int = MAX_BYTES):
         self.capacity, self.alpha, self.max_age, self.max_bytes = capacity, alpha, max_age, max_bytes
@@ -56,7 +52,7 @@ class SampleReplay:
         return len(self.samples)
 
     def add(self, group: Group, views: Any, step: int, least: float = 0.0) -> int:
-        """Store the rollouts of a group whose |advantage| is above 0 and at least `least`; returns their number."""
+        """Store the rollouts whose |advantage| is above 0 and at least `least`; returns their number."""
         chosen = [t for t in group.trajectories if t.advantage and abs(t.advantage) >= least]
         for trajectory in chosen:
             single = Group(
@@ -72,7 +68,7 @@ class SampleReplay:
         return len(chosen)
 
     def draw(self, count: int, step: int, rng: np.random.Generator) -> list[ReplaySample]:
-        """Up to `count` distinct rollouts for batch `step`. They stay in the store."""
+        """Up to `count` distinct rollouts, which stay in the store."""
         self._evict(step)
         count = min(count, len(self.samples))
         if count == 0:
@@ -98,10 +94,7 @@ def least_kept(groups: Sequence[Group], settings: config.ReplayConfig) -> float:
 
 
 def informative(group: Group, settings: config.RftConfig) -> bool:
-    """Whether a group has advantages and `rft.filter` keeps it (DAPO, arXiv 2503.14476; EasyR1; Mini-o3).
-
-    The filter sees the rollouts that count in the statistics of the advantages and have the key.
-    """
+    """Whether a group has advantages and `rft.filter` keeps it (DAPO, arXiv 2503.14476; EasyR1; Mini-o3)."""
     rule, advantage = settings.filter, settings.advantage
     rewards = group_rewards(group, advantage)
     excluded = [t.stop_reason.value in advantage.exclude for t in group.trajectories]
@@ -126,9 +119,9 @@ def informative(group: Group, settings: config.RftConfig) -> bool:
 
 
 def subset(group: Group, count: int, method: str, rng: np.random.Generator) -> Group:
-    """The group reduced to `count` of its scored rollouts, in their order; 0 keeps all.
+    """The group reduced to `count` of its scored rollouts; 0 keeps all.
 
-    method: `first`, `random`, or `stratified`, which takes them evenly from worst to best reward.
+    method: `first`, `random`, or `stratified`, evenly from worst to best reward.
     """
     scored = [i for i, trajectory in enumerate(group.trajectories) if trajectory.reward is not None]
     if not count or len(scored) <= count:

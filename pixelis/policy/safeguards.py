@@ -30,7 +30,7 @@ class StepGuard:
 def moving_average(
     average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float
 ) -> dict[str, np.ndarray]:
-    """decay * average + (1 - decay) * newest of every tensor, float32. With decay 0 exactly `newest`."""
+    """decay * average + (1 - decay) * newest of every tensor, float32."""
     if not decay:
         return dict(newest)
     old_share, new_share = np.float32(decay), np.float32(1.0 - decay)

@@ -1,7 +1,7 @@
 """Sequence parallelism: workers of a group divide the tokens of a packed row among them.
 
-Attention needs whole samples: all-to-all exchanges turn a part of the row with all heads into the whole row
-with some heads, and back. Source: DeepSpeed-Ulysses, arXiv 2309.14509, sections 3.1 and 3.2.
+For attention, all-to-all exchanges turn a part of the row with all heads into the whole row with some heads,
+and back (DeepSpeed-Ulysses, arXiv 2309.14509, sections 3.1 and 3.2).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEQUENCE_PARALLEL = "pixelis_sequence_parallel"
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The `size` workers of consecutive ranks that process the same samples. rank: of this worker among them."""
+    """The `size` workers of consecutive ranks that process the same samples."""
 
     size: int
     rank: int
@@ -68,7 +68,7 @@ class SequenceGroup:
         )
 
     def check(self, model: VisionLanguageModel) -> None:
-        """Switch the language model's attention. Raises BadConfig if it cannot divide its heads or uses flash."""
+        """Switch the language model's attention. Raises BadConfig if its heads cannot be divided."""
         if self.size == 1:
             return
         text = model.model.language_model.config
@@ -89,10 +89,7 @@ class SequenceGroup:
         text._attn_implementation = SEQUENCE_PARALLEL
 
     def part(self, batch: PackedBatch, spec: ModelSpec) -> PackedBatch:
-        """The batch with this worker's part of the row: its tokens, their positions, its image tokens' views.
-
-        All parts are equally long; the last one is padded. The other fields describe the whole row.
-        """
+        """The batch with this worker's part of the row, padded to equal length, and its image tokens' views."""
         if self.size == 1:
             return batch
         length = -(-len(batch.tokens) // self.size)

@@ -21,21 +21,20 @@ RESERVE = 1.3
 
 
 def kept_versions(c: config.Config, job: str) -> int:
-    """Most versions in the policy store: the newest, the published one, and a service's older promoted ones."""
+    """Most versions in the policy store; a service keeps older promoted ones."""
     # In training every version is promoted
     older = c.policy_store.promoted(c.policy.full) if job == "serve" else 0
     return c.policy_store.newest(c.policy.full) + older + 1
 
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
-    """Bytes of a published version: all parameters in the model's type, or an adapter in float32."""
     return (
         arch.trained_parameters(c.policy) * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
     )
 
 
 def trained_bytes(c: config.Config, arch: Architecture) -> int:
-    """Bytes of what is trained in float32, as in a checkpoint: all parameters, or an adapter."""
+    """Bytes of what is trained in float32, as in a checkpoint."""
     if c.policy.full:
         return arch.trained_parameters(c.policy) * 4
     return adapter_bytes(
@@ -44,10 +43,9 @@ def trained_bytes(c: config.Config, arch: Architecture) -> int:
 
 
 def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
-    """Bytes in the object stores of all nodes at most, by part. version: bytes of one.
+    """Bytes in the object stores of all nodes at most, by part.
 
-    views: the first view and a crop for each further turn of each rollout, of the groups that are running,
-    accepted or learnt; pictures: at full resolution, until a group ends.
+    views: a crop for each further turn of each rollout too, of groups running, accepted or learnt.
     """
     r, d = c.rft, c.dialogue
     running = (r.max_off_policy_steps + 1) * r.prompts_per_step
@@ -65,8 +63,7 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
 def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
     """Bytes in run.dir at most, by part, without logs and saved episodes.
 
-    checkpoints: the newest `learner.keep`, the best one if there are evaluations, and the one that is
-    written; each with weights, two moments, the reference of a KL term and an average.
+    checkpoints: the newest `learner.keep`, the best and the one that is written, each with all its tensors.
     """
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
     has_average = job == "serve" and c.evolution.ema > 0

@@ -1,7 +1,6 @@
 """Named tensors in safetensors files, whole or divided among workers, and in one piece of memory.
 
-A file with parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element,
-*whole shape].
+`parts` in a file's header is a JSON object, name -> [first element, *whole shape].
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pixelis.errors import BadInput
 
 @dataclass(frozen=True)
 class Part:
-    """A worker's part of a tensor: the flattened elements from `start` on. shape: of the whole tensor."""
+    """A worker's part of a tensor: the flattened elements from `start` on. shape: of the whole."""
 
     values: np.ndarray
     start: int
@@ -34,7 +33,7 @@ class Part:
 def save_tensors(
     tensors: Mapping[str, np.ndarray | Part], path: Path, header: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors and parts of tensors as a safetensors file. Raises OSError if writing fails."""
+    """Write tensors and parts of tensors. Raises OSError if writing fails."""
     arrays, parts = {}, {}
     for name, tensor in tensors.items():
         values = tensor.values if isinstance(tensor, Part) else tensor
@@ -70,7 +69,6 @@ def stem_of(path: Path) -> str:
 
 
 def files_of(folder: Path, stem: str) -> list[Path]:
-    """The files of a folder that hold the tensors of a stem."""
     return sorted(p for p in folder.glob(f"{stem}.*safetensors") if stem_of(p) == stem)
 
 
@@ -117,7 +115,7 @@ Entry = tuple[str, str, tuple[int, ...]]
 
 
 class FlatTensors(Mapping[str, np.ndarray]):
-    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send. None allocates it."""
+    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send."""
 
     def __init__(self, layout: Sequence[Entry], data: np.ndarray | None = None):
         self.layout = tuple((name, dtype, tuple(shape)) for name, dtype, shape in layout)

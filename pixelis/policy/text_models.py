@@ -1,7 +1,4 @@
-"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with an empty vision tower.
-
-Adapters, forward passes and exports then need no case of their own.
-"""
+"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with an empty vision tower."""
 
 from __future__ import annotations
 
@@ -50,8 +47,6 @@ class _Inner(nn.Module):
 
 
 class _TextModel:
-    """The head and the accessors that both families share."""
-
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012 (transformers' name)
     language: type[nn.Module]
 
@@ -69,14 +64,10 @@ class _TextModel:
 
 
 class Qwen2Text(_TextModel, Qwen2PreTrainedModel):
-    """Qwen2.5, and Qwen2, of text alone."""
-
     config_class = Qwen2Config
     language = _Qwen2Language
 
 
 class Qwen3Text(_TextModel, Qwen3PreTrainedModel):
-    """Qwen3 of text alone."""
-
     config_class = Qwen3Config
     language = _Qwen3Language

@@ -1,7 +1,4 @@
-"""Advantages of tokens: returns with a KL penalty at each token, and GAE with a critic.
-
-A rollout's reward belongs to its last policy token; all others have 0, less the KL penalty of each.
-"""
+"""Advantages of tokens: returns with a KL penalty at each token, and GAE with a critic."""
 
 from __future__ import annotations
 
@@ -25,9 +22,8 @@ def token_returns(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(advantages, returns) of the policy tokens of a rollout, float64. penalties: subtracted at each token.
 
-    values: of the critic before each token; delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam
-    A_{t+1}, R_t = A_t + V_t (GAE, arXiv 1506.02438). None: both are the discounted returns (REINFORCE++,
-    arXiv 2501.03262).
+    delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, R_t = A_t + V_t (GAE, arXiv
+    1506.02438); without a critic's values both are the discounted returns (REINFORCE++, arXiv 2501.03262).
     """
     rewards = -penalties.astype(np.float64)
     rewards[-1] += reward
@@ -43,7 +39,7 @@ def token_returns(
 def whitened(
     rows: Sequence[np.ndarray], eps: float, total: Callable[[list[float]], list[float]]
 ) -> list[np.ndarray]:
-    """The values less their mean, divided by their deviation over all workers' tokens, which `total` sums."""
+    """The values less their mean, divided by their deviation over all workers' tokens."""
     values = np.concatenate(rows) if rows else np.empty(0)
     count, summed = total([float(len(values)), float(values.sum())])
     mean = summed / count if count else 0.0
@@ -116,7 +112,7 @@ def assign_token_advantages(
 def _critic_metrics(
     samples: Sequence[TrainSample], total: Callable[[list[float]], list[float]]
 ) -> dict[str, float]:
-    """Mean value, and the share of the variance of the returns that the critic explains."""
+    """Mean value and return, and the share of the returns' variance that the critic explains."""
     pairs = [(s.values, s.returns) for s in samples if s.values is not None and s.returns is not None]
     v = np.concatenate([a for a, _ in pairs]).astype(np.float64) if pairs else np.empty(0)
     r = np.concatenate([b for _, b in pairs]).astype(np.float64) if pairs else np.empty(0)

@@ -40,11 +40,7 @@ SUMMED = (
 
 @dataclass(frozen=True)
 class Selection:
-    """A worker's samples of a step.
-
-    active: those with a gradient; old: their log-probabilities before the first step on the batch, empty if
-    this is the only step.
-    """
+    """A worker's usable samples, those with a gradient and their `old`, and why others are unusable."""
 
     usable: list[TrainSample]
     active: list[TrainSample]
@@ -54,7 +50,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over all workers, and the most micro-batches of one. tokens: policy tokens, for SFT their weights."""
+    """Of all workers: most micro-batches of one, usable and trained sequences, policy tokens (SFT: their weights)."""
 
     micro_batches: int
     sequences: int
@@ -63,11 +59,11 @@ class Counts:
 
 
 class Trainer:
-    """Trains the policy on one worker. All methods are collective.
+    """Trains the policy on one worker, which starts as the reference of the KL term. All methods are
+    collective.
 
-    adapter: initial weights (None: the base model); ema: decay of the published weight average, 0 publishes
-    the current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes.
-    The starting policy is the reference of the KL term. Raises as `LearnerModel` does.
+    adapter: initial weights (None: the base model); ema: decay of the published average, 0 publishes the
+    current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes.
     """
 
     def __init__(
@@ -105,18 +101,14 @@ class Trainer:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes files."""
         return dist.get_rank() == 0
 
     def lr(self) -> float:
-        """Learning rate of the next step. Skipped steps do not advance the schedule."""
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(self, batch: LearnerBatch) -> dict[str, float]:
         """Train on one batch and return metrics. Ratios are relative to the weights before its first
         optimizer step.
-
-        Raises as `update` does, except for an optional batch without a usable sample.
         """
         self.batches += 1
         steps, samples = [], batch.samples
@@ -151,13 +143,10 @@ class Trainer:
     ) -> dict[str, float]:
         """One optimizer step on this worker's share of a batch; returns metrics of the whole batch.
 
-        old: `log_probs` of the samples before the first of several steps on a batch. lr, kl_weight: override
-        the schedule and `loss.kl`. kl_limit: a step whose `behaviour_kl` exceeds it is undone, and
-        `evolve/skipped` is 1. sampled: what the behaviour policy generated, if not the samples.
-
-        Unusable samples are dropped and counted by cause. A step with a loss or gradient that is not finite
-        is skipped; the third in a row raises InfraFailure. Raises DataFailure if no worker has a usable
-        sample.
+        old: `log_probs` of the samples before the first of several steps. kl_limit: a step whose
+        `behaviour_kl` on `sampled` (by default the samples) exceeds it is undone. Unusable samples are
+        dropped and counted; a step that is not finite is skipped, the third in a row raises InfraFailure.
+        Raises DataFailure if no worker has a usable sample.
         """
         started = time.perf_counter()
         model, objective = self.model, self.sft if kind == "sft" else self.rft
@@ -243,9 +232,7 @@ class Trainer:
         bins: Sequence[Sequence[int]],
         most: int,
     ) -> list[MicroBatch]:
-        """The packed samples, and empty batches up to `most`, so that all workers take part in the same
-        collectives.
-        """
+        """The packed samples, and empty batches up to `most`: all workers must call the same collectives."""
         rows = [[selection.active[i] for i in members] for members in bins]
         batches = [self.model.collate(row) for row in rows]
         references = objective.references(batches, most)
@@ -262,7 +249,6 @@ class Trainer:
     def _loss_metrics(
         self, objective: SftObjective | PolicyObjective, sums: Sums, trained: int
     ) -> dict[str, float]:
-        """Means (and maxima) over the policy tokens of all workers."""
         names = objective.metric_names(sums)
         largest = sum(name.endswith("_max") for name in names)
         local = [sums.get(n, 0.0) for n in (*names, "loss", "policy_tokens")]
@@ -285,7 +271,7 @@ class Trainer:
     def _step_metrics(
         self, selection: Selection, counts: Counts, seconds: float, flops: float
     ) -> dict[str, float]:
-        """Sizes and speed of a step. seconds, flops: of this worker."""
+        """seconds, flops: of this worker."""
         size = float(sum(len(sample.tokens) for sample in selection.active))
         tokens, *dropped = self.model.sequence.sum(
             [size, *(float(selection.causes[cause]) for cause in CAUSES)]
@@ -311,14 +297,11 @@ class Trainer:
         return metrics
 
     def adapter(self) -> Adapter:
-        """Copy of the current weights."""
         return self._as_adapter(self.model.zero.weights())
 
     def served(self) -> Adapter:
-        """Weights to publish, complete on the first worker: the average if there is one, else the current
-        weights.
-
-        All parameters (`policy.full`) are of the model's type, to which the engines would round them.
+        """Weights to publish, complete on the first worker: the average, or the current weights, of the
+        model's type.
         """
         if self.average is not None:
             is_rounded = self.model.zero.bfloat16
@@ -333,10 +316,7 @@ class Trainer:
         return Adapter(weights, lora.alpha, lora.rank, self.model.base_sha256, kind)
 
     def reset_to(self, adapter: Adapter | None) -> None:
-        """Continue from other weights (None: the base model) with a fresh optimizer and average.
-
-        Raises BadInput for an adapter that does not fit, and for None in full-parameter training.
-        """
+        """Continue from other weights (None: the base model) with a fresh optimizer and average."""
         if adapter is not None:
             self.model.check(adapter)
             self.model.set(adapter)
@@ -361,9 +341,8 @@ class Trainer:
     ) -> Path:
         """Write a checkpoint, prune to `learner.keep`, return its folder.
 
-        extra: the caller's state, JSON; name: number in the folder's name instead of the optimizer step;
-        best: number of a further checkpoint to keep; wait: False writes in the background, until
-        `writer.wait`.
+        extra: the caller's state, JSON; name: number of the folder, by default the optimizer step; best:
+        number of a further checkpoint to keep; wait: False writes in the background, until `writer.wait`.
         """
         zero, reference, critic = self.model.zero, self.model.reference, self.model.critic
         weights, moments = zero.parts()
@@ -400,10 +379,7 @@ class Trainer:
         return folder
 
     def restore(self, folder: str | Path, verify: bool = True) -> dict[str, Any]:
-        """Continue exactly where `save` was called; returns its `extra`.
-
-        Raises MissingFile, and BadInput for other formats and damaged files.
-        """
+        """Continue exactly where `save` was called; returns its `extra`."""
         tensors, state = checkpoint.read(folder, verify)
         if state.get("format") != STATE_FORMAT:
             raise BadInput(
@@ -430,7 +406,7 @@ class Trainer:
 
 
 def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float:
-    """Linear warm-up over a share of the steps, then constant or a cosine to 0. step counts from 0."""
+    """Linear warm-up over a share of the steps, then constant or a cosine to 0."""
     warm = math.ceil(learner.warmup * total)
     if step < warm:
         return learner.lr * (step + 1) / warm
@@ -455,10 +431,7 @@ def minibatch_indices(
 
 
 def combine_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over several optimizer steps: sums of counts, maxima, means of the rest.
-
-    A step without a trained sample has fewer metrics and does not count in their means.
-    """
+    """Metrics over several optimizer steps: sums of counts, maxima, means of the rest."""
     out = {}
     for name in {name: None for metrics in steps for name in metrics}:
         values = [metrics[name] for metrics in steps if name in metrics]

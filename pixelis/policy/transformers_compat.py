@@ -1,7 +1,4 @@
-"""transformers' classes that Pixelis uses, imported without scikit-learn and SciPy.
-
-transformers imports both, if installed, which adds two to three seconds and 140 MB to each process.
-"""
+"""transformers' classes without scikit-learn and SciPy, whose import adds two to three seconds to each process."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from transformers import utils
 
 @contextmanager
 def _without_scikit_learn_and_scipy() -> Iterator[None]:
-    """Make transformers believe that neither is installed."""
     names = ("is_sklearn_available", "is_scipy_available")
     originals = {name: getattr(utils, name) for name in names}
     try:

@@ -1,9 +1,4 @@
-"""Input patches of the vision tower, and a faster attention for it.
-
-`patchify` equals transformers' image processors, which require torchvision. Without flash attention,
-transformers attends window by window in a Python loop; `batch_windows` makes one call for each length of a
-window.
-"""
+"""Input patches of the vision tower without torchvision, and an attention without a Python loop over windows."""
 
 from __future__ import annotations
 
@@ -44,10 +39,9 @@ def patchify(
     std: Sequence[float] = (0.5, 0.5, 0.5),
     device: torch.device | str = "cpu",
 ) -> tuple[Float[Tensor, "patches values"], Int[Tensor, "views 3"]]:
-    """pixel_values and grid_thw of views, as the image processors of Qwen2-VL and Qwen3-VL give them.
+    """pixel_values and grid_thw (frames, rows, columns in patches) as Qwen's image processors give them.
 
-    A row of pixel_values has 3 * temporal * patch * patch values; a row of grid_thw is (frames, rows,
-    columns) in patches. Raises BadInput for a view whose sides are not multiples of patch * merge.
+    Raises BadInput for a view whose sides are not multiples of patch * merge.
     """
     groups: list[torch.Tensor] = []
     grids: list[tuple[int, int, int]] = []
@@ -77,7 +71,7 @@ def patchify(
 
 
 def batch_windows(model: nn.Module) -> int:
-    """Replace a Qwen vision tower's sdpa attention; returns the number of replaced layers. Idempotent."""
+    """Replace a Qwen vision tower's sdpa attention; returns the number of replaced layers."""
     changed = 0
     module: Any
     for module in model.modules():

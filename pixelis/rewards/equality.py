@@ -1,8 +1,4 @@
-"""Groups equivalent answers to a question before voting, without truths.
-
-Scorers for mathematics compare quantities and formulas, ``mc_letter`` compares options, and any other scorer
-must give full score. Judges are not asked: their questions are compared as text.
-"""
+"""Groups equivalent answers to a question before voting, without truths. Judges are not asked."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ def same_text(a: str, b: str) -> bool:
 
 
 class Equality:
-    """Compares two answers by a question's scorer. An unreadable formula equals only its own text."""
+    """Compares two answers by a question's scorer."""
 
     def __init__(self, question: Question, scorer: str, services: Services):
         self.question, self.scorer, self.services = question, scorer, services
@@ -65,7 +61,7 @@ class Equality:
 
 
 def classes(answers: Iterable[str | None], same: Same = same_text) -> list[str | None]:
-    """The class of each answer: its first member's canonical text; None for a missing or blank answer."""
+    """The class of each answer, its first member's canonical text; None for a blank answer."""
     names: dict[str, str] = {}
     first: dict[str, str] = {}
     result: list[str | None] = []

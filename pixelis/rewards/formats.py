@@ -22,7 +22,7 @@ def completion(trajectory: Trajectory) -> str:
 
 
 def dialect(trajectory: Trajectory) -> float:
-    """1.0 when the episode ended with an answer and every policy turn is well-formed in its dialect."""
+    """1.0 when the episode ended with an answer and every policy turn is well-formed."""
     if trajectory.dialect not in DIALECTS:
         raise DataFailure(f"no dialect {trajectory.dialect}", code="unknown_dialect")
     parser = DIALECTS[trajectory.dialect]
@@ -34,7 +34,7 @@ def dialect(trajectory: Trajectory) -> float:
 
 
 def _blocks(text: str, *tags: str) -> float:
-    """1.0 for a block of each tag in this order with white space between them, in time linear in the text."""
+    """1.0 for a block of each tag in this order, in time linear in the text."""
     start, end = f"<{tags[0]}>", f"</{tags[-1]}>"
     place = len(start)
     for closed, opened in pairwise(tags):

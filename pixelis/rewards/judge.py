@@ -41,7 +41,7 @@ class JudgeClient(LlmClient):
 
 
 class Judge:
-    """Requests verdicts; thread-safe. BadConfig when url, model or key are missing."""
+    """Requests verdicts; thread-safe."""
 
     system, temperature = SYSTEM, 0.0
     scores: Container[float] = (0, 1)
@@ -50,12 +50,12 @@ class Judge:
         self.settings, self.client = settings, JudgeClient(settings, cache)
 
     def score(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 for a right answer, 0.0 for a wrong one; DataFailure of the last try."""
+        """1.0 for a right answer, 0.0 for a wrong one."""
         inputs = {"question": question, "accepted": list(truths), "student": answer}
         return self.verdict(json.dumps(inputs, ensure_ascii=True, sort_keys=True))
 
     def verdict(self, body: str, draw: int = 0) -> float:
-        """The judge's score for ``body``; each ``draw`` is cached separately."""
+        """The judge's score; each ``draw`` is cached separately."""
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": body}]
         try:
             return self.client.ask(
@@ -99,11 +99,7 @@ def read_verdict(text: str, scores: Container[float] = (0, 1)) -> tuple[float, s
     if set(verdict) - {"score", "why"} or "score" not in verdict:
         raise ValueError(f"{text[:80]!r} has other keys than score and why")
     score, why = verdict["score"], verdict.get("why", "")
-    if (
-        isinstance(score, bool)
-        or not isinstance(score, (int, float))
-        or score not in scores
-        or not isinstance(why, str)
-    ):
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    if not is_number or score not in scores or not isinstance(why, str):
         raise ValueError(f"{text[:80]!r} has no score of {scores}")
     return float(score), why[:500]

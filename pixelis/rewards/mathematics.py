@@ -1,8 +1,7 @@
-"""Whether two short texts are the same mathematics: numbers, times, ratios, lists, sets, intervals,
-equations, formulas.
+"""Whether two short texts are the same mathematics.
 
-Each text is read as a whole; what is read in no way is compared as text. Formulas, the leaves of the
-comparison, are compared by math-verify in a worker process.
+Each text is read as a whole: as a quantity, equation, list or formula, else as text. Formulas, the leaves of
+the comparison, are compared by math-verify in a worker process.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is."""
+    """Whether two texts give the same answer to a mathematics question."""
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
         return bool(a)
@@ -92,7 +91,7 @@ def _core(text: str) -> str:
 
 
 def readable(text: str) -> bool:
-    """Whether a text is a quantity, a list or a formula rather than words."""
+    """Whether a text is more than words."""
     text = _core(text)
     return (
         quantity(text) is not None
@@ -106,10 +105,7 @@ def readable(text: str) -> bool:
 
 
 def _sides(text: str) -> tuple[str, list[str]]:
-    """The name and the right-hand sides of ``x = 2 + 3 = 5``; "" and the text itself without a name.
-
-    Of ``a ≈ b`` the exact value counts.
-    """
+    """The name and the right-hand sides of ``x = 2 + 3 = 5``; "" and the text itself without a name."""
     exact, *_ = _APPROXIMATES.split(text, maxsplit=1)
     text = (
         _APPROXIMATES.sub("=", text) if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact.strip()
@@ -146,7 +142,7 @@ def _items(text: str) -> tuple[str, list[str]]:
 
 
 def _closes_at(text: str) -> int:
-    """Where the bracket closes that opens the text, or -1. Shapes may differ, as in intervals."""
+    """Where the bracket closes that opens the text, or -1."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -178,10 +174,7 @@ def _split(text: str) -> list[str]:
 def _same_collection(
     kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas
 ) -> bool:
-    """Compare collections: sets and bare lists of numbers in any order, others in order.
-
-    A bare list also equals a set, point or list with brackets.
-    """
+    """Compare sets and bare lists of numbers in any order, others in order."""
 
     def contained(items: Sequence[str], others: Sequence[str]) -> bool:
         return all(any(equal(x, y, formulas) for y in others) for x in items)
@@ -231,8 +224,8 @@ _OPERATIVE = re.compile(
 def _same_words(a: str, b: str) -> bool | None:
     """Whether two texts have the same numbers and words; None if one is a formula or neither has a word.
 
-    A text without a number is never equal. If each has one number, the words of one must include the other's;
-    ``at least 7`` equals only itself. Several numbers need the same words in the same order.
+    If each has one number, the words of one must include the other's, but ``at least 7`` equals only itself.
+    Several numbers need the same words in the same order.
     """
     written = [word.lower() for text in (a, b) for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)]
     has_word = "°" in a + b or any(word not in _NO_WORDS for word in written)

@@ -18,18 +18,13 @@ _NUMBERS = (
     re.compile(r"-?\d+(?:\.\d+)?e[+-]?\d+"),
     re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?!e[+-]?\d)(?![,\d])"),
 )
-"""Numbers with thousands commas, in scientific notation, and plain; each is looked for in the whole text."""
 
 
 FEW_WORDS = 5
-"""A reply of so many words is too short to be searched for the text of an option."""
 
 
 def chosen_option(answer: str, options: Sequence[str]) -> str | None:
-    """The letter of the option that is named last: in brackets, else between blanks, else by its text.
-
-    None where MMMU's script draws an option by chance.
-    """
+    """The letter of the option that is named last: in brackets, else between blanks, else by its text."""
     text = f" {answer.strip().strip(PUNCTUATION)} "
     letters = [chr(ord("A") + i) for i in range(len(options))]
     places = {letter: text.rfind(f"({letter})") for letter in letters}
@@ -85,7 +80,7 @@ def _rounded(text: str) -> float | None:
 
 
 def list_text(text: str) -> list[str] | None:
-    """The texts of a list written as Python does, such as ``['a', "b's"]``; None for anything else."""
+    """The texts of a list written as Python does; None for anything else."""
     if len(text) > MAX_LIST_CHARACTERS:
         return None
     try:

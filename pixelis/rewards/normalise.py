@@ -14,11 +14,7 @@ CLIP = 3.0
 
 
 class Normaliser:
-    """z-scores of ``terms`` by Welford's running mean and deviation, which change only in ``commit``.
-
-    The scores of a step therefore do not depend on the order of its groups, and a group scored twice counts
-    once.
-    """
+    """z-scores of ``terms`` by Welford's running mean and deviation, which change only in ``commit``."""
 
     def __init__(self, terms: Sequence[str]):
         self.statistics: dict[str, tuple[int, float, float]] = dict.fromkeys(terms, (0, 0.0, 0.0))
@@ -26,7 +22,7 @@ class Normaliser:
         self.pending: dict[str, dict[str, list[float]]] = {}
 
     def __call__(self, name: str, value: float) -> float:
-        """(value - mean) / deviation, clipped; unchanged for other terms and before ``MIN_SAMPLES`` values."""
+        """(value - mean) / deviation, clipped; unchanged before ``MIN_SAMPLES`` values."""
         count, mean, squares = self.statistics.get(name, (0, 0.0, 0.0))
         if count < MIN_SAMPLES:
             return value

@@ -12,7 +12,7 @@ from fractions import Fraction
 MAX_CHARS = 200
 """Longer texts are no short answers: numbers are not read from them."""
 Number = Fraction | Decimal
-"""A number as it was written: a Decimal has a decimal point and may be rounded, a Fraction is exact."""
+"""A Decimal was written with a decimal point and may be rounded, a Fraction is exact."""
 
 # -- cleaning ------------------------------------------------------------------------------------------------
 
@@ -24,7 +24,7 @@ _LOWERED = re.compile(f"[{''.join(map(chr, _SUBSCRIPTS))}]+")
 _VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
 _PUNCTUATION = str.maketrans("−–—‐‑。、“”„‘’【】⁄∶×⋅∗", '-----.,"""\'\'[]/:×·*')
 _COMPATIBLE = ("<wide>", "<narrow>", "<font>", "<noBreak>")
-"""Decompositions of Unicode that keep the meaning: full-width forms, letters of another font, blanks."""
+"""Decompositions of Unicode that keep the meaning."""
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|__|\*|`+)(?=\S)((?:(?!\1).)*?\S)\1(?![\w*`])", re.DOTALL)
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}"
@@ -40,9 +40,9 @@ _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\s*\d{{3}})+(?!\d)",
 def clean(text: str) -> str:
     r"""Normalise an answer, truth, option or vote for comparison.
 
-    Characters of other widths and fonts become plain, raised digits ``^{2}``, fractions ``1/2``. Markdown's
-    emphasis, LaTeX delimiters, ``\text{}``, surrounding quotation marks and final full stops are removed, and
-    blanks become single. Of a text with ``\boxed{}`` only the last box is kept, with those next to it.
+    Removes Markdown's emphasis, LaTeX delimiters, ``\text{}``, quotation marks, final full stops and doubled
+    blanks; replaces characters of other widths and fonts, raised digits by ``^{2}``, ``½`` by ``1/2``; keeps
+    the last ``\boxed{}`` and those next to it.
     """
     if _PLAIN.fullmatch(text):
         return " ".join(text.split())
@@ -56,7 +56,7 @@ def clean(text: str) -> str:
 
 
 def _last_boxes(text: str) -> str:
-    r"""The contents of the last ``\boxed{}`` and of those next to it; one cut short ends with the text."""
+    r"""The last ``\boxed{}`` and those next to it; one cut short ends with the text."""
     from pixelis.dialogue.dialects.base import BOXED, boxed  # a worker starts without it
 
     boxes = boxed(text)
@@ -206,21 +206,14 @@ _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cub
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, a list of them, a ratio or a time of day, and its unit.
-
-    ``kind`` is ``number``, ``ratio`` (its parts, at least two) or ``time`` (hours, minutes, seconds; ``unit``
-    am, pm or empty).
-    """
+    """A number or list, a ``ratio`` of parts or a ``time`` (hours, minutes, seconds; ``unit`` am, pm or empty)."""
 
     values: tuple[Number, ...]
     unit: str = ""
     kind: str = "number"
 
     def equals(self, other: Quantity) -> bool:
-        """Whether the numbers and units are equal. A missing unit fits any; 50 % also equals 0.5.
-
-        Times are compared part by part, ratios in proportion. 3:15 is a time, beside a ratio a ratio.
-        """
+        """Whether the numbers and units are equal. A missing unit fits any; 50 % also equals 0.5."""
         if {self.kind, other.kind} == {"ratio", "time"} and not (self.unit or other.unit):
             return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
         if self.kind == other.kind == "time" and bool(self.unit) != bool(other.unit):
@@ -257,10 +250,8 @@ class Quantity:
 
 
 def near(a: Number, b: Number) -> bool:
-    """Whether two numbers are equal, or one is the other, rounded.
-
-    A decimal equals an exact value rounded to at least four significant digits, and a decimal rounded to at
-    least six.
+    """Whether two numbers are equal, or one is the other, rounded to at least four significant digits
+    (decimals: six).
     """
     if Fraction(a) == Fraction(b):
         return True
@@ -285,7 +276,7 @@ def _all_near(a: tuple[Number, ...], b: tuple[Number, ...]) -> bool:
 
 
 def quantity(text: str) -> Quantity | None:
-    """A text read as a number, ratio, time or list of numbers, with its unit; None for other text."""
+    """A text read as a number, ratio, time or list of numbers; None for other text."""
     text = clean(text)
     return _quantity(text) if 0 < len(text) <= MAX_CHARS else None
 
@@ -324,7 +315,7 @@ def _quantity(text: str) -> Quantity | None:
 
 
 def decimal_comma(text: str) -> Quantity | None:
-    """A number with a decimal comma, such as ``0,5`` or ``12,75``; None for other text and for ``1,2``."""
+    """A number such as ``0,5`` or ``12,75``; None for other text and for ``1,2``."""
     match = re.fullmatch(r"([-+]?0),(\d+)|([-+]?\d+),(\d\d|\d{4,})|([-+]?\d{4,}),(\d)", clean(text), re.ASCII)
     return None if match is None else Quantity((Decimal(match[0].replace(",", ".")),))
 

@@ -1,7 +1,6 @@
-"""Scorers: compare an answer with accepted truths; a registry by the scorer name of a question.
+"""Scorers: compare an answer with accepted truths, 0..1; a registry by the scorer name of a question.
 
-Scores are 0..1. Truths that a scorer cannot read raise DataFailure; an answer that it cannot read is wrong
-and counted as ``parse_fail``.
+Unreadable truths raise DataFailure; an unreadable answer is wrong and counted as ``parse_fail``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pixelis.rewards.services import Services
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. ``answer`` None: the policy gave none. ``options`` are the choices in order, if any."""
+    """One comparison. ``answer`` None: the policy gave none."""
 
     answer: str | None
     truths: tuple[str, ...]
@@ -39,7 +38,7 @@ Scorer = Callable[[Case, Services], float]
 
 
 def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Case:
-    """The case of an answer; options come from ``meta['options']`` or from lines ``A. text`` of the question."""
+    """The case of an answer; options come from ``meta['options']`` or from lines ``A. text``."""
     options = question.meta.get("options")
     if isinstance(options, dict):
         options = list(options.values())
@@ -49,7 +48,7 @@ def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Ca
 
 
 def find_scorer(name: str) -> Scorer:
-    """The scorer of this name, or a user's function of (answer, truth). Raises BadInput ``unknown_scorer``."""
+    """The scorer of this name, or a user's function of (answer, truth)."""
     if is_function(name):
         return lambda case, services: services.equal(name, case.answer, case.truths)
     if name not in SCORERS:
@@ -76,10 +75,7 @@ def partial(answer: str | None, truths: Sequence[str]) -> float:
 
 
 def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> float:
-    """Average normalised Levenshtein similarity: 1 - distance / longer length, 0 below the threshold.
-
-    Source: ST-VQA, arXiv 1905.13648; threshold 0.5 as in DocVQA and InfographicVQA.
-    """
+    """1 - edits / longer length, 0 below the threshold (ANLS of ST-VQA, arXiv 1905.13648)."""
     if answer is None:
         return 0.0
     best = max(Levenshtein.normalized_similarity(canonical(answer), canonical(truth)) for truth in truths)
@@ -123,7 +119,7 @@ _BETWEEN = re.compile(r"\s*(?:,?\s*(or|and)|([/&,;]))?\s*(?:option |choice )?", 
 
 
 def option_lines(text: str) -> list[re.Match[str]]:
-    """The lines ``A. text`` of the options A, B, ... in order: before the sign, sign, after it, text."""
+    """The lines ``A. text`` of the options in order: before the sign, sign, after it, text."""
     lines: list[re.Match[str]] = []
     for match in _OPTION.finditer(text):
         if match[2] == chr(ord("A") + len(lines)):
@@ -136,9 +132,8 @@ def option_lines(text: str) -> list[re.Match[str]]:
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
     """The choices that a text names, in upper case and alphabetical order (``B``, ``AC``); None for none.
 
-    Reads the last answer tag or box, else the whole text. In this order: a letter such as ``(B)`` or ``B.
-    text``; several such as ``A, C`` or ``AC``; the text of an option; the letter named last, unless denied
-    (``not A``). ``A or B`` and a letter beside another option's text name none.
+    Of the last answer tag or box, else the whole text: a letter such as ``(B)``; several such as ``A, C`` or
+    ``AC``; the text of an option; the letter named last, unless denied. ``A or B`` names none.
     """
     inner = clean((_ANSWER.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
@@ -198,7 +193,7 @@ def mc_letter(case: Case, services: Services) -> float:
 
 
 def mmmu_choice(case: Case, services: Services) -> float:
-    """``mc_letter`` of the letter that MMMU's rules read, or of the whole answer where they read none."""
+    """``mc_letter`` of the letter that MMMU's rules read, or of the whole answer."""
     chosen = chosen_option(case.answer, case.options) if case.answer is not None else None
     return mc_letter(case if chosen is None else dataclasses.replace(case, answer=chosen), services)
 
@@ -213,13 +208,13 @@ _PLAIN_UNITS = ("", "%", "$", "€", "£")
 
 
 def number(text: str) -> float | None:
-    """The value of a text that is one number, with thousands commas, currency or percent sign; else None."""
+    """The value of a text that is one number, with thousands commas, currency or percent sign."""
     measure = quantity(text)
     return _finite(measure) if measure is not None and measure.unit in _PLAIN_UNITS else None
 
 
 def _finite(measure: Quantity) -> float | None:
-    """The value of a single number; None for lists, times and ratios."""
+    """The value of a single number, else None."""
     if measure.kind != "number" or len(measure.values) != 1:
         return None
     try:
@@ -230,10 +225,9 @@ def _finite(measure: Quantity) -> float | None:
 
 
 def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
-    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between. ``exact`` for other text.
+    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between (Reason-RFT, arXiv 2503.20752).
 
-    A truth of 0 has absolute bands of 0.05 and 0.20. Another unit is wrong. Source: Reason-RFT, arXiv
-    2503.20752.
+    A truth of 0 has absolute bands. Another unit is wrong. ``exact`` for other text.
     """
     if answer is None:
         return 0.0
@@ -256,7 +250,7 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
 
 
 def count(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth as a whole number (7, 7.0 and 1,000 are whole numbers)."""
+    """1.0 when the answer equals a truth as a whole number."""
     numbers = {value for truth in case.truths if (value := number(truth)) is not None and value.is_integer()}
     if not numbers:
         raise DataFailure(
@@ -285,11 +279,11 @@ def func_seq(
     credit: tuple[float, float, float, float] = PARTIAL,
     unique: bool = True,
 ) -> float:
-    """Best score over the truths of a set of triples ``func(object, value)``: 0..1, with PENALTY -0.5..1.
+    """Best score over the truths of a set of triples ``func(object, value)`` (Reason-RFT, arXiv 2503.20752).
 
-    Four greedy passes match triples: equal; same function and object; same function and value; same function.
-    ``credit`` is the value of a match in each. The sum is divided by the larger set's size and, with
-    ``unique``, multiplied by the share of distinct triples. Source: Reason-RFT, arXiv 2503.20752.
+    Greedy passes match equal triples, then function and object, function and value, function, each worth its
+    ``credit``. The sum is divided by the larger set's size and, with ``unique``, multiplied by the share of
+    distinct triples.
     """
     sequences = [triples for truth in truths if (triples := _TRIPLE.findall(clean(truth)))]
     if not sequences:
@@ -335,7 +329,7 @@ def read_box(text: str) -> tuple[float, float, float, float] | None:
 
 
 def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Intersection over union of two boxes in the same scale, 0..1."""
+    """Intersection over union of two boxes."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     overlap = max(width, 0.0) * max(height, 0.0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
@@ -343,7 +337,7 @@ def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def iou(case: Case, services: Services) -> float:
-    """IoU of a box ``[x0, y0, x1, y1]`` with the best of the truths, in the scale of the question."""
+    """IoU of a box ``[x0, y0, x1, y1]`` with the best of the truths."""
     boxes = [box for truth in case.truths if (box := read_box(truth))]
     if not boxes:
         raise DataFailure(f"no truth of {list(case.truths)!r:.100} is a box", code="truth_unparsable")
@@ -360,7 +354,7 @@ def iou(case: Case, services: Services) -> float:
 
 
 def math_equal(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth by ``mathematics.equal``. DataFailure when no truth can be compared."""
+    """1.0 when the answer equals a truth by ``mathematics.equal``."""
     if not case.answer or not case.answer.strip():
         return 0.0
     failures = []
@@ -448,11 +442,9 @@ SCORERS: dict[str, Scorer] = {
     "mm_vet": mm_vet,
 }
 LOWEST = {"func_seq_penalty": -0.5}
-"""Smallest score of scorers that may be negative."""
 GRADED = {name for name in SCORERS if name.startswith("func_seq")}
 GRADED |= {"partial", "numeric_band", "anls", "iou", "cer", "mm_vet"}
 """Scorers with values between right and wrong."""
 JUDGED = {"judge", "math_judge", "mm_vet"}
-"""Scorers that need a language model, `rewards.judge`."""
 SLOW = JUDGED | {"math", "pixel_reasoner"}
 """Scorers that wait for another process; a group's answers are scored in parallel."""

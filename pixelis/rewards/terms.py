@@ -1,7 +1,4 @@
-"""Reward terms of a group of rollouts, and their weighted sum.
-
-If a reward cannot be computed, the trajectory is ``unscored`` with the cause and has no reward.
-"""
+"""Reward terms of a group of rollouts and their weighted sum; ``unscored`` if a term cannot be computed."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def tries_call(turn: Turn) -> bool:
 
 
 def calls(trajectory: Trajectory, counts: str) -> int:
-    """Number of operations that were ``executed``, or ``requested``, which includes failed and unreadable calls."""
+    """Number of operations ``executed``, or ``requested``, with failed and unreadable calls."""
     if counts == "executed":
         return trajectory.operations_ok
     return sum(max(len(turn.actions), 1) for turn in trajectory.turns if tries_call(turn))
@@ -69,9 +66,8 @@ def ends_in_error(trajectory: Trajectory) -> bool:
 class Context:
     """The group of a trajectory and everything else that its terms depend on.
 
-    ``pseudo``: the truths are a label from a vote. ``states``: an embedder's vectors by trajectory id.
-    ``mixture`` replaces configured weights; ``normalise`` maps (term, raw value) to the value that is
-    weighted.
+    ``pseudo``: the truths come from a vote. ``mixture`` replaces configured weights; ``normalise`` maps
+    (term, raw value) to the value that is weighted.
     """
 
     group: Group
@@ -102,7 +98,7 @@ class Context:
 
     @cached_property
     def own(self) -> dict[str, dict[str, dict[str, float] | DataFailure]]:
-        """Values of the user's own functions by name and trajectory: ``overall`` and further metrics."""
+        """Values of the user's own functions by name and trajectory."""
         if not self.valid:
             return {}
         ids = [t.id for t in self.valid]
@@ -136,10 +132,7 @@ class Context:
 
     @cached_property
     def agreement(self) -> dict[str, float | DataFailure]:
-        """Score of each answer against the majority answer, or the failure; truths are not used.
-
-        Members of the majority score 1, others 0, or what a scorer with partial credit gives them.
-        """
+        """Score of each answer against the majority answer, or the failure; truths are not used."""
         vote, answers = self.settings.vote, [self.answers[t.id] for t in self.valid]
         names = classes(answers, Equality(self.question, self.scorer, self.services))
         votes = Counter(name for name in names if name is not None)
@@ -156,7 +149,6 @@ class Context:
         }
 
     def score(self, trajectory: Trajectory) -> float:
-        """Score of the answer; raises its DataFailure."""
         return _value_or_raise(self.scores[trajectory.id])
 
     @property
@@ -166,7 +158,6 @@ class Context:
 
     @cached_property
     def answers(self) -> dict[str, str | None]:
-        """The answer by trajectory, as ``rewards.extractor`` reads it."""
         valid = self.group.model_copy(update={"trajectories": self.valid})
         return answers_of([valid], self.settings, self.services)
 
@@ -175,14 +166,11 @@ class Context:
         return bool(limit) and len(self.answers[trajectory.id] or "") >= limit
 
     def discounted(self, trajectory: Trajectory) -> bool:
-        """True for an answer that scores 0 whatever it says: too long, or not in the box of `boxed_once`."""
+        """True for an answer that scores 0 whatever it says."""
         return self.too_long(trajectory) or (self.format_kind == "boxed_once" and not has_box(trajectory))
 
     def _grade(self, truths: Sequence[str], pseudo: bool = False) -> dict[str, float | DataFailure]:
-        """Score each distinct answer once, those of slow scorers in parallel.
-
-        ``pseudo``: if the scorer cannot read the policy's own answers, equal text scores 1.
-        """
+        """Score each distinct answer once; ``pseudo``: if the scorer cannot read the truths, equal text scores 1."""
         name, scorer = self.scorer, find_scorer(self.scorer)
 
         def grade(answer: str | None) -> float | DataFailure:
@@ -254,9 +242,8 @@ def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
 
 
 def efficiency(trajectory: Trajectory, context: Context) -> float:
-    """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05).
-
-    If a refined question's reference makes more calls, as many are free.
+    """beta * min(N - n, 0): cost of the n calls beyond N free ones, or a refined question's reference
+    (Pixel-Reasoner).
     """
     settings = context.settings.curiosity
     reference = context.question.meta.get("reference_operations")
@@ -287,9 +274,8 @@ def overlong(trajectory: Trajectory, context: Context) -> float:
 
 
 def length(trajectory: Trajectory, context: Context) -> float:
-    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer.
-
-    Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it, after ``length_start`` steps.
+    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer (Kimi k1.5, arXiv
+    2501.12599).
     """
     shortest, longest = min(context.lengths.values()), max(context.lengths.values())
     right = context.score(trajectory) > 0.5
@@ -375,8 +361,7 @@ def score_group(
 ) -> Group:
     """A copy of a group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each trajectory.
 
-    ``truths`` (a pseudo-label) replaces the question's answers. Raises BadInput ``unknown_scorer`` and
-    ``no_judge``.
+    ``truths`` (a pseudo-label) replaces the question's answers.
     """
     services = services or shared_services(settings)
     if truths is not None:
@@ -385,7 +370,6 @@ def score_group(
 
 
 def score_in(context: Context) -> Group:
-    """A scored copy of the context's group; see ``score_group``."""
     find_scorer(context.scorer)
     scored = []
     for trajectory in context.group.trajectories:
@@ -417,7 +401,7 @@ def score_in(context: Context) -> Group:
 def _measure(
     trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]
 ) -> str | None:
-    """Fill in raw and weighted terms; returns the cause if a term with a weight cannot be computed."""
+    """Fill in raw and weighted terms; returns the cause if one with a weight cannot be computed."""
     cause = None
     for name in context.settings.computed:
         term, weight = TERMS[name], context.weights[name]

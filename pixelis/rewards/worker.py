@@ -1,7 +1,6 @@
 """A worker process for code that may hang, exhaust memory or crash: formulas and users' reward functions.
 
-``python -m pixelis.rewards.worker MEMORY_BYTES`` reads requests and writes replies, one JSON object a line.
-Neither side unpickles data of the other.
+Reads requests and writes replies, one JSON object a line: neither side unpickles the other's data.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def warm_math(request: dict[str, Any]) -> bool:
 
 
 def compare(request: dict[str, Any]) -> float:
-    """1.0 when the answer equals a truth. Refuses ``truth_unparsable`` and ``answer_unparsable``."""
+    """1.0 when the answer equals a truth."""
     from pixelis.rewards import formulas
 
     truths = [truth for truth in request["truths"] if _readable(formulas, truth)]
@@ -117,7 +116,7 @@ def _function(name: str) -> tuple[Callable[..., Any], str]:
 
 
 def check_reward(request: dict[str, Any]) -> bool:
-    """True when the function takes a whole group; TypeError when its signature does not fit."""
+    """True when the function takes a whole group."""
     function, first = _function(request["name"])
     parameters = inspect.signature(function).parameters
     if first in EASYR1:

@@ -61,7 +61,8 @@ class Access:
     def client_id(self, request: Request) -> str:
         """A salted hash of the caller's address; addresses of one IPv6 /64 network are one client.
 
-        With ``serve.proxies`` = n it is the n-th last of X-Forwarded-For; the caller may invent those before it.
+        With ``serve.proxies`` = n it is the n-th last of X-Forwarded-For; the caller may invent those before
+        it.
         """
         address = request.client.host if request.client is not None else ""
         forwarded = ",".join(request.headers.getlist("x-forwarded-for"))

@@ -35,6 +35,7 @@ START_DELAY_S = 0.05
 """Delay of other work, which holds the interpreter, until the reply is encoded and sent."""
 REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
 """``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
+EXPECTED = (RayError, InfraFailure, TimeoutError)
 MAX_VOTERS = 10_000
 EVOLUTION_TIMEOUT_S = 30.0
 """Timeout of calls to Evolution: calls that wait for its restart must not fill the background."""
@@ -43,8 +44,8 @@ EVOLUTION_TIMEOUT_S = 30.0
 class AfterReply:
     """Stores an answer's experience, for which its reply waits, and then does the rest of the work.
 
-    Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the actor's
-    handle; None if the service does not learn.
+    Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the
+    actor's handle; None if the service does not learn.
     """
 
     def __init__(
@@ -123,14 +124,11 @@ class AfterReply:
                 await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
             self.counts["remembered"] += 1
             return redacted, "yes"
-        except (RayError, InfraFailure, TimeoutError) as error:
+        except Exception as error:
             self.counts["remembered_failed"] += 1
-            log.warning("an experience is not stored: %s", error)
-            return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE)
-        except Exception:
-            self.counts["remembered_failed"] += 1
-            log.exception("an experience is not stored")
-            return None, "error"
+            _log_failure("an experience is not stored", error)
+            expected = isinstance(error, EXPECTED)
+            return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE) if expected else "error"
 
     async def _follow(
         self,
@@ -160,12 +158,9 @@ class AfterReply:
         try:
             if await work is not False:
                 self.counts[name] += 1
-        except (RayError, InfraFailure, TimeoutError) as error:
+        except Exception as error:
             self.counts[f"{name}_failed"] += 1
-            log.warning("%s failed: %s", name, type(error).__name__)
-        except Exception:
-            self.counts[f"{name}_failed"] += 1
-            log.exception("%s failed", name)
+            _log_failure(f"{name} failed", error)
 
     async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
         """The winner's views as PNG, if they are to be stored and not lost."""
@@ -237,6 +232,14 @@ class AfterReply:
             raise
         self.counts["update_refused"] += not accepted
         return bool(accepted)
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    """A line for a failure of another process, without what it may quote; a trace for one of this process."""
+    if isinstance(error, EXPECTED):
+        log.warning("%s: %s", what, error if isinstance(error, InfraFailure) else type(error).__name__)
+    else:
+        log.error(what, exc_info=error)
 
 
 def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:

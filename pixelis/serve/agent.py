@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -126,8 +126,7 @@ class Agent:
 
     async def decode(self, query: AgentQuery) -> Pictures:
         """Raises BadImage for damaged pictures and those outside the caps."""
-        # A picture of 50 million pixels takes a second and 350 MB to decode, a request keeps its pictures
-        # until all are decoded.
+        # A picture of 50 million pixels takes a second and 350 MB to decode.
         async with self.decoding:
             return await asyncio.to_thread(self._decode_all, query)
 
@@ -176,25 +175,16 @@ class Agent:
     async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
         """Sample and vote; ``pictures`` are those of ``decode``, called if None.
 
-        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling it cancels the rollouts.
+        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling it cancels the
+        rollouts.
         """
-        async with contextlib.aclosing(self._run(query, pictures, stream=False)) as items:
-            async for item in items:
-                if isinstance(item, Answer):
-                    return item
-        raise AssertionError("_run ended without an answer")
+        async with contextlib.aclosing(self.stream(query, pictures, turns=False)) as items:
+            return [item async for item in items if isinstance(item, Answer)][-1]
 
     async def stream(
-        self, query: AgentQuery, pictures: Pictures | None = None
-    ) -> AsyncIterator[TextEvent | TurnEvent | Answer]:
-        """The turns of all samples and the text of the first as they happen, then the answer."""
-        async with contextlib.aclosing(self._run(query, pictures, stream=True)) as items:
-            async for item in items:
-                yield item
-
-    async def _run(
-        self, query: AgentQuery, pictures: Pictures | None, stream: bool
+        self, query: AgentQuery, pictures: Pictures | None = None, turns: bool = True
     ) -> AsyncGenerator[TextEvent | TurnEvent | Answer, None]:
+        """The turns of all samples and the text of the first as they happen, then the answer."""
         started = time.monotonic()
         if pictures is None:
             with tracing.span("decode"):
@@ -205,7 +195,7 @@ class Agent:
             question, pictures.views, search=not cold, store=bool(query.remember)
         ) as lookup:
             samples: Samples | None = None
-            async with contextlib.aclosing(self._sample(question, query, pictures, stream)) as items:
+            async with contextlib.aclosing(self._sample(question, query, pictures, turns)) as items:
                 async for item in items:
                     if isinstance(item, TurnEvent | TextEvent):
                         yield item
@@ -236,7 +226,7 @@ class Agent:
         yield answer
 
     async def _sample(
-        self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
+        self, question: Question, query: AgentQuery, pictures: Pictures, turns: bool
     ) -> AsyncGenerator[TextEvent | TurnEvent | Samples, None]:
         """Sample, and once more if no answer has the required format."""
         attempts, lights = 0, alternate(self.config.serve.augmentations, query.samples)
@@ -255,11 +245,11 @@ class Agent:
                 query.max_turns,
                 pictures.full,
                 augmentations=self.config.serve.augmentations,
-                text=stream,
+                text=turns,
                 trace=tracing.traceparent(span),
             )
             try:
-                async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
+                async with contextlib.aclosing(self.router.episodes(request, stream=turns)) as items:
                     async for item in items:
                         if isinstance(item, RolloutResult):
                             result = item
@@ -278,10 +268,8 @@ class Agent:
             assert result is not None
             trajectories = result.group.trajectories
             if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in trajectories):
-                raise BadInput(
-                    "the question and its pictures do not fit the model's context",
-                    code="context_length_exceeded",
-                )
+                message = "the question and its pictures do not fit the model's context"
+                raise BadInput(message, code="context_length_exceeded")
             if all(t.stop_reason in (StopReason.ERROR, StopReason.DEADLINE) for t in trajectories):
                 raise _failure(trajectories)
             accepted = trajectories
@@ -332,7 +320,7 @@ class Agent:
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
-        """The ``k`` experiences of ``user``, or of all, most similar to a query among those with its words."""
+        """The ``k`` experiences (of ``user``) with the words of a query that are most similar to it."""
         pictures = await self.decode(query)
         return await self.retrieval.find(_question(query, pictures), pictures.views, k, user, timeout_s)
 
@@ -386,9 +374,8 @@ def _failure(failed: list[Trajectory]) -> PixelisError:
         return BadInput(message, code="unsupported_conversation")
     if "no_vision" in causes:
         return BadInput("the policy reads text alone", code="no_vision")
-    return InfraFailure(
-        f"all samples failed: {', '.join(sorted(filter(None, causes)))}", code="samples_failed"
-    )
+    reasons = ", ".join(sorted(filter(None, causes)))
+    return InfraFailure(f"all samples failed: {reasons}", code="samples_failed")
 
 
 async def _shown_views(update: TurnUpdate) -> list[ImageView]:

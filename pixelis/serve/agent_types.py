@@ -74,8 +74,8 @@ class Picture:
 class Pictures:
     """The decoded pictures and opened clips of a request.
 
-    ``full`` are object references to uint8 [H, W, 3] or Clip by media id. ``views``, of pictures and of some frames
-    of each clip, have the policy's pixel budget. ``shared`` keeps the pictures for other requests.
+    ``full`` are object references to uint8 [H, W, 3] or Clip by media id. ``views``, of pictures and of some
+    frames of each clip, have the policy's pixel budget. ``shared`` keeps the pictures for other requests.
     """
 
     media: list[Media]
@@ -87,8 +87,8 @@ class Pictures:
 class TurnEvent(Record):
     """A turn of the ``sample``-th of ``samples`` episodes, without token ids and log-probs.
 
-    ``images`` are the views of an observation as PNG data URLs. A higher ``attempt`` replaces the events of lower
-    ones, whose generator was lost.
+    ``images`` are the views of an observation as PNG data URLs. A higher ``attempt`` replaces the events of
+    lower ones, whose generator was lost.
     """
 
     sample: int
@@ -112,9 +112,9 @@ class TextEvent(Record):
 class Answer:
     """The samples of a question, their verdict, and the ``winner``: the first with the verdict's answer.
 
-    ``accepted`` are the samples whose answers have the query's format, ``pngs`` the winner's views by image id once
-    encoded, ``originals`` references to the question's pictures by media id. ``remembered`` is "yes" with an
-    ``experience_id`` that is on disk; otherwise it says why not.
+    ``accepted`` are the samples whose answers have the query's format, ``pngs`` the winner's views by image
+    id once encoded, ``originals`` references to the question's pictures by media id. ``remembered`` is "yes"
+    with an ``experience_id`` that is on disk; otherwise it says why not.
     """
 
     verdict: Verdict

@@ -51,8 +51,8 @@ def build(
             downscale_delay_s=60.0,
         )
         scaling = {"autoscaling_config": limits}
-    # The gateway refuses requests itself, with OpenAI's errors. Serve's proxy counts a request as queued until a
-    # replica is chosen: a tight limit there would refuse bursts that the gateway can handle.
+    # The gateway refuses requests itself, with OpenAI's errors. Serve's proxy counts a request as queued until
+    # a replica is chosen: a tight limit there would refuse bursts that the gateway can handle.
     deployment = Gateway.options(  # type: ignore[attr-defined]
         **scaling,
         max_ongoing_requests=max_requests,
@@ -86,7 +86,7 @@ def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
         return b""
     if not is_loopback(host or config.serve.host):
         raise BadConfig(
-            f"other machines may reach {host or config.serve.host}, but {config.serve.api_key_env} is not set",
+            f"other machines may reach {host or config.serve.host}, and {config.serve.api_key_env} is unset",
             fix=f"export {config.serve.api_key_env}=... with a long random key, create one with "
             "`pixelis keys`, or set serve.host=127.0.0.1",
         )

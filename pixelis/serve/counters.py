@@ -24,8 +24,8 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 class Counters(Collector):
     """Requests by route and status, their durations, and the values of ``read`` at each scrape.
 
-    Those are counters unless in ``GAUGES``. A scrape of the service's address reaches any replica, so each metric
-    names it.
+    Those are counters unless in ``GAUGES``. A scrape of the service's address reaches any replica, so each
+    metric names it.
     """
 
     GAUGES: Mapping[str, str] = {
@@ -65,7 +65,7 @@ class Counters(Collector):
         self.recent.append((time.monotonic(), seconds, searched, partial))
 
     def health(self, span_s: float = 60.0) -> dict[str, float]:
-        """``p99_latency`` (nearest rank) and ``faiss_failure_rate`` of the last ``span_s`` seconds, if known."""
+        """``p99_latency`` (nearest rank) and ``faiss_failure_rate`` of the last seconds, if known."""
         since = time.monotonic() - span_s
         recent = [answer for answer in self.recent if answer[0] >= since]
         seconds = sorted(answer[1] for answer in recent)

@@ -1,7 +1,7 @@
 """The HTTP gateway on Ray Serve. It holds no model.
 
-A question passes these checks: host, key, content type, room, rate of its client, size and validity of the body,
-size of pictures before decoding, a slot.
+A question passes these checks: host, key, content type, room, rate of its client, size and validity of the
+body, size of pictures before decoding, a slot.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ async def _report_health(state: GatewayState) -> None:
 class Gateway:
     """The Serve deployment: one agent and its routes in a replica.
 
-    ``backends`` names the actors, or is a deployment with a method ``backends`` that does, or its application.
+    ``backends`` names the actors, or is a deployment with a method ``backends`` that does, or its
+    application.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import time
 from pathlib import Path
@@ -29,7 +28,7 @@ the status; users: the `user` of a request names one of several callers, each wi
 """
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 CHECK_S = 0.5
-"""Age at which a gateway checks the file for changes again."""
+"""Age at which a gateway reads the file again."""
 
 
 class ApiKey(Record):
@@ -145,7 +144,6 @@ class Keys:
     def __init__(self, path: Path, environment: bytes | None, variable: str):
         self.path, self.environment, self.variable = path, environment, variable
         self._checked = float("-inf")
-        self._state: tuple[int, int, int] | None = None
         self._callers: dict[bytes, Caller] = {}
         self._strict = environment is not None
 
@@ -166,25 +164,18 @@ class Keys:
         return self._callers.get(presented)
 
     def _follow(self, age_s: float = CHECK_S) -> None:
-        """Read the file again if it changed. A damaged or missing file has no valid keys."""
+        """Read the file again. A damaged or missing file has no valid keys."""
         if time.monotonic() - self._checked < age_s:
             return
         self._checked = time.monotonic()
         try:
-            status = os.stat(self.path)
-            state = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError:
-            state = None
-        if state == self._state:
-            return
-        self._state, self._callers = state, {}
-        try:
             keys = KeyFile(self.path).entries()
         except BadConfig:
-            self._strict, self._state = True, None
+            self._strict, self._callers = True, {}
             return
         self._strict = self._strict or bool(keys)
-        for key in keys:
-            if key.revoked_at is None:
-                caller = Caller(name=key.name, label=f"key {key.name}", scopes=frozenset(key.scopes))
-                self._callers[bytes.fromhex(key.digest)] = caller
+        self._callers = {
+            bytes.fromhex(k.digest): Caller(name=k.name, label=f"key {k.name}", scopes=frozenset(k.scopes))
+            for k in keys
+            if k.revoked_at is None
+        }

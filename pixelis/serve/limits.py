@@ -15,8 +15,8 @@ from pixelis.errors import Overloaded
 
 MAX_RETRY_AFTER_S = 60.0
 BURST, BURST_S = 4, 10.0
-"""Without `serve.max_queue`, this many times as many requests may wait in the first seconds of an overload, so
-that a gateway that died costs callers time, but no refusal.
+"""Without `serve.max_queue`, this many times as many requests may wait in the first seconds of an overload,
+so that a gateway that died costs callers time, but no refusal.
 """
 AGE_S = 1.0
 """Each unit of priority equals this many seconds of waiting."""
@@ -50,9 +50,9 @@ class Waiter:
 class Admission:
     """A bounded queue: ``running`` requests are processed, ``waiting`` may wait, more are refused at once.
 
-    In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. Lower priorities
-    go first; each unit equals AGE_S seconds of waiting. If places are short, requests with a priority above
-    ``live`` make room, except the next one.
+    In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. Lower
+    priorities go first; each unit equals AGE_S seconds of waiting. If places are short, requests with a
+    priority above ``live`` make room, except the next one.
     """
 
     def __init__(

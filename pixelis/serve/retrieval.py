@@ -30,7 +30,8 @@ Search = asyncio.Task[tuple[Question, SearchResult]]
 class Lookup:
     """A search in progress. ``wait`` sets its results; ``partial``: a shard did not answer in time.
 
-    ``vector`` is the question's, stored with the experience; ``stored_question`` is redacted like stored questions.
+    ``vector`` is the question's, stored with the experience; ``stored_question`` is redacted like stored
+    questions.
     """
 
     def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: Search | None, until: float):
@@ -93,22 +94,19 @@ class Retrieval:
     ) -> Iterator[Lookup]:
         """Embed the question with its ``views``, and search the memory, while the context runs.
 
-        Its end cancels the search, but not the vector, which the experience needs. Without ``store`` nothing is
-        written, not even that a search took place.
+        Its end cancels the search, but not the vector, which the experience needs. Without ``store`` nothing
+        is written, not even that a search took place.
         """
         k = self.config.evolution.neighbours.k
         search = search and k > 0 and self.memory is not None and self.config.evolution.enabled
-        vector = None
+        vector: asyncio.Task[np.ndarray] | None = None
+        task: Search | None = None
         if self.backends.embedder is not None and (search or (store and self.writes)):
             vector = asyncio.create_task(self._vector(question, views))
             vector.add_done_callback(self._count_failure)
-        task = (
-            asyncio.create_task(self._search(vector, question, k, store))
-            if search and vector is not None
-            else None
-        )
-        if task is not None:
-            task.add_done_callback(self._count_failure)
+            if search:
+                task = asyncio.create_task(self._search(vector, question, k, store))
+                task.add_done_callback(self._count_failure)
         try:
             yield Lookup(vector, task, time.monotonic() + self.config.memory.timeout_s)
         finally:
@@ -118,9 +116,8 @@ class Retrieval:
     async def find(
         self, question: Question, views: Sequence[np.ndarray], k: int, user: str | None, timeout_s: float
     ) -> SearchResult:
-        """See ``Agent.search``. Writes nothing. Raises InfraFailure without a memory or an Embedder."""
-        if self.memory is None:
-            raise InfraFailure("this service has no memory to search", code="no_memory")
+        """See ``Agent.search``. Writes nothing. Raises InfraFailure without an Embedder."""
+        assert self.memory is not None
         vector = await self._vector(question, views)
         return await self.memory.search(
             vector, k, track=False, user=user, text=question.question, timeout_s=timeout_s

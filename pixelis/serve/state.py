@@ -76,7 +76,7 @@ class GatewayState:
             return health
 
     async def memory_condition(self) -> tuple[str, int]:
-        """Why the memory stores nothing, as in ``remembered``, or ""; and its number of damaged experiences."""
+        """Why the memory stores nothing, as in ``remembered``, or ""; and its damaged experiences."""
         memory = self.agent.memory
         if memory is None or self.config.serve.read_only:
             return "", 0

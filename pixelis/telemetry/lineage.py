@@ -78,8 +78,6 @@ class Code(_Part):
 
 
 class Record(_Part):
-    """The content of a lineage file."""
-
     format: Literal[1] = 1
     kind: str
     sha256: str | None = None

@@ -109,7 +109,6 @@ class Progress:
 
 
 def stage(name: str, enabled: bool = True) -> None:
-    """Print a startup stage of a job."""
     if enabled:
         print(f"[starting] {name}", flush=True)
 

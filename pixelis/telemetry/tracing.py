@@ -150,7 +150,6 @@ def _file_exporter(path: Path) -> Any:
 
 
 def _spans(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The spans of an OTLP message."""
     for resource in content["resourceSpans"]:
         for scope in resource["scopeSpans"]:
             yield from scope["spans"]

@@ -84,11 +84,9 @@ class Tracker:
 
     @property
     def names(self) -> list[str]:
-        """The working trackers."""
         return list(self._trackers)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the finite numbers of a step."""
         numbers = {key: number for key, value in values.items() if (number := as_number(value)) is not None}
         for name, tracker in list(self._trackers.items()):
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from exported import missing
+from exported import ACTOR_METRICS, missing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placed_actors import PlacedJob, check_group, random_adapter, temporary
@@ -29,7 +29,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, DataFailure
 from pixelis.policy.adapters import save_adapter
 from pixelis.records import Action, ImageView
-from pixelis.telemetry.metrics import ACTOR_METRICS, publish
+from pixelis.telemetry.metrics import publish
 
 pytestmark = pytest.mark.slow
 

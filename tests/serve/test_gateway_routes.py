@@ -15,7 +15,7 @@ import numpy as np
 import openai
 import pytest
 import ray
-from gateway_helpers import STORE, error_of, messages, publish, until
+from gateway_helpers import STORE, error_of, messages, own_client, publish, until
 from PIL import Image
 from placed_actors import wait_until
 from scripted import KEY, Deployed, picture_url
@@ -25,10 +25,7 @@ from pixelis.actors.policy_store import PolicyStore
 from pixelis.config import Config
 from pixelis.errors import BadConfig
 from pixelis.serve import app
-from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
-from pixelis.serve.gateway import create_app
-from pixelis.serve.state import GatewayState
 
 pytestmark = pytest.mark.slow
 
@@ -188,11 +185,8 @@ async def call_app(
     config: Config, backends: Backends, *calls: Callable[[httpx.AsyncClient], Any], host: str = "localhost"
 ) -> list:
     """Replies of ``calls``, one after another, from a gateway without a key in this process."""
-    app = create_app(GatewayState(config, Agent(config, backends), None))
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", timeout=20) as client:
-            return [await call(client) for call in calls]
+    async with own_client(config, backends, host) as client:
+        return [await call(client) for call in calls]
 
 
 def ask(question: str = "say 7", **more: Any) -> Callable[[httpx.AsyncClient], Any]:

@@ -43,18 +43,6 @@ def streamed(deployed: Deployed, question: str, **changes: Any) -> list[tuple[st
         return list(events(response.iter_lines()))
 
 
-def test_the_text_of_the_first_sample_arrives_before_its_turns(deployed: Deployed) -> None:
-    items, text = streamed(deployed, "say 8,7,7,7"), ""
-    for name, data in items:
-        if name == "text":
-            assert (data["sample"], data["samples"], data["attempt"]) == (0, 4, 0)
-            text += data["text"]
-        elif name == "turn" and data["sample"] == 0 and data["turn"]["role"] == "assistant":
-            assert text == data["turn"]["text"]
-            text = ""
-    assert items[-1][1]["answer"] == "7"
-
-
 def test_thoughts_are_streamed_letter_by_letter(client: openai.OpenAI) -> None:
     stream: Any = client.chat.completions.create(
         model="pixelis-nano", messages=messages("say 7", picture_url()), stream=True

@@ -255,36 +255,3 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
     expect(page.locator("#reviews")).to_contain_text("has no review queue")
     assert page.locator("img[src=x]").count() == 0
     assert page.title() == "Pixelis · Evolution"
-
-
-@pytest.mark.long
-def test_the_version_where_learning_began_says_so_and_an_open_test_is_no_failure(opened: Opened) -> None:
-    versions = [{"version": i, "status": "promoted", "step": 0} for i in range(2)]
-    versions.append({"version": 2, "status": "candidate", "step": 8})
-    waits = {
-        "actor": "canary",
-        "result": "skipped",
-        "details": {"version": 2, "accuracy": 0.79},
-        "time": time.time(),
-    }
-    audit = [
-        {**waits, "event": "promotion", "action": "wait"},
-        {**waits, "event": "canary", "action": "judge"},
-    ]
-    learnt = [{"version": 2, "tasks": 64, "users": 1, "user": "", "user_share": 1.0}]
-    page = shown(
-        opened,
-        versions=versions,
-        learnt=learnt,
-        audit=audit,
-        canary=[judged(2, 0.79, "wait", reason="inconclusive")],
-    )
-    first = page.locator(".versions tbody tr").nth(1)
-    expect(first).to_contain_text("nothing yet: where learning began")
-    expect(first).to_contain_text("none: it answers as the version before")
-    lines = page.locator(".audit tbody tr")
-    expect(lines.locator("[data-label='What']")).to_have_text(
-        ["Did not let version 2 answer yet", "Tested version 2: 79 % right"]
-    )
-    expect(lines.locator("[data-label='Result']")).to_have_text(["not decided", "not decided"])
-    expect(page.locator(".audit .wrong")).to_have_count(0)

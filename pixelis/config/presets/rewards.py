@@ -1,10 +1,7 @@
-"""Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for.
+"""Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for. Explicit keys override
+them.
 
-Explicit keys override them.
-
-`paper` follows a publication, `repo` its code; where the code has a defect (a sample judged by the flags of
-another group, exceptions that become rewards) the preset follows its intention. A preset sets the weights of
-terms. Each question names how its answer is compared (`Question.scorer`).
+`paper` follows a publication, `repo` its code, or where that has a defect its intention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Selects sets by recipe: demonstrations for SFT, questions for RFT, and experiences for online learning.
+"""Recipes: the demonstrations and questions that a set takes (Pixelis, arXiv 2603.25091).
 
-A recipe divides its size between groups of tasks and of kinds (Pixelis, arXiv 2603.25091). No cell exceeds
-its share of the available demonstrations, and unfilled shares are reported.
+A recipe divides its size between groups of tasks and of kinds. No cell exceeds its share of the available
+demonstrations, and unfilled shares are reported.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ RFT_DIVERSITY = 0.1
 
 @dataclass
 class Selection:
-    """The demonstrations that a recipe selects. ``targets`` and ``counts`` are by ``task/kind``.
+    """The demonstrations that a recipe selects; ``targets`` and ``counts`` are by ``task/kind``.
 
-    ``absent`` are groups that have a share but no demonstrations. ``excluded`` counts demonstrations by
-    cause.
+    ``absent``: groups with a share but no demonstrations. ``excluded``: counts by cause.
     """
 
     demonstrations: list[Demonstration]
@@ -63,7 +62,7 @@ class Selection:
 
 
 def sft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> Selection:
-    """Demonstrations to imitate, with their weights; whatever the recipe says, none of a wrong kind."""
+    """Demonstrations to imitate, with their weights; none of a wrong kind, whatever the recipe says."""
     kinds = {kind: share for kind, share in recipe.kinds.items() if kind != "trap"}
     return select(demonstrations, recipe.model_copy(update={"kinds": kinds}), seed, excluded=WRONG_KINDS)
 
@@ -86,11 +85,11 @@ def validation(
 def rft(
     demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
 ) -> tuple[list[Question], Selection]:
-    """The questions of the selected demonstrations, each once; ``meta`` holds signals that the policy never
+    """The questions of the selected demonstrations, each once, with signals in ``meta`` that the policy never
     sees.
 
-    ``weight`` is the largest sampling weight among a question's demonstrations. ``signals`` holds their
-    kinds, wrong answers, level and difficulty; ``reference_operations`` those of the best right one.
+    ``weight``: the largest sampling weight. ``signals``: kinds, wrong answers, level and difficulty.
+    ``reference_operations``: those of the best right demonstration.
     """
     selection = select(demonstrations, recipe, seed)
     by_question: dict[str, list[Demonstration]] = defaultdict(list)
@@ -117,9 +116,7 @@ def select(
     seed: int,
     excluded: Container[SampleKind] = (),
 ) -> Selection:
-    """At most the recipe's size and its share of each cell, drawn by weight without replacement. excluded:
-    kinds.
-    """
+    """At most the recipe's size and its share of each cell, drawn by weight without replacement."""
     selection = Selection([], recipe.size)
     cells: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     tasks_of, kinds_of = Counter[str](), Counter[str]()
@@ -151,7 +148,7 @@ def select(
 
 
 def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
-    """The weight of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different
+    """That of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different
     operations.
     """
     names, quality = [step.op for step in d.steps], 1.0 if d.quality is None else d.quality
@@ -164,9 +161,7 @@ def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
 def _shares(
     recipe: Mapping[str, float], available: Mapping[str, int], selection: Selection
 ) -> dict[str, float]:
-    """The recipe's shares, with those of absent groups given to the others; without a recipe, the available
-    shares.
-    """
+    """The recipe's shares, with those of absent groups given to the others; else the available shares."""
     if not recipe:
         total = sum(available.values())
         return {name: count / total for name, count in sorted(available.items())}

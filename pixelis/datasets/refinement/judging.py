@@ -51,7 +51,7 @@ class QualityJudge(Judge):
         self.temperature = TEMPERATURE
 
     def rate(self, demonstration: Demonstration, draw: int = 0) -> float:
-        """The score of a demonstration; ``draw`` numbers repeated requests. DataFailure ``judge_...``."""
+        """The score of a demonstration; ``draw`` numbers repeated requests."""
         return self.verdict(json.dumps(describe(demonstration), ensure_ascii=True, sort_keys=True), draw)
 
 
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge) -> Iterator[Verdict]:
-    """Verdicts in order, requested concurrently as configured for the judge."""
+    """Verdicts in order, requested concurrently."""
 
     def judge_one(d: Demonstration) -> Verdict:
         draws = REPEATS if is_repeated(d.id, REPEATED_SHARE) else 1
@@ -83,7 +83,7 @@ def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge) -> I
 
 
 def is_repeated(demonstration_id: str, share: float) -> bool:
-    """True for the share of ids that is scored three times, the same ones in every run."""
+    """Whether an id is of the share that is scored three times."""
     return int(hashlib.sha256(demonstration_id.encode()).hexdigest()[:8], 16) < share * 16**8
 
 

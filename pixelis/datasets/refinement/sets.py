@@ -1,6 +1,4 @@
-"""The output of refinement: demonstrations by level, and the sets that the recipes for sft and rft
-select.
-"""
+"""The output of refinement: demonstrations by level, and the sets for sft and rft."""
 
 from __future__ import annotations
 

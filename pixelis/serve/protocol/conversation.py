@@ -1,17 +1,19 @@
-"""Shared by OpenAI's two question routes: ignored and refused fields, and messages read as a conversation."""
+"""Shared by OpenAI's two question routes: parts of messages, conversations, ignored and refused fields."""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from pixelis.records import Exchange
 from pixelis.serve.answer_format import OBJECT, AnswerFormat
-from pixelis.serve.protocol.errors import ApiError
-from pixelis.serve.protocol.question import Conversation, Placed
+from pixelis.serve.protocol.errors import ApiError, text_or
+from pixelis.serve.protocol.files import Kind, file_url, typed_data_url
+from pixelis.serve.protocol.question import MAX_PARTS, Conversation, Placed
 
 IGNORED = {
     *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
@@ -39,26 +41,106 @@ _BLAND = re.compile(r"you are (an? )?([\w-]+,? (and )?){0,5}(assistant|chatbot|a
 """System messages that only name the model's role, which many clients send by default."""
 
 
-@dataclass(slots=True)
-class ReadMessage:
+class LenientModel(BaseModel):
+    """A part of a request body that ignores unknown fields."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class Medium(LenientModel):
+    """A picture or clip: its ``url``, an uploaded file, a file's data, or base64 ``data`` of a ``format``."""
+
+    url: str | None = None
+    file_id: str | None = None
+    file_data: str | None = None
+    data: str | None = None
+    format: Literal["mp4", "webm", "gif"] = "mp4"
+
+    def data_url(self, files: Mapping[str, str], kind: Kind | None, place: str) -> str:
+        """Raises ApiError 400 if there is none, or of another kind."""
+        if self.file_id is not None:
+            return file_url(files, self.file_id, kind, place)
+        if self.file_data is not None:
+            return file_url({"": typed_data_url(self.file_data, place)}, "", kind, place)
+        if self.data is not None:
+            return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
+        if self.url is None:
+            raise ApiError(400, f"`{place}` has neither an address nor a file", "invalid_value", place)
+        return self.url
+
+
+MEDIA: dict[str, Kind | None] = {
+    **dict.fromkeys(("image_url", "image_file", "input_image"), "image"),
+    **dict.fromkeys(("video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file")),
+}
+"""Kind of the content of each type of part, None if it may be either."""
+
+
+class Part(LenientModel):
+    """One part of a message, as chat completions or responses spell it."""
+
+    type: str
+    text: str | None = None
+    image_url: text_or(Medium) | None = None  # type: ignore[valid-type]
+    video_url: text_or(Medium) | None = None  # type: ignore[valid-type]
+    input_video: Medium | None = None
+    image_file: Medium | None = None
+    file: Medium | None = None
+    file_id: str | None = None
+    file_data: str | None = None
+
+    @property
+    def medium(self) -> Medium:
+        for medium in (self.image_url, self.video_url, self.input_video, self.image_file, self.file):
+            if medium is not None:
+                return Medium(url=medium) if isinstance(medium, str) else medium
+        return Medium(file_id=self.file_id, file_data=self.file_data)
+
+
+Content = text_or(Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)])
+
+
+def file_ids(contents: Iterable[str | list[Part] | None]) -> list[str]:
+    """The uploaded files that messages with these contents name."""
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [id for part in parts if (id := part.medium.file_id) is not None]
+
+
+class ReadMessage(NamedTuple):
     """A message. A reply without an answer has no text."""
 
     role: str
-    texts: list[str] = field(default_factory=list)
-    images: list[Placed] = field(default_factory=list)
-    clips: list[Placed] = field(default_factory=list)
+    text: str
+    images: Sequence[Placed] = ()
+    clips: Sequence[Placed] = ()
 
-    @property
-    def text(self) -> str:
-        return "\n".join(filter(None, map(str.strip, self.texts)))
 
-    def add_media(self, url: str, kind: Literal["image", "video"] | None, place: str) -> None:
-        """Add a picture or clip; ``kind`` None: by its URL. Raises ApiError 400 unless the user sends it."""
-        if self.role != "user":
-            message = f"pictures belong in a user message, not in a {self.role} message"
-            raise ApiError(400, message, "invalid_value", place)
-        is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
-        (self.clips if is_clip else self.images).append((url, place))
+def read_message(
+    role: str, content: str | list[Part] | None, param: str, files: Mapping[str, str]
+) -> ReadMessage:
+    """The message at ``param``, with the data URLs of uploaded files. Raises ApiError 400."""
+    if not isinstance(content, list):
+        return ReadMessage(role, (content or "").strip())
+    texts, images, clips = list[str](), list[Placed](), list[Placed]()
+    for j, part in enumerate(content):
+        place = f"{param}.content[{j}]"
+        if part.type in ("text", "input_text", "output_text"):
+            if part.text is None:
+                raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
+            texts.append(part.text.strip())
+        elif part.type in MEDIA:
+            if role != "user":
+                message = f"pictures belong in a user message, not in a {role} message"
+                raise ApiError(400, message, "invalid_value", place)
+            kind = MEDIA[part.type]
+            url = part.medium.data_url(files, kind, place)
+            is_clip = kind == "video" or (kind is None and url.startswith("data:video/"))
+            (clips if is_clip else images).append((url, place))
+        elif part.type != "refusal":  # which adds nothing: the reply has no answer
+            message = f"parts of type `{part.type[:40]}` are not supported: send text, pictures and clips"
+            raise ApiError(400, message, "unsupported_part", place)
+    return ReadMessage(role, "\n".join(filter(None, texts)), images, clips)
 
 
 def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, Any] | None) -> None:
@@ -71,11 +153,6 @@ def refuse_unsupported(unsupported: Mapping[str, bool], unknown: Mapping[str, An
         if present:
             name = name[:100]
             raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
-
-
-def unsupported_part(kind: str, supported: str, place: str) -> ApiError:
-    message = f"parts of type `{kind[:40]}` are not supported: send {supported} parts"
-    return ApiError(400, message, "unsupported_part", place)
 
 
 def answer_format(kind: Any, schema: Any, param: str) -> AnswerFormat | None:
@@ -109,8 +186,7 @@ def read_messages(
     def refuse(problem: str) -> ApiError:
         return ApiError(400, problem, "unsupported_conversation", param)
 
-    for i, message in enumerate(messages):
-        role, text = message.role, message.text
+    for i, (role, text, images, clips) in enumerate(messages):
         if role not in ("system", "developer", "user", "assistant"):
             raise refuse(f"`{param}[{i}]` is a {role} message: the agent executes its operations itself")
         if role in ("system", "developer"):
@@ -126,7 +202,7 @@ def read_messages(
         roles.append(role)
         if role != "assistant":
             texts += [text] if text else []
-            media += conversation.attach(message.images, message.clips)
+            media += conversation.attach(images, clips)
     if roles[-1:] != ["user"]:
         raise refuse(f"the last of `{param}` must be a user message: the question")
     conversation.question = "\n".join(texts)

@@ -48,8 +48,8 @@ class EvolutionReply(BaseModel):
 class EvolutionStatus(BaseModel):
     """Reply of ``GET /v1/evolution``.
 
-    ``canary`` are the judgements, oldest first; ``audit`` and ``alerts`` the latest. ``learnt`` are version, time
-    and largest shares of recent candidates.
+    ``canary`` are the judgements, oldest first; ``audit`` and ``alerts`` the latest. ``learnt`` are version,
+    time and largest shares of recent candidates.
     """
 
     object: Literal["evolution.status"] = "evolution.status"

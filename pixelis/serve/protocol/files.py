@@ -17,6 +17,9 @@ MIN_TTL_S = 3600
 """Shortest ``expires_after``, as OpenAI has it."""
 
 
+Kind = Literal["image", "video"]
+
+
 class FileObject(BaseModel):
     """A file as OpenAI describes it, and the ``media_type`` that its first bytes tell."""
 
@@ -49,22 +52,7 @@ class FileDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
-class FileReference(BaseModel):
-    """A part of a message that names a file, or holds one as a data URL or in base64 alone."""
-
-    file_id: str | None = None
-    file_data: str | None = None
-
-    def data_url(self, files: Mapping[str, str], kind: Literal["image", "video"] | None, param: str) -> str:
-        """The file's data URL, of ``files`` by id. Raises ApiError 400 if missing or of another kind."""
-        if self.file_id is None and self.file_data is not None:
-            files = {"": _typed(self.file_data, param)}
-        elif self.file_id is None:
-            raise ApiError(400, f"`{param}` needs `file_id` or `file_data`", "invalid_value", param)
-        return file_url(files, self.file_id or "", kind, param)
-
-
-def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] | None, param: str) -> str:
+def file_url(files: Mapping[str, str], id: str, kind: Kind | None, param: str) -> str:
     """The data URL of a file. Raises ApiError 400 if missing or of another kind."""
     url = files.get(id)
     if url is None:
@@ -75,7 +63,7 @@ def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] 
     return url
 
 
-def _typed(data: str, param: str) -> str:
+def typed_data_url(data: str, param: str) -> str:
     """The data URL of base64 data or of a data URL, typed by its first bytes."""
     body = data.partition(",")[2] if data[:5].lower() == "data:" else data
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,18 +16,18 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.protocol.conversation import (
-    ReadMessage,
+    Content,
+    LenientModel,
     answer_format,
+    file_ids,
+    read_message,
     read_messages,
     refuse_unsupported,
-    unsupported_part,
 )
 from pixelis.serve.protocol.errors import ApiError, text_or
-from pixelis.serve.protocol.files import FileReference, file_url
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
-    MAX_PARTS,
     Conversation,
     QuestionRequest,
     ReplyFormat,
@@ -40,84 +40,9 @@ from pixelis.serve.protocol.response_events import ThoughtStream
 MAX_STOPS = 4
 
 
-class LenientModel(BaseModel):
-    """A part of a request body that ignores unknown fields."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class MediaUrl(LenientModel):
-    url: str
-
-
-class InputVideo(LenientModel):
-    """A clip like OpenAI's ``input_audio``, base64 and its format, or an uploaded one."""
-
-    data: str | None = None
-    format: Literal["mp4", "webm", "gif"] = "mp4"
-    file_id: str | None = None
-
-    def data_url(self, files: Mapping[str, str], kind: Literal["image", "video"] | None, param: str) -> str:
-        if self.file_id is not None:
-            return file_url(files, self.file_id, kind, param)
-        if self.data is None:
-            raise ApiError(400, f"`{param}` needs `data` or `file_id`", "invalid_value", param)
-        return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
-
-
-MEDIA: dict[str, Literal["image", "video"] | None] = {
-    "image_url": "image",
-    "image_file": "image",
-    "video_url": "video",
-    "input_video": "video",
-    "file": None,
-}
-"""Kind of the content of each type of part, None if it may be either."""
-
-
-class Part(LenientModel):
-    """One part of a message; the field of its type's name holds the content."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    image_url: MediaUrl | None = None
-    video_url: MediaUrl | None = None
-    input_video: InputVideo | None = None
-    image_file: FileReference | None = None
-    file: FileReference | None = None
-
-
 class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
-
-    def read(self, param: str, files: Mapping[str, str]) -> ReadMessage:
-        """The message of this place, with the data URLs of uploaded files. Raises ApiError 400."""
-        if not isinstance(self.content, list):
-            return ReadMessage(self.role, [self.content or ""])
-        message = ReadMessage(self.role)
-        for j, part in enumerate(self.content):
-            place = f"{param}.content[{j}]"
-            if part.type not in ("text", "refusal", *MEDIA):
-                raise unsupported_part(part.type, "`text`, `image_url` and `video_url`", place)
-            content = getattr(part, part.type)
-            if content is None:
-                problem = f"a part of type `{part.type}` needs `{part.type}`"
-                raise ApiError(400, problem, "invalid_value", place)
-            if part.type == "text":
-                message.texts.append(content)
-            elif part.type != "refusal":  # which adds nothing: the reply has no answer
-                kind = MEDIA[part.type]
-                url = content.url if isinstance(content, MediaUrl) else content.data_url(files, kind, place)
-                message.add_media(url, kind, place)
-        return message
-
-    def file_ids(self) -> Iterator[str]:
-        for part in self.content if isinstance(self.content, list) else []:
-            for reference in (part.image_file, part.file, part.input_video):
-                if reference is not None and reference.file_id is not None:
-                    yield reference.file_id
+    content: Content | None = None
 
 
 class StreamOptions(LenientModel):
@@ -127,8 +52,8 @@ class StreamOptions(LenientModel):
 class ChatRequest(QuestionRequest):
     """Body of ``POST /v1/chat/completions``: a question, after optional system messages and exchanges.
 
-    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Unknown fields and
-    those that would change the reply but are not supported (``tools``, ``top_k``, ...) are errors.
+    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Unknown fields
+    and those that would change the reply but are not supported (``tools``, ``top_k``, ...) are errors.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -158,7 +83,10 @@ class ChatRequest(QuestionRequest):
             "stop": bool(self.stop) and answers is not None,  # would cut JSON
         }
         refuse_unsupported(unsupported, self.model_extra)
-        messages = (message.read(f"messages[{i}]", self._files) for i, message in enumerate(self.messages))
+        messages = (
+            read_message(message.role, message.content, f"messages[{i}]", self._files)
+            for i, message in enumerate(self.messages)
+        )
         return read_messages(messages, "messages")
 
     @cached_property
@@ -167,7 +95,7 @@ class ChatRequest(QuestionRequest):
         return answer_format(f.get("type", "text"), f.get("json_schema"), "response_format")
 
     def file_ids(self) -> list[str]:
-        return [id for message in self.messages for id in message.file_ids()]
+        return file_ids(message.content for message in self.messages)
 
 
 class Usage(BaseModel):

@@ -47,8 +47,9 @@ Placed = tuple[str, str]
 class Conversation:
     """A question as sent, with the URLs of all media of the conversation and the exchanges before it.
 
-    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with the
-    question. ``places`` in the request are by these ids. The first ``stored`` exchanges come from the memory.
+    The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with
+    the question. ``places`` in the request are by these ids. The first ``stored`` exchanges come from the
+    memory.
     """
 
     question: str
@@ -103,7 +104,8 @@ class QuestionRequest(BaseModel):
 class ReplyFormat(ABC):
     """A validated request and the format of its reply, a server-sent stream if ``stream``.
 
-    ``cached_reply`` gives an earlier reply this request's id and times. Stream methods may return "" for no event.
+    ``cached_reply`` gives an earlier reply this request's id and times. Stream methods may return "" for no
+    event.
     """
 
     query: AgentQuery

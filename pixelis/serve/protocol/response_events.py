@@ -20,7 +20,8 @@ SERVER = "pixelis"
 class ResponseEvents:
     """Builds ``output`` from the turns of one sample. Each method returns the events of what it adds.
 
-    ``calls`` are the places of calls without a result, ``thought`` the place and text of one that has not ended.
+    ``calls`` are the places of calls without a result, ``thought`` the place and text of one that has not
+    ended.
     """
 
     def __init__(self, dialect: str, ids: str = ""):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,11 +18,14 @@ from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
 from pixelis.serve.protocol.conversation import (
+    Content,
+    LenientModel,
     ReadMessage,
     answer_format,
+    file_ids,
+    read_message,
     read_messages,
     refuse_unsupported,
-    unsupported_part,
 )
 from pixelis.serve.protocol.errors import (
     MAX_COMMENT_CHARS,
@@ -32,12 +35,10 @@ from pixelis.serve.protocol.errors import (
     StrictModel,
     text_or,
 )
-from pixelis.serve.protocol.files import FileReference
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
-from pixelis.serve.protocol.openai import Choice, LenientModel, PixelisFields, Usage
+from pixelis.serve.protocol.openai import Choice, PixelisFields, Usage
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
-    MAX_PARTS,
     Conversation,
     QuestionRequest,
     ReplyFormat,
@@ -55,23 +56,6 @@ MAX_ITEMS = 16 * MAX_EXCHANGES
 LOG_PROBS = "message.output_text.logprobs"
 INCLUDED = (LOG_PROBS, "reasoning.encrypted_content", "message.input_image.image_url")
 """Values of ``include``. The last two have no effect: nothing is encrypted, the caller has its input."""
-MEDIA: dict[str, tuple[str, Literal["image", "video"] | None]] = {
-    "input_image": ("image_url", "image"),
-    "input_video": ("video_url", "video"),
-    "input_file": ("file_data", None),
-}
-"""Field with the content of a part that is no text, and its kind if that is certain."""
-
-
-class InputPart(LenientModel):
-    """One part of a message: text, a picture or a clip, or the text of an earlier answer."""
-
-    type: str
-    text: str | None = None
-    image_url: str | None = None
-    video_url: str | None = None
-    file_id: str | None = None
-    file_data: str | None = None
 
 
 class InputItem(LenientModel):
@@ -79,36 +63,7 @@ class InputItem(LenientModel):
 
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: text_or(Annotated[list[InputPart], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
-
-    def read(self, param: str, files: Mapping[str, str]) -> ReadMessage:
-        """The message of this place, with the data URLs of uploaded files. Raises ApiError 400."""
-        if self.role is None:
-            problem = f"`{param}` is a message without a role"
-            raise ApiError(400, problem, "missing_parameter", f"{param}.role")
-        if not isinstance(self.content, list):
-            return ReadMessage(self.role, [self.content or ""])
-        message = ReadMessage(self.role)
-        for j, part in enumerate(self.content):
-            place = f"{param}.content[{j}]"
-            if part.type in ("input_text", "output_text"):
-                if part.text is None:
-                    raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
-                message.texts.append(part.text)
-            elif part.type in MEDIA:
-                name, kind = MEDIA[part.type]
-                content = getattr(part, name)
-                if part.file_id is not None or part.file_data is not None:
-                    reference = FileReference(file_id=part.file_id, file_data=part.file_data)
-                    content = reference.data_url(files, kind, place)
-                elif content is None:
-                    problem = f"a part of type `{part.type}` needs `{name}` or `file_id`"
-                    raise ApiError(400, problem, "invalid_value", place)
-                message.add_media(content, kind, place)
-            elif part.type != "refusal":  # which adds nothing: the reply has no answer
-                supported = "`input_text`, `input_image`, `input_video` and `input_file`"
-                raise unsupported_part(part.type, supported, place)
-        return message
+    content: Content | None = None
 
 
 class TextFormat(StrictModel):
@@ -185,9 +140,7 @@ class ResponsesRequest(QuestionRequest):
         return answer_format(f.type, f.model_dump(by_alias=True), "text.format") if f is not None else None
 
     def file_ids(self) -> list[str]:
-        items = [] if isinstance(self.input, str) else self.input
-        parts = [part for item in items if isinstance(item.content, list) for part in item.content]
-        return [part.file_id for part in parts if part.file_id is not None]
+        return file_ids(item.content for item in self.input if isinstance(item, InputItem))
 
     def conversation(self) -> Conversation:
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
@@ -203,13 +156,16 @@ class ResponsesRequest(QuestionRequest):
 
     def _messages(self) -> Iterator[ReadMessage]:
         if self.instructions:
-            yield ReadMessage("developer", [self.instructions])
+            yield ReadMessage("developer", self.instructions.strip())
         if isinstance(self.input, str):
-            yield ReadMessage("user", [self.input])
+            yield ReadMessage("user", self.input.strip())
             return
         for i, item in enumerate(self.input):
             if item.type == "message":
-                yield item.read(f"input[{i}]", self._files)
+                if item.role is None:
+                    message = f"`input[{i}]` is a message without a role"
+                    raise ApiError(400, message, "missing_parameter", f"input[{i}].role")
+                yield read_message(item.role, item.content, f"input[{i}]", self._files)
             elif item.type not in ("reasoning", "mcp_call"):
                 message = f"items of type `{item.type[:40]}` are not supported: send messages"
                 raise ApiError(400, message, "unsupported_part", f"input[{i}]")
@@ -224,9 +180,9 @@ class ResponseDeleted(BaseModel):
 class ResponseObject(BaseModel):
     """Reply of ``POST /v1/responses`` and ``GET /v1/responses/{id}``.
 
-    ``output`` is the winning sample, in a stream the first: a ``reasoning`` item for each thought, an ``mcp_call``
-    item for each pixel operation, and the ``message`` with the elected answer. ``status`` is "incomplete" if no
-    sample reached an answer for want of tokens.
+    ``output`` is the winning sample, in a stream the first: a ``reasoning`` item for each thought, an
+    ``mcp_call`` item for each pixel operation, and the ``message`` with the elected answer. ``status`` is
+    "incomplete" if no sample reached an answer for want of tokens.
     """
 
     id: str

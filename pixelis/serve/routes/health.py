@@ -25,7 +25,8 @@ router = APIRouter(tags=["service"])
 class Health(BaseModel):
     """``status`` is "ok", "degraded" (it answers, but stores nothing) or "no generator answers".
 
-    ``memory`` is "ok", or why it stores nothing: "no space", "read-only", "I/O error", "damaged", "unavailable".
+    ``memory`` is "ok", or why it stores nothing: "no space", "read-only", "I/O error", "damaged",
+    "unavailable".
     """
 
     status: str

@@ -22,16 +22,17 @@ MEDIA_TYPES = {
     "jpg": "image/jpeg",
     "json": "application/json",
 }
-EXAMPLES = (
-    ("example.jpg", "cards:?split=test&seed=7&index=5", "Which digit is in the red frame?"),
-    ("example-coffee.jpg", "cards:?split=test&seed=7&index=31", "Which digit is in the cyan frame?"),
-    ("example-retina.jpg", "cards:?split=test&seed=7&index=6", "Which digit is in the purple frame?"),
-)
-"""File, source and question of each example, in the world of pixelis-nano. The backgrounds are scikit-image's
-rocket (SpaceX), coffee (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
+EXAMPLES = {
+    "example.jpg": "Which digit is in the red frame?",
+    "example-coffee.jpg": "Which digit is in the cyan frame?",
+    "example-retina.jpg": "Which digit is in the purple frame?",
+}
+"""Pictures 5, 31 and 6 of cards:?split=test&seed=7. The backgrounds are scikit-image's rocket (SpaceX), coffee
+(Rachel Michetti) and retina (Mikael Häggström), all CC0."""
 ABOUT_NANO = (
     "reads handwritten digits on small cards with coloured frames, hidden in photographs like the examples.",
-    "It was trained for nothing else: it cannot describe pictures, read words or chat, and only guesses about others.",
+    "It was trained for nothing else: it cannot describe pictures, read words or chat, and elsewhere it only "
+    "guesses.",
 )
 ABOUT_OTHERS = (
     "answers questions about a picture: what is there, where, how many, and which words are written on it.",
@@ -85,7 +86,7 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "evolution": config.evolution.enabled,
         "memory": config.memory.enabled,
         "about": ABOUT_NANO if config.policy.model == "nano" else ABOUT_OTHERS,
-        "examples": [{"file": file, "question": question} for file, _, question in EXAMPLES],
+        "examples": [{"file": file, "question": question} for file, question in EXAMPLES.items()],
     }
 
 

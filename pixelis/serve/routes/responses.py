@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from pixelis.records import Exchange, Experience
@@ -24,7 +24,6 @@ from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import Conversation
 from pixelis.serve.protocol.responses import (
-    LOG_PROBS,
     PREFIX,
     RESPONSE_ID,
     ResponseDeleted,
@@ -59,15 +58,10 @@ async def create_response(
 
 
 @router.get("/v1/responses/{id}")
-async def get_response(state: State, caller: Sender, id: EntityId, request: Request) -> ResponseObject:
+async def get_response(state: State, caller: Sender, id: EntityId, stream: bool = False) -> ResponseObject:
     """Read a stored response, redacted, with the winning sample's steps and without `logprobs`."""
-    for name, value in request.query_params.multi_items():
-        name = name.removesuffix("[]")
-        if (name == "include" and value != LOG_PROBS) or (name == "stream" and value == "false"):
-            continue
-        if name != "include_obfuscation":
-            name = name[:100]
-            raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
+    if stream:
+        raise ApiError(400, "`stream` is not supported: leave it out", "unsupported_parameter", "stream")
     experience = await _own(state, caller, id)
     verdict = verdict_for(caller, experience.verdict)
     response = stored_response(experience.model_copy(update={"verdict": verdict}))

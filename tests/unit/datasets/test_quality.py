@@ -9,6 +9,7 @@ from chat_server import ChatServer
 from refined import SCORE, demonstration, zoom
 
 from pixelis.config import JudgeConfig as JudgeSettings
+from pixelis.config.refinement import QualityConfig
 from pixelis.datasets.refinement import judging, quality
 from pixelis.operations import OPERATIONS
 from pixelis.records import Observation, Step
@@ -30,7 +31,7 @@ from pixelis.records import Observation, Step
     ],
 )
 def test_rules(fields: dict, cause: str | None):
-    assert quality.rule_violation(demonstration(**fields), OPERATIONS) == cause
+    assert quality.rule_violation(demonstration(**fields), OPERATIONS, QualityConfig()) == cause
 
 
 def test_every_fault_lowers_its_component_of_the_score():

@@ -213,9 +213,7 @@ def test_nothing_to_refine(tmp_path: Path):
         refine.run(settings(tmp_path / "data"))
     short = demonstration(turns=[Step(answer="7")])
     (tmp_path / "data" / "a.jsonl").write_text(short.model_dump_json() + "\n", encoding="utf-8")
-    with pytest.raises(
-        DataFailure, match=r"is left of 1 rows \(length 1\)\n *fix: .*refinement.quality.length"
-    ):
+    with pytest.raises(DataFailure, match=r"is left of 1 rows \(length 1\)"):
         # Before the policy is asked
         refine.run(settings(tmp_path / "data", "refinement.pass_rate.episodes=2"))
 
@@ -223,9 +221,7 @@ def test_nothing_to_refine(tmp_path: Path):
 def test_every_row_below_the_quality_of_its_level(source: Path, capsys: pytest.CaptureFixture[str]):
     floors = "refinement.quality.levels={simple: 1, medium: 1, hard: 1}"
     (source / "b.jsonl").write_text("{oops\n", encoding="utf-8")
-    with pytest.raises(
-        DataFailure, match=r"\(level_quality \d+, not_json 1\)\n *fix: .*refinement.quality.levels"
-    ):
+    with pytest.raises(DataFailure, match=r"\(level_quality \d+, not_json 1\)"):
         refine.run(settings(source, floors))
     with pytest.raises(DataFailure, match="gate total"):
         refine.run(settings(source, sizes=1))

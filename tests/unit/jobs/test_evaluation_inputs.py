@@ -5,16 +5,12 @@ held-out rows.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
 import pytest
 from command_line import pixelis
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pixelis.config import load
-from pixelis.config.evaluate import EvaluateConfig
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.jobs import driver, evaluate
@@ -111,17 +107,6 @@ def test_names_that_cannot_be_those_of_files_are_refused(name: str) -> None:
     for word in (f"run.name={name}", f"evaluate.sets={{{json.dumps(name)}: 'cards:'}}"):
         with pytest.raises(BadConfig, match="names files"):
             load(None, [word])
-
-
-@given(st.text(max_size=120, alphabet=st.characters(exclude_categories=["Cs"])))
-def test_a_name_is_kept_if_it_can_be_that_of_a_file(name: str) -> None:
-    try:
-        (known,) = EvaluateConfig(sets={name: "cards:?split=test"}).sets
-    except ValueError:
-        assert not name or "/" in name or "\0" in name or len(name.encode()) > 100
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / f"trajectories-{known}-1003520px-direct.jsonl").touch()
 
 
 def test_answers_in_another_encoding_and_a_file_as_folder_end_with_a_message(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from pathlib import Path
@@ -16,8 +15,7 @@ from PIL import Image
 
 from pixelis.jobs.operate import main
 from pixelis.operations import OPERATIONS
-from pixelis.operations.media import subsample
-from pixelis.operations.pictures import frame_label, write_film
+from pixelis.operations.pictures import write_film
 
 SEGMENTED = "runs/operate/photo/segment_object_at.json"
 
@@ -74,13 +72,6 @@ def test_a_zoom_into_a_zoom(shell):
     assert (np.asarray(Image.open(result["pictures"][0])) == skimage.data.coffee()[300:, 450:]).all()
 
 
-def test_the_view_of_a_policy(shell):
-    _, result, _ = shell("photo.png", "zoom_in", "--view", "448", box=[0, 0, 0.2, 0.2])
-    width, height = result["images"][0]["view_size"]
-    assert 448**2 / 5 <= width * height <= 448**2
-    assert width % 28 == height % 28 == 0
-
-
 def test_read_text_writes_the_text(shell):
     Image.fromarray(np.repeat(skimage.data.page()[..., None], 3, 2)).save("page.png")
     code, result, _ = shell("page.png", "read_text", box=[0, 0, 1, 0.5])
@@ -118,16 +109,6 @@ def test_a_track_becomes_a_film_and_a_sheet(shell):
     code, result, _ = shell(film, "track_object", "--after", "out/track_object.json", object=name, end=16)
     assert code == 0
     assert result["data"]["tracks"][0]["frames"][0] == 12
-
-
-def test_frames_are_written_one_by_one_and_side_by_side(shell, clip):
-    code, result, _ = shell(clip, "select_frames", times=[0, 1.5])
-    assert code == 0
-    assert [Path(p).name for p in result["pictures"]] == [
-        "select_frames.frame0.png",
-        "select_frames.frame37.png",
-        "select_frames.sheet.png",
-    ]
 
 
 def test_a_frame_of_a_clip(shell, clip):
@@ -226,12 +207,6 @@ def test_code_and_animations(shell):
     assert result["media"]["frames"] == 4
 
 
-def test_a_picture_in_a_data_url(shell):
-    url = "data:image/png;base64," + base64.b64encode(Path("photo.png").read_bytes()).decode()
-    code, result, _ = shell(url, "zoom_in", box=[0, 0, 1, 1])
-    assert (code, result["media"]["width"]) == (0, 600)
-
-
 def test_results_of_other_pixels_are_refused(shell):
     shell("photo.png", "zoom_in", box=[0, 0, 0.5, 0.5])
     Image.fromarray(skimage.data.coffee()[::-1].copy()).save("other.png")
@@ -290,9 +265,3 @@ def test_a_film_plays_every_frame_at_its_time(tmp_path):
         shown = [(float(f.pts * f.time_base), f.to_ndarray(format="rgb24")) for f in container.decode(stream)]
     assert [round(t, 2) for t, _ in shown] == [round(t, 2) for t in times]
     assert all(abs(int(pixels[20, 20, 0]) - 10 * i) < 8 for i, (_, pixels) in enumerate(shown))
-
-
-def test_subsample_keeps_the_ends():
-    assert subsample(list(range(100)), 5) == [0, 25, 50, 74, 99]
-    assert subsample([3, 4], 5) == [3, 4]
-    assert frame_label(45, 1.5) == "frame 45, 1.50 s"

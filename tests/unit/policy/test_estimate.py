@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command_line import job_of, pixelis
+from command_line import job_of
 from public_models import PUBLIC, save_configs
 from tiny_policy import LORA, Maker, folder, policy
 
@@ -241,24 +241,6 @@ def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
     assert errors({"zero_optimization": {"stage": 1}}, "learner.zero_stage=0") == []
     (wrong,) = errors({"zero_optimization": {"stage": 2}}, "learner.zero_stage=0")
     assert wrong == "learner.zero_stage is 1, but learner.deepspeed ds.json: 2"
-
-
-def test_a_dry_run_reads_the_file_whose_path_has_marks_of_yaml(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "set #1: c+d" / "train.jsonl"
-    file.parent.mkdir()
-    rows = [{"id": f"q{i}", "question": f"What is {i} + 1?", "answers": [str(i + 1)]} for i in range(8)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
-        f"policy.model={folder('qwen2_5_vl')}",
-        "policy.lora.rank=16",
-        "dialogue.max_context=4096",
-        f"data.train={file}",
-    ]
-    code, out, err = pixelis(capsys, monkeypatch, "rft", "configs/first_run/rft.yaml", *words, "--dry-run")
-    assert (code, yaml.safe_load(out)["data"]["train"]) == (0, str(file)), err
-    assert f"ok     data.train={file}\n" in err
 
 
 def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:

@@ -23,7 +23,7 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.jobs import lineage as lineage_job
 from pixelis.jobs import ranks as job
-from pixelis.policy import architecture, estimate, rank_choice, ranks
+from pixelis.policy import architecture, rank_choice, ranks
 from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
 from pixelis.policy.export import write_peft
 from pixelis.policy.lora import BaseWeights, add_lora, merge_into
@@ -226,36 +226,6 @@ def test_the_learner_resumes_adapters_of_its_ranks_and_refuses_others(tmp_path: 
         with pytest.raises(BadInput, match="checkpoint") as caught:
             Trainer(policy(lora=other), learner, total_steps=2, adapter=adapter, device="cpu")
         assert "policy.lora.ranks" in (caught.value.fix or "")
-
-
-def test_the_estimate_counts_each_layers_rank(tmp_path: Path):
-    lora, adapter = mixed(tmp_path / "ranks.json")
-    path = str(tmp_path / "ranks.json")
-    whole = config.load(
-        None, [f"policy.model={folder('qwen3_vl')}", f"policy.lora.ranks={path}", "engine.name=vllm"]
-    )
-    arch = architecture.Architecture(whole.policy.model, torch.float32)
-    device, _ = estimate.learner_memory(arch, whole.policy, whole.learner)
-    assert device["adapters"] == adapter.nbytes
-    slots = estimate.generator_memory(arch, whole.policy, whole.engine)["adapters"]
-    assert slots == 2 * adapter_bytes(layers_of(), 8), "vLLM reserves the largest rank, rounded up"
-    finding = next(f for f in estimate.check(whole, "rft") if f.subject == "adapters")
-    assert (finding.level, "ranks 2 to 6 on 13 layers" in finding.text, "rank 8" in finding.text) == (
-        "ok",
-        True,
-        True,
-    )
-    wide = json.loads(Path(path).read_text())
-    wide["layer_ranks"] = dict.fromkeys(wide["layer_ranks"], 600)
-    Path(path).write_text(json.dumps(wide))
-    assert next(
-        f
-        for f in estimate.check(whole.model_copy(update={"engine": config.EngineConfig()}), "rft")
-        if f.level == "error"
-    )
-    with pytest.raises(BadConfig, match="600 is above vLLM's largest"):
-        ranks.served_rank(ranks.largest_rank(whole.policy.lora))
-    assert lora.rank == 4
 
 
 def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: Path):

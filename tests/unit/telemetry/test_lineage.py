@@ -177,16 +177,6 @@ def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
     assert [len(known.earlier), known.earlier[0].inputs[-1].source] == [1, "cards:?split=train"]
 
 
-def test_a_missing_source_is_an_error_before_the_run_starts(tmp_path: Path) -> None:
-    save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with (
-        pytest.raises(MissingFile, match="gone"),
-        jobs.run_folder(settings(tmp_path), sources={"data": str(tmp_path / "gone")}),
-    ):
-        pass
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_results_are_artifacts_of_weights_and_biases_offline(
