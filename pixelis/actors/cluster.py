@@ -115,7 +115,7 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
     except ConnectionError as error:
         raise InfraFailure(
             f"no Ray cluster answers at {address}: {error}",
-            fix="start one with `ray start --head`, or unset RAY_ADDRESS and cluster.address to run locally",
+            fix="start one (`ray start --head`), or unset RAY_ADDRESS and cluster.address",
         ) from None
     except Exception as error:  # Ray raises plain exceptions, for example when its start times out
         raise start_failure(error, address) from None
@@ -235,7 +235,7 @@ def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
         if late:
             raise InfraFailure(
                 f"{len(late)} of {len(refs)} {role} actors were not ready in {timeout_s:g} s",
-                fix="look at `ray status` for what is missing, or raise cluster.placement_timeout_s",
+                fix="look at `ray status`, or raise cluster.placement_timeout_s",
             )
 
 

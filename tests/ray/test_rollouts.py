@@ -110,18 +110,6 @@ def test_groups_are_complete_and_every_question_is_used_once(
         assert batches[-1][0].state == {"questions": {"cursor": questions * steps, "ahead": []}}
 
 
-def test_the_question_picture_is_one_array_in_all_rollouts_of_a_group(placed: PlacedJob) -> None:
-    with temporary(placed.coordinator(prompts_per_step=2, group_size=4, steps=1)) as coordinator:
-        ((batch,),) = learn(coordinator, 1, 1, version=0)
-    assert len(set(batch.views)) == len(batch.groups) == 2
-    for views in fetch_groups(batch.views):
-        first = [rollout_views[0] for rollout_views in views.values()]
-        assert len(first) == 4
-        assert all(np.shares_memory(first[0], other) for other in first[1:]), (
-            "each rollout has its own copy of the picture"
-        )
-
-
 def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob) -> None:
     adapters = [random_adapter(Path(placed.config.policy.model), seed=i) for i in (1, 2)]
 
