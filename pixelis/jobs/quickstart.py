@@ -1,5 +1,4 @@
-"""Run the whole system in about ten minutes: SFT, RFT, evaluation, serving and online adaptation of the
-embedded model.
+"""Run the whole system in about ten minutes: SFT, RFT, evaluation, serving and online adaptation.
 
 Writes run.dir/summary.json and run.dir/report.html. The stages call the functions of the other jobs; run them
 one by one with `pixelis sft`, `rft`, `evaluate` and `serve`. Re-running continues with the first unfinished
