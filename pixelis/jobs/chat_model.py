@@ -174,7 +174,6 @@ class ChatModel:
         """The reply to a chat, of this sample alone. DataFailure for this chat; others as in `groups`."""
         sampling = self.config.evaluate.sampling
         body: dict[str, Any] = {"model": self.api.model, "messages": messages, **self.api.parameters}
-        body |= {"max_tokens": self.api.max_tokens} if self.api.max_tokens else {}
         body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         if seed is not None:  # another one for each sample, in the range that services accept
             body["seed"] = int.from_bytes(hashlib.sha256(f"{seed}:{sample}".encode()).digest()[:4]) >> 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from pixelis.config import Config, from_command_line
@@ -24,7 +25,8 @@ from pixelis.policy.architecture import Architecture
 from pixelis.policy.export import BaseFile
 from pixelis.policy.model import default_device
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.policy.ranks import RankFile, WeightChange, choose_ranks, weight_change
+from pixelis.policy.rank_choice import WeightChange, choose_ranks, weight_change
+from pixelis.policy.ranks import RankFile
 from pixelis.telemetry import lineage
 from pixelis.telemetry.html.rank_page import render_ranks
 from pixelis.telemetry.html.render import write_page
@@ -76,7 +78,7 @@ def analyse(config: Config, folder: Path) -> RankFile:
                 base, tuned = (file.read(f"{layer}.weight").to(device) for file in files)
                 changes[layer] = weight_change(base, tuned, config.run.seed)
                 progress.update(done, layer=layer)
-            out.write(json.dumps({"key": key, "layer": layer, **changes[layer].to_json()}) + "\n")
+            out.write(json.dumps({"key": key, "layer": layer, **asdict(changes[layer])}) + "\n")
             out.flush()
     about = {"base": model.name, "base_sha256": base_sha256, "seed": config.run.seed}
     return choose_ranks({layer: changes[layer] for layer in layers}, config.ranks, about)
@@ -88,7 +90,7 @@ def _finished(path: Path, key: str) -> dict[str, WeightChange]:
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []:
         if line.endswith("\n") and (row := json.loads(line)).pop("key") == key:
             layer = row.pop("layer")
-            changes[layer] = WeightChange.from_json(row)
+            changes[layer] = WeightChange(**row)
     return changes
 
 

@@ -5,7 +5,6 @@ Reads data.demonstrations (a file or folder of rows, or `cards:`) and writes to 
   simple.jsonl, medium.jsonl, hard.jsonl   demonstrations by level
   sft.jsonl, sft_validation.jsonl          demonstrations to imitate, by refinement.sft
   rft.jsonl                                questions to roll out, by refinement.rft
-  online.jsonl                             experiences, by refinement.online, if it names a source
   summary.json, card.html                  counts, causes of drops, gates with figures, examples
 
 A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. A repeated or
@@ -16,7 +15,6 @@ and refinement.pass_rate.episodes.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,13 +34,16 @@ from pixelis.rewards.services import Services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
 
+EXAMPLES = 12
+"""Demonstrations with pictures on the card."""
+
 
 def run(config: Config) -> dict[str, Any]:
     """Refine, write the sets and the card; returns the summary. DataFailure for a rejected set."""
     s = config.refinement
-    inputs = {"demonstrations": config.data.demonstrations, "experiences": s.online.source}
+    inputs = {"demonstrations": config.data.demonstrations}
     inputs |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}
-    with run_folder(config, sources={role: source for role, source in inputs.items() if source}) as folder:
+    with run_folder(config, sources=inputs) as folder:
         for name in (*sets.FILES, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
         services, steps = Services(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
@@ -102,14 +103,14 @@ def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.
 
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     """Write the card, and the sets if every gate passes."""
-    files, statistics = sets.build(pipeline, time.time())
+    files, statistics = sets.build(pipeline)
     summary = {
         **pipeline.summary(),
         "config_sha256": config.sha256,
         "seed": config.run.seed,
         "sets": statistics,
     }
-    selected = sets.examples(pipeline.demonstrations, config.refinement.examples)
+    selected = sets.examples(pipeline.demonstrations, EXAMPLES)
     examples = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in selected]
     data_card.write_card(folder, summary, examples, config.run.name)
     is_rejected = any(not gate.passed for gate in pipeline.gates)
@@ -136,8 +137,6 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
             "refinement.holdout.sources", source, functools.partial(dry_run.read_first, config, held_out=True)
         )
     yield dry_run.Input("data.demonstrations", config.data.demonstrations, lambda _: _read_row(config))
-    if online := config.refinement.online.source:
-        yield dry_run.Input("refinement.online.source", online, sets.read_experiences)
 
 
 def _read_row(config: Config) -> None:

@@ -80,8 +80,8 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
     yield from dry_run.policy_inputs(config)
     used = {quota.source for quota in quotas(s)}
     sources = {f"datasources.{name}.path": s.datasources[name].path for name in used}
-    if s.method == "imitation" and s.imitation.demonstrations:
-        sources["imitation.demonstrations"] = s.imitation.demonstrations
+    if s.method == "imitation" and s.teacher.demonstrations:
+        sources["teacher.demonstrations"] = s.teacher.demonstrations
     for key, source in sorted(sources.items()):
         yield dry_run.Input(f"synthesis.{key}", source, functools.partial(dry_run.read_first, config))
 

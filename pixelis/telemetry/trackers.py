@@ -35,7 +35,7 @@ PACKAGES = {
     "comet": "comet_ml",
     "trackio": "trackio",
 }
-"""Tracker in `config.telemetry` -> the package that it requires."""
+"""Tracker in `config.telemetry.trackers` -> the package that it requires."""
 ARTIFACT_BYTES = 2**30
 """Size up to which the files of a result are uploaded, not only its metadata."""
 
@@ -43,13 +43,13 @@ ARTIFACT_BYTES = 2**30
 def require_trackers(config: Config) -> None:
     """Raise MissingDependency for a configured tracker that is not installed."""
     for name, package in PACKAGES.items():
-        if getattr(config.telemetry, name) and importlib.util.find_spec(package) is None:
+        if name in config.telemetry.trackers and importlib.util.find_spec(package) is None:
             raise _not_installed(name)
 
 
 def log_results(config: Config) -> None:
-    """With telemetry.wandb, log the newest checkpoint and every result with a lineage file."""
-    if not config.telemetry.wandb:
+    """With the tracker wandb, log the newest checkpoint and every result with a lineage file."""
+    if "wandb" not in config.telemetry.trackers:
         return
     folder = Path(config.run.dir)
     results = [
@@ -74,7 +74,7 @@ class Tracker:
     def __init__(self, config: Config, resumed: int | None = None, only: Container[str] = PACKAGES):
         self._trackers: dict[str, GeneralTracker] = {}
         for name in PACKAGES:
-            if name in only and getattr(config.telemetry, name):
+            if name in only and name in config.telemetry.trackers:
                 try:
                     self._trackers[name] = _start(name, config, resumed)
                 except ImportError as error:
@@ -136,7 +136,7 @@ class Tracker:
 def _not_installed(name: str) -> MissingDependency:
     package = PACKAGES[name]
     return MissingDependency(
-        f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false"
+        f"{package} is not installed", fix=f"pip install {package}, or take {name} out of telemetry.trackers"
     )
 
 

@@ -100,7 +100,7 @@ def test_a_folder_as_file_is_refused(tmp_path: Path) -> None:
         ("rewards.tasks={counting: {scorer: count}}", True),
         ("rewards.tasks={counting: {format: turns}}", False),
         ("rewards.weights.format=1", False),
-        ("toolbox.segmenter=grabcut", True),
+        ("toolbox.segmenter=sam_folder", True),
         ("toolbox.operations=[zoom_in]", True),
         ("toolbox.timeout_s=3", False),
         ("toolbox.workers=3", False),

@@ -189,7 +189,7 @@ def test_results_are_artifacts_of_weights_and_biases_offline(
     run = tmp_path / "run"
     run.mkdir()
     (run / "set.jsonl").write_text("one\n")
-    config = parse({"run": {"dir": str(run)}, "telemetry": {"wandb": True}})
+    config = parse({"run": {"dir": str(run)}, "telemetry": {"trackers": ["wandb"]}})
     lineage.record(run / "set.jsonl", inputs=["cards:?split=train"], config=config, kind="dataset")
     log_results(config)
     (log,) = run.glob("wandb/offline-run-*/run-*.wandb")
