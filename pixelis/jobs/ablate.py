@@ -1,5 +1,4 @@
-"""Train and evaluate the arms of an ablation file with several seeds, and test which differences are more than
-chance.
+"""Train and evaluate the arms of an ablation file with several seeds, and test their differences.
 
 usage: pixelis ablate FILE [key=value ...] [--dry-run]
 

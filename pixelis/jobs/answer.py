@@ -1,5 +1,4 @@
-"""Answer a file of questions about pictures and clips, and write the answers with their trajectories as JSON
-lines.
+"""Answer a file of questions about pictures and clips, and write the answers with their trajectories.
 
 usage: pixelis answer FILE [CONFIG.yaml] [key=value ...] [--url URL] [--out OUT.jsonl] [--limit N]
        [--concurrency N] [--calibrate] [--dry-run]

@@ -5,39 +5,45 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+from pathlib import Path
 
 from pixelis import __version__
 
-JOBS = {
-    "quickstart": "train, evaluate, serve and evolve the embedded model in about ten minutes",
-    "synthesize": "create demonstrations from annotated pictures and clips",
-    "refine": "filter demonstrations into training sets: quality, duplicates, gates, recipes",
-    "sft": "fine-tune on demonstrations",
-    "rft": "reinforcement fine-tuning with pixel operations in the rollouts",
-    "ttrl": "adapt to questions without answers by majority vote",
-    "ranks": "find a LoRA rank for each layer from a full fine-tune",
-    "evaluate": "evaluate a policy on held-out questions",
-    "ablate": "compare arms of a recipe over several seeds: means, intervals, tests, curves",
-    "rate": "let people compare two policies blindly, and analyse their ratings",
-    "answer": "answer a file of questions and write answers with trajectories",
-    "serve": "serve the agent over HTTP and learn from its traffic",
-    "export": "write a PEFT adapter or a merged Hugging Face model",
-    "operate": "run one pixel operation on a picture or clip",
-    "audit": "verify and search the audit log of a service",
-    "keys": "create, list and revoke the API keys of a service",
-    "top": "watch a run or a service live: curves, operations, alarms",
-    "trace": "show where the time of a request went, up to the update and promotion that learnt from it",
-    "lineage": "print the inputs of a checkpoint, a data set or a result, and verify them",
-    "doctor": "check this machine and show how to install what is missing",
-    "recipes": "list the recipes, or copy them to a folder",
-    "tiny-model": "create a small random Qwen2.5-VL or Qwen3-VL model, offline",
-    "completion": "print the shell completion for bash or zsh",
-}
-"""Job -> its description in `pixelis --help`."""
+JOBS = (
+    "quickstart",
+    "synthesize",
+    "refine",
+    "sft",
+    "rft",
+    "ttrl",
+    "ranks",
+    "evaluate",
+    "ablate",
+    "rate",
+    "answer",
+    "serve",
+    "export",
+    "operate",
+    "audit",
+    "keys",
+    "top",
+    "trace",
+    "lineage",
+    "doctor",
+    "recipes",
+    "tiny-model",
+    "completion",
+)
+
+
+def described(job: str) -> str:
+    """The first line of a job's help, read without importing the job."""
+    source = Path(__file__).with_name(f"{job.replace('-', '_')}.py").read_text(encoding="utf-8")
+    return source.removeprefix('"""').partition("\n")[0]
 
 
 def overview() -> str:
-    jobs = "\n".join(f"  {name:<12} {line}" for name, line in JOBS.items())
+    jobs = "\n".join(f"  {job:<12} {described(job)}" for job in JOBS)
     return (
         f"Pixelis {__version__}: train, serve and evolve vision-language models that reason with pixel "
         "operations.\n\n"

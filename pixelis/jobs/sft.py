@@ -70,6 +70,7 @@ def run(config: Config) -> Path:
 
 @contextmanager
 def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
+    """The actors of evaluation episodes, if training includes any, on a cluster with room for the learners."""
     if episodes:
         with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
@@ -81,6 +82,7 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
 
 @contextmanager
 def schedule(config: Config) -> Iterator[ActorHandle | None]:
+    """The actor that schedules the curriculum, if there is one."""
     if not config.sft.curriculum.enabled:
         yield None
         return
