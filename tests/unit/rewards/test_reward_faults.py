@@ -56,7 +56,7 @@ def test_formulas_that_hang_stall_nobody(longest):
     kinds = [ENDLESS if rng.random() < 0.08 else str(rng.choice([1, 2, 3])) for _ in range(5 * SIZE)]
     hangs = kinds.count(ENDLESS)
     assert hangs >= 3
-    grader = Grader(RewardsConfig(math={"timeout_s": TIMEOUT_S}))
+    grader = Grader(RewardsConfig(timeout_s=TIMEOUT_S))
     try:
         labelled = [
             g.model_copy(update={"question": g.question.model_copy(update={"answers": ["4/2"]})})
