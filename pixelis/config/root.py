@@ -8,8 +8,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import model_validator
@@ -259,6 +260,16 @@ class Config(Section):
         """Timeout of loading a version, which may wait for the longest episode."""
         return self.rollout_timeout_s + 60.0
 
+    def changed(self, values: Mapping[str, Any]) -> Config:
+        """A copy with other values by dotted key (`rft.steps`), which are not validated again."""
+
+        def replaced(section: Section, key: str, value: Any) -> Any:
+            head, _, rest = key.partition(".")
+            content = replaced(getattr(section, head), rest, value) if rest else value
+            return section.model_copy(update={head: content})
+
+        return functools.reduce(lambda config, item: replaced(config, *item), values.items(), self)
+
     def to_yaml(self) -> str:
         """The resolved configuration, which loads to an equal Config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
@@ -303,7 +314,7 @@ def absolute(config: Config) -> Config:
 
 
 def _absolute(text: str) -> str:
-    if text in ("nano", "mobilenet", "grabcut") or text.startswith(("cards:", "packaged:")) or "://" in text:
+    if text in ("nano", "mobilenet") or text.startswith(("cards:", "packaged:")) or "://" in text:
         return text
     match = None if os.path.exists(text.partition("?")[0]) else re.fullmatch(r"(\w+:)(.+)", text)
     name, root = match.groups() if match else ("", text)

@@ -48,8 +48,7 @@ class ToolboxConfig(Section):
     max_track_frames: int = Field(300, ge=2)
     """maximum number of frames that track_object follows"""
     segmenter: str = "mobilenet"
-    """`mobilenet` (a small packaged network), `grabcut` (without weights), or a folder with a SAM or SAM 2
-    checkpoint for transformers"""
+    """`mobilenet` (a small packaged network), or a folder with a SAM or SAM 2 checkpoint for transformers"""
     detector: str | None = None
     """folder of an OWL-ViT, OWLv2 or Grounding DINO checkpoint for transformers, which `find` needs"""
     searcher: str | None = None

@@ -68,9 +68,7 @@ def log_results(config: Config) -> None:
 class Tracker:
     """Sends a process's metrics to the trackers of `config.telemetry`, of those in ``only``.
 
-    `with Tracker(config) as tracker: tracker.log(step, {"reward/accuracy": 0.4})`.
-
-    resumed: step that the run continues from; TensorBoard hides what later steps logged before.
+    ``resumed``: step that the run continues from; TensorBoard hides what later steps logged before.
     """
 
     def __init__(self, config: Config, resumed: int | None = None, only: Container[str] = PACKAGES):
@@ -86,11 +84,9 @@ class Tracker:
 
     @property
     def names(self) -> list[str]:
-        """The working trackers."""
         return list(self._trackers)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the finite numbers of a step; steps must not decrease."""
         numbers = {key: number for key, value in values.items() if (number := as_number(value)) is not None}
         for name, tracker in list(self._trackers.items()):
             try:
@@ -117,7 +113,6 @@ class Tracker:
             self._drop("wandb", error)
 
     def close(self) -> None:
-        """Close all trackers."""
         for name, tracker in list(self._trackers.items()):
             try:
                 tracker.finish()
@@ -146,7 +141,7 @@ def _not_installed(name: str) -> MissingDependency:
 
 
 def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
-    """Start a tracker, which writes below ``run.dir`` unless its own environment says otherwise."""
+    """Start a tracker, below ``run.dir`` unless its own environment says otherwise."""
     from accelerate import PartialState, tracking
 
     PartialState()  # accelerate's logger requires it
@@ -182,7 +177,7 @@ def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
 
 
 def _start_wandb(config: Config, folder: Path) -> GeneralTracker:
-    """Start W&B, offline in ``folder`` without an API key or a network. With a key it resumes its run."""
+    """Start W&B, offline without an API key or a network. With a key it resumes its run."""
     import wandb
     from accelerate.tracking import WandBTracker
 

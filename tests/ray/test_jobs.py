@@ -301,11 +301,6 @@ def test_evaluations_write_pages_with_pictures(ttrl_run: tuple[Path, str]) -> No
         assert "was not kept" not in text
 
 
-def test_tensorboard_receives_the_metrics_of_the_steps(ttrl_run: tuple[Path, str]) -> None:
-    (file,) = (ttrl_run[0] / "tensorboard").glob("events.*")
-    assert b"vote/majority_ratio" in file.read_bytes()
-
-
 def run_job(job: Callable[[], None], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Run a job's main in this process on the connected cluster; return its exit code."""
     handler = signal.getsignal(signal.SIGTERM)

@@ -13,7 +13,7 @@ import json
 import pytest
 from PIL import Image
 from scored_episodes import episode, group
-from test_voting import NOW, QUESTION, samples, voting
+from votes import NOW, QUESTION, samples, voting
 
 from pixelis.config import RewardsConfig
 from pixelis.datasets.questions import read_questions

@@ -68,7 +68,7 @@ FAILED = Observation(status="error", code="out_of_range", text="outside")
     ("gate", "reason", "fields"),
     [
         ("actions", "unknown operation teleport", {"turns": [UNKNOWN, ANSWER]}),
-        ("actions", "is unknown", {"turns": [zoom(arguments={"box": [0, 0, 0.5, 0.5], "speed": 2}), ANSWER]}),
+        ("actions", "speed", {"turns": [zoom(arguments={"box": [0, 0, 0.5, 0.5], "speed": 2}), ANSWER]}),
         ("actions", "x0 < x1", {"turns": [zoom(arguments={"box": [0.5, 0.1, 0.2, 0.4]}), ANSWER]}),
         (
             "actions",

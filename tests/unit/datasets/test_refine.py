@@ -230,7 +230,7 @@ def test_every_row_below_the_quality_of_its_level(source: Path, capsys: pytest.C
     )
 
 
-def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_checks_the_inputs(source: Path, capsys: pytest.CaptureFixture[str]):
     arguments = [
         f"data.demonstrations={source}",
         f"run.dir={source.parent / 'run'}",
@@ -248,7 +248,6 @@ def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: 
     printed = capsys.readouterr()
     assert "refinement:" in printed.out
     assert f"ok     data.demonstrations={source}" in printed.err
-    assert "8 episodes per question" in printed.err
     assert not (source.parent / "run").exists()
 
 

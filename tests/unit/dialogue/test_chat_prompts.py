@@ -1,7 +1,4 @@
-"""Chat models get the same requests as ever from evaluation, with operations and without, and from imitation.
-
-Run as a script, this file stores the requests and episodes that it compares with.
-"""
+"""Chat models get the same requests as ever from evaluation, with operations and without, and from imitation."""
 
 from __future__ import annotations
 
@@ -203,20 +200,6 @@ def test_requests_and_episodes_stay_as_they_are(
     monkeypatch.setattr(chat_agent, "ToolboxPool", LocalPool)
     monkeypatch.setattr(chat_agent.cluster, "connect", lambda config: None)
     assert MULTIPLE == 28
-    assert captured(case, tmp_path) == json.loads(STORED.read_text(encoding="utf-8"))[case]
-
-
-if __name__ == "__main__":
-    import os
-    import tempfile
-
-    os.environ["NO_PROXY"] = "127.0.0.1"
-    chat_agent.ToolboxPool, chat_agent.cluster.connect = LocalPool, lambda config: None  # type: ignore[misc, assignment]
-    results = {}
-    for name in CASES:
-        with tempfile.TemporaryDirectory() as temporary:
-            results[name] = captured(name, Path(temporary))
-    lines = [
-        f"{json.dumps(name)}: {json.dumps(result, ensure_ascii=False)}" for name, result in results.items()
-    ]
-    STORED.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    result = captured(case, tmp_path)
+    assert result == stored[case], json.dumps(result, ensure_ascii=False)  # what to store if it is meant

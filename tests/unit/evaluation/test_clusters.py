@@ -22,8 +22,6 @@ from pixelis.evaluation.clusters import (
 )
 from pixelis.evaluation.metrics import summarise
 from pixelis.evaluation.samples import breakdown
-from pixelis.jobs.dry_run import check_inputs
-from pixelis.jobs.evaluate import inputs
 from pixelis.records import Group, ImageView, Question, StopReason, Trajectory
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.report import render_report
@@ -202,13 +200,7 @@ def test_a_configuration_without_vectors_or_questions_is_refused(keys, message):
 
 
 @pytest.mark.slow
-def test_too_few_questions_are_refused_before_and_by_a_dry_run(tmp_path, capsys):
+def test_too_few_questions_are_refused():
     with pytest.raises(BadInput, match=r"too few for evaluate\.clusters=3") as caught:
         error_clusters(three_kinds((0, 0, 0))[0][:5], np.eye(5, dtype=np.float32), 3)
     assert "lower evaluate.clusters to 2" in caught.value.fix
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"id": "q{i}", "question": "What?", "answers": ["a"]}}\n' for i in range(7)))
-    keys = {"data": {"evaluate": str(rows)}, "policy": {"model": "nano"}}
-    check_inputs(inputs(parse({**keys, "evaluate": {"clusters": 3}})))
-    with pytest.raises(BadInput, match=r"has 7 questions, too few for evaluate\.clusters=4"):
-        check_inputs(inputs(parse({**keys, "evaluate": {"clusters": 4}})))

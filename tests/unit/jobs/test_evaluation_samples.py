@@ -393,24 +393,6 @@ def test_published_files_of_answers_by_id_are_scored(
         evaluate_api.score_answers(config, tmp_path)
 
 
-def test_a_submission_to_docvqa_is_found_by_its_question_ids() -> None:
-    questions = [
-        Question(id=f"docvqa-val-{i}", question="?", answers=["7"], meta={"original_id": str(i)})
-        for i in range(2)
-    ]
-    rows = [{"questionId": 1, "answer": "b"}, {"questionId": 0, "answer": "a"}]
-    groups = foreign_answers.episodes(rows, questions)
-    assert [g.trajectories[0].turns[0].text for g in groups] == ["a", "b"]
-    answers = {g.trajectories[0].id: g.trajectories[0].turns[0].text for g in groups}
-    assert [row["extracted_answer"] for row in foreign_answers.with_scores(rows, groups, answers)] == [
-        "b",
-        "a",
-    ]
-    with pytest.raises(BadInput) as error:  # these rows are questions with their truths
-        foreign_answers.episodes([{"questionId": 1, "question": "?", "answer": "b"}], questions)
-    assert error.value.code == "no_output"
-
-
 def test_errors_of_counts(services) -> None:
     groups = [group("a", ["9", "seven cups", None], truth="7"), group("b", ["3", "4", "3"], truth="3")]
     for g in groups:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import yaml
 
 from pixelis import config
 from pixelis.config.presets.algorithms import ALGORITHMS
@@ -381,21 +380,6 @@ def test_advantages_are_those_of_the_formula(name: str):
 
 
 # -- how they are named --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
-    whole = config.load(None, [f"rft.algorithm={name}"])
-    printed = yaml.safe_load(whole.to_yaml())["rft"]
-    for part, keys in ALGORITHMS[name].settings.items():
-        assert {k: printed[part][k] for k in keys} == keys
-    assert (printed["advantage"]["baseline"], printed["loss"]["surrogate"]) == (
-        ALGORITHMS[name].advantage,
-        ALGORITHMS[name].surrogate,
-    )
-    assert config.parse(yaml.safe_load(whole.to_yaml())) == whole
-    assert config.absolute(whole).rft == whole.rft
-    assert set(ALGORITHMS[name].settings) <= {"advantage", "loss", "critic", "filter", "replay"}
 
 
 def test_explicit_keys_win_over_the_name():

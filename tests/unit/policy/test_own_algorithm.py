@@ -272,17 +272,6 @@ def test_wrong_function_names_are_reported_before_anything_starts(module, overri
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("scale", ["std", "mad"])
-def test_a_scale_of_the_group_needs_two_rewards(module, scale: str):
-    keys = [
-        "rft.advantage.baseline=own_module:halved",
-        f"rft.advantage.scale={scale}",
-        "rft.advantage.min_group=1",
-    ]
-    with pytest.raises(BadConfig, match="set min_group to 2 or more"):
-        config.load(None, keys)
-
-
 @pytest.mark.parametrize("name", ["too_few", "a_tuple", "not_finite"])
 def test_advantages_that_do_not_fit_the_rewards_are_refused(module, name: str):
     with pytest.raises(BadConfig, match=f"own_module:{name} returned .* for the rewards"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from chat_server import ChatServer
@@ -88,19 +87,6 @@ def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
     assert judge(*answers).score("Which colour?", ["red"], "blue") == 0.0
     assert [r["temperature"] for r in server.requests] == [0.0, 0.2, 0.4, 0.6]
     assert 0.2 < time.monotonic() - started < 30
-
-
-def test_waiting_for_a_free_slot_is_not_charged_to_a_request(judge):
-    def slow(messages) -> str:
-        time.sleep(1.0)
-        return verdict(1)
-
-    client = judge(slow, concurrency=1, timeout_s=1.5, tries=1)
-    with ThreadPoolExecutor(3) as threads:
-        scores = list(
-            threads.map(lambda answer: client.score("Which colour?", ["red"], answer), ["a", "b", "c"])
-        )
-    assert scores == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

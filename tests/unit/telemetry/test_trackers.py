@@ -160,9 +160,3 @@ def test_wandb_without_a_network_writes_offline(tmp_path, caplog, monkeypatch):
     assert [r.message for r in caplog.records] == [
         "cannot reach Weights & Biases, writing offline instead: no such host"
     ]
-
-
-def test_no_tracker_is_the_default(tmp_path):
-    with Tracker(config(tmp_path / "run")) as tracker:
-        tracker.log(1, METRICS)
-    assert not (tmp_path / "run").exists()
