@@ -309,21 +309,14 @@ def describe(report: Mapping[str, Any]) -> list[str]:
             f"{row['name']:<14}{means}{row['difference']:+9.3f}  [{low:+.3f}, {high:+.3f}]  {effect}  "
             f"{row['p_holm']:10.2g}"
         )
-    if report["agreement"]:
+    if agreement := dict(report["agreement"]):
+        items = agreement.pop("items")
+        lines += ["", f"agreement of {len(report['raters'])} raters on {items} questions"]
         lines += [
-            "",
-            f"agreement of {len(report['raters'])} raters on {report['agreement']['items']} questions",
+            f"  {name:<14}{measure} {_estimate(estimate, measure)}"
+            for name, measures in agreement.items()
+            for measure, estimate in measures.items()
         ]
-        for name, measures in report["agreement"].items():
-            for measure, estimate in measures.items() if name != "items" else ():
-                text = f"{measure} is undefined: the raters never vary"
-                if estimate["value"] is not None:
-                    text = f"{measure} {estimate['value']:.3f}"
-                    if estimate["ci95"] is not None:
-                        text += " [{:.3f}, {:.3f}]".format(*estimate["ci95"])
-                    if measure == "icc":
-                        text += f", {_WORDS[sum(estimate['value'] >= limit for limit in _LIMITS)]}"
-                lines.append(f"  {name:<14}{text}")
     lines.append("")
     for rater in report["raters"]:
         lines.append(
@@ -336,6 +329,14 @@ def describe(report: Mapping[str, Any]) -> list[str]:
             f"an expert should decide the items {', '.join(report['disputed'])}: the raters disagree"
         )
     return lines
+
+
+def _estimate(estimate: Mapping[str, Any], measure: str) -> str:
+    if (value := estimate["value"]) is None:
+        return "is undefined: the raters never vary"
+    interval = " [{:.3f}, {:.3f}]".format(*estimate["ci95"]) if estimate["ci95"] else ""
+    word = f", {_WORDS[sum(value >= limit for limit in _LIMITS)]}" if measure == "icc" else ""
+    return f"{value:.3f}{interval}{word}"
 
 
 _LIMITS = (0.4, 0.6, 0.75)
