@@ -1,6 +1,4 @@
-"""Self-corrections: the mistaken call is real, differs from the right one and stays out of the loss; the
-answer is right.
-"""
+"""Self-corrections: the mistaken call is real, differs from the right one and stays out of the loss."""
 
 from __future__ import annotations
 
@@ -149,11 +147,8 @@ def test_a_correction_may_select_other_frames_first(tmp_path: Path) -> None:
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("Yes.", "yes")
     golden = session.demonstration()
-    check(
-        make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"]),
-        golden,
-        "reselect_frames",
-    )
+    correction = make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"])
+    check(correction, golden, "reselect_frames")
 
 
 def test_the_seed_decides_which_way_is_chosen(golden: Demonstration, session: Session) -> None:
