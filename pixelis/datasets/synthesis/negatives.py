@@ -260,7 +260,6 @@ def _with_arguments(
 
 
 def _select_other_frames(original: Session, item: Evidence, rng: np.random.Generator) -> Variant:
-    """The demonstration with other frames of the clip."""
     clip, observation = original.media[item.root], item.step.observation
     assert isinstance(clip, Clip)
     assert observation is not None
@@ -281,7 +280,6 @@ def _count_another(original: Session, last: Evidence, other: Region, rng: np.ran
 
 
 def _overlook(original: Session, missed: Evidence) -> Variant:
-    """The demonstration without one of the things, which makes the count one less."""
     session, turn = original.restarted(), original.calls.index(missed.step) - 1
     session.replay([step for step in original.calls if step is not missed.step])
     place = list(missed.subject_box)
