@@ -105,14 +105,6 @@ def test_wrong_episodes_are_dropped_with_their_code(
     assert error.value.code == code
 
 
-def test_a_reply_without_call_or_answer_is_requested_again(
-    imitator: Callable, shown: list[Demonstration]
-) -> None:
-    one, server = imitator("Let me think.", RIGHT)
-    assert one.play(shown[0]).final == "7"
-    assert len(server.requests) == 2
-
-
 def test_imitation_without_demonstrations_is_an_error() -> None:
     with pytest.raises(BadConfig, match="demonstrations to imitate"):
         Imitator(ImitationConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), EXECUTOR, [])

@@ -99,9 +99,8 @@ def test_impaired_text_is_read_in_the_changed_view(shifted):
 def test_a_view_that_does_not_show_the_text_makes_no_demonstration(shifted):
     turned = shifted["turned"]
     for quarters in (1, 2, 3):
-        other = turned.model_copy(
-            update={"meta": {**turned.meta, "turned": (turned.meta["turned"] + 90 * quarters) % 360}}
-        )
+        meta = {**turned.meta, "turned": (turned.meta["turned"] + 90 * quarters) % 360}
+        other = turned.model_copy(update={"meta": meta})
         assert failure_of("impaired_text", other, "turned") == "text_differs"
     for shift in ("mirrored", "dark"):
         notes = shifted[shift].annotations
@@ -148,9 +147,8 @@ def test_annotations_of_shifted_pictures_move_with_them(folder):
 @pytest.fixture(scope="module")
 def board(folder) -> Question:
     """A board with several things that can be named."""
-    return next(
-        q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 6
-    )
+    boards = packaged.read("packaged:shapes?count=30", folder)
+    return next(q for q in boards if len(q.annotations.regions) == 6)
 
 
 def first_of(task: str, question: Question, form: str) -> Demonstration:

@@ -46,9 +46,8 @@ def test_questions_and_conclusions_render_with_their_placeholders(task: str, for
     texts = set()
     assert all(f"{{{slot}" in question for question in phrases.questions or () for slot in phrases.slots)
     for seed in range(60):
-        sample = Sample(
-            Question(id="q", question=""), np.random.default_rng(seed), Executor(), "full", task, form
-        )
+        rng = np.random.default_rng(seed)
+        sample = Sample(Question(id="q", question=""), rng, Executor(), "full", task, form)
         sample.ask(**values(phrases.slots))
         texts.add(sample.text)
         for conclusion in phrases.conclusions.values():
