@@ -205,9 +205,9 @@ def segment(report: Report, args: argparse.Namespace, thin: int) -> None:
     for group, objects in published_objects.items():
         if objects:
             _plain_segments(report, group, objects)
-    for method in filter(None, ("mobilenet", "grabcut", args.sam)):
+    for method in filter(None, ("mobilenet", args.sam)):
         settings = ToolboxConfig(segmenter=method)
-        name = method if method in ("mobilenet", "grabcut") else "sam"
+        name = method if method == "mobilenet" else "sam"
         for group, objects in groups.items():
             for prompt in ("point", "box"):
                 start = time.process_time()

@@ -23,7 +23,7 @@ def main() -> None:
         "--photos", type=Path, help="folder with the examples of Debian's opencv-doc: more real pictures"
     )
     parser.add_argument(
-        "--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside grabcut"
+        "--sam", metavar="FOLDER", help="a SAM or SAM 2 checkpoint of transformers, measured beside mobilenet"
     )
     parser.add_argument(
         "--bsds", type=Path, help="BSDS500's data folder (images, groundTruth): held-out objects"

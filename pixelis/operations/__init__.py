@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from pydantic import PydanticUserError
 
 from pixelis.config.references import Registry, load_reference
 from pixelis.errors import BadConfig, BadInput, OperationError
@@ -44,7 +43,7 @@ log = logging.getLogger(__name__)
 _OUT_OF_MEMORY = re.compile(
     r"insufficient memory|can't (allocate|start new thread)|bad.?alloc|failed to allocate", re.IGNORECASE
 )
-"""Out-of-memory messages of OpenCV, torch, onnxruntime and Python's threads."""
+"""Messages of OpenCV, torch, onnxruntime and Python's threads."""
 
 
 OPERATIONS: Mapping[str, type[Operation]] = Registry(
@@ -67,15 +66,11 @@ OPERATIONS: Mapping[str, type[Operation]] = Registry(
         "find": "pixelis.operations.find:Find",
     },
 )
-"""The built-in operations by name. The first six are the default of ``toolbox.operations``; the others load
-on use."""
+"""The built-in operations; the first six are the default of ``toolbox.operations``, others load on use."""
 
 
 def select(names: Iterable[str]) -> list[type[Operation]]:
-    """Return the operations of these names in order; ``package.module:Class`` names a user's own.
-
-    Raises BadConfig for an unknown name, a class that is no operation, and two operations of one name.
-    """
+    """The operations of these names; ``package.module:Class`` names a user's own. Raises BadConfig."""
     selected: dict[str, type[Operation]] = {}
     for name in names:
         operation = _load_custom(name) if ":" in name else OPERATIONS.get(name)
@@ -94,30 +89,19 @@ def select(names: Iterable[str]) -> list[type[Operation]]:
 
 
 def _load_custom(path: str) -> type[Operation]:
-    """Load a user's operation. Raises BadConfig for a mistake that would otherwise show when it is first
-    called."""
     result = load_reference(path, "toolbox.operations")
     if not (isinstance(result, type) and issubclass(result, Operation)):
         raise BadConfig(
             f"toolbox.operations: {path} is no Operation", fix="derive it from pixelis.operations.Operation"
         )
-    problem = ""
     missing = [field for field in ("name", "description", "Arguments") if not getattr(result, field, None)]
-    if getattr(result.run, "__func__", None) is Operation.run.__func__:  # type: ignore[attr-defined]
-        missing.append("run")
+    problem = ""
     if missing:
         problem = f"lacks {', '.join(missing)}"
     elif not (isinstance(result.Arguments, type) and issubclass(result.Arguments, OperationArguments)):
         problem = "has Arguments that are not derived from OperationArguments"
-    elif not all(inspect.ismethod(method) for method in (result.run, result.check, result.ready)):
-        problem = "has a run, check or ready that is no classmethod"
-    elif len(inspect.signature(result.run).parameters) != 3:
-        problem = "has a run that does not take arguments, target and scene"
-    else:
-        try:
-            result.Arguments.model_json_schema()
-        except PydanticUserError as error:
-            problem = f"has arguments without a JSON schema: {error.message}"
+    elif not inspect.ismethod(result.run) or len(inspect.signature(result.run).parameters) != 3:
+        problem = "needs a classmethod run(cls, arguments, target, scene)"
     if problem:
         raise BadConfig(f"toolbox.operations: {path} {problem}", fix="see docs/operations.md")
     return result
@@ -128,9 +112,8 @@ def execute(
 ) -> tuple[Observation, list[np.ndarray]]:
     """Execute one action of an episode. Never raises: a failure is an error observation with a code.
 
-    ``operations`` are the available ones by name. Returns the observation and the views (uint8 [h, w, 3])
-    that its ``images`` describe. Ids are empty: the agent assigns them. ``data`` holds op, target and the
-    operation's own data.
+    Returns the observation and the views (uint8 [h, w, 3]) that its ``images`` describe. Ids are empty: the
+    agent assigns them.
     """
     try:
         operation = operations.get(action.op)
@@ -143,28 +126,24 @@ def execute(
         result = operation.run(arguments, target, scene)
         images = [_image_view(view, target, scene) for view in result.images]
         data = {"op": action.op, "target": action.target, **result.data}
-        return Observation(status="ok", text=result.text, images=images, data=data), [
-            view.pixels for view in result.images
-        ]
+        observation = Observation(status="ok", text=result.text, images=images, data=data)
+        return observation, [view.pixels for view in result.images]
     except (OperationError, BadInput) as error:
-        return Observation(status="error", code=error.code, text=error.message), []
-    except (
-        Exception
-    ) as error:  # a broken operation must cost one observation, not the other episodes of this process
+        code, text = error.code, error.message
+    # A broken operation must cost one observation, not the other episodes of this process.
+    except Exception as error:
         if (cause := _operation_error(error)) is not None:
-            return Observation(status="error", code=cause.code, text=cause.message), []
-        if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
-            return Observation(
-                status="error", code="out_of_memory", text=f"{action.op} needs too much memory"
-            ), []
-        log.exception("operation %s crashed", action.op)
-        return Observation(
-            status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"
-        ), []
+            code, text = cause.code, cause.message
+        elif isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+            code, text = "out_of_memory", f"{action.op} needs too much memory"
+        else:
+            log.exception("operation %s crashed", action.op)
+            code, text = "crashed", f"{action.op} failed: {type(error).__name__}"
+    return Observation(status="error", code=code, text=text), []
 
 
 def _operation_error(error: BaseException) -> OperationError | None:
-    """The OperationError that a library wrapped: rapidocr wraps the error raised by a deadline's alarm."""
+    """The OperationError that a library wrapped: rapidocr wraps the error of a deadline's alarm."""
     cause = error.__cause__ or error.__context__
     return cause if cause is None or isinstance(cause, OperationError) else _operation_error(cause)
 

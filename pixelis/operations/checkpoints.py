@@ -16,12 +16,10 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", 
 
 
 def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any, str, dict[str, Any]]:
-    """The model in evaluation mode, on the GPU if there is one, its ``model_type``, and its
-    ``preprocessor_config.json``.
+    """The model in evaluation mode, on the GPU if there is one, its ``model_type`` and processor settings.
 
-    ``key``: the configuration key that names the folder; ``kinds``: supported ``model_type`` -> class in
-    transformers; ``fix``: how to get such a folder. Raises MissingFile for a missing folder, BadConfig for
-    another kind of model or missing weights.
+    ``key``: the configuration key that names the folder; ``kinds``: ``model_type`` -> class in transformers;
+    ``fix``: how to get such a folder. Raises MissingFile or BadConfig.
     """
     kind = str(read_json(Path(folder) / "config.json", key, folder, fix).get("model_type"))
     if kind not in kinds:
@@ -75,8 +73,7 @@ def read_json(path: Path, key: str, folder: str, fix: str) -> dict[str, Any]:
 def normalised(
     picture: np.ndarray, size: tuple[int, int], settings: Mapping[str, Any], mean: Any, std: Any
 ) -> Any:
-    """uint8 [H, W, 3] -> float32 tensor [1, 3, *size], resized and normalised by ``settings``, else ``mean``,
-    ``std``."""
+    """uint8 [H, W, 3] -> float32 [1, 3, *size], resized and normalised by ``settings``, else mean and std."""
     import torch
 
     resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))

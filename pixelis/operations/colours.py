@@ -1,9 +1,4 @@
-"""Colour names: the eleven basic terms of English (Berlin and Kay), beige and cyan, by lightness, chroma and
-hue in CIELAB.
-
-Hue names a colour only above a least chroma; dark orange is brown and light red is pink. The bounds are in
-``codes``.
-"""
+"""Colour names: the eleven basic terms of English (Berlin and Kay), beige and cyan, by regions of CIELAB."""
 
 from __future__ import annotations
 
@@ -66,9 +61,7 @@ def name(colour: np.ndarray) -> str:
 
 
 def between(colour: np.ndarray) -> str | None:
-    """The name of the hue that lies within BETWEEN degrees of an sRGB colour and is not its own, else
-    None.
-    """
+    """The name of another hue within BETWEEN degrees of an sRGB colour, else None."""
     lab = to_lab(np.asarray(colour, np.uint8).reshape(1, 3))
     chroma, hue = np.hypot(lab[0, 1], lab[0, 2]), np.arctan2(lab[0, 2], lab[0, 1])
     turned = np.concatenate([lab, lab, lab])
@@ -81,8 +74,7 @@ def between(colour: np.ndarray) -> str | None:
 def dominant(colours: np.ndarray) -> tuple[list[int], str, float]:
     """The most common colour of sRGB uint8 [n, 3]: its RGB, its name, and the share of pixels with this name.
 
-    Takes the most common name, then the densest point of CIELAB among its pixels by mean shift.
-    Deterministic.
+    It is the densest point of CIELAB, by mean shift, among the pixels of the most common name.
     """
     lab = to_lab(colours)
     named = codes(lab)

@@ -23,11 +23,10 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
 
 MAX_SIDE = 768
-"""Longest side of the copies on which differences are measured."""
 MAX_STRETCH = 1.5
 """Ratio of aspect ratios up to which the second view takes the size of the first."""
 VISIBLE = 8.0
-"""Delta E of a small patch that counts as a difference; about 2 is just noticeable, JPEG adds a few."""
+"""Delta E of a small patch that counts as a difference; about 2 is just noticeable."""
 MAX_PLACES, MIN_SHARE = 5, 0.03
 """Most places reported, and their least sum of differences as a share of the largest."""
 
@@ -44,9 +43,8 @@ class Compare(Operation):
     name = "compare"
     description = (
         "Compare a region of an image with another region, of the same or another image (other, "
-        "other_box). Shows both in one "
-        "size and measures the differences in color, structure and size; for regions of one size also "
-        "where they differ most."
+        "other_box). Shows both in one size and measures the differences in color, structure and size; for "
+        "regions of one size also where they differ most."
     )
     Arguments = CompareArguments
 
@@ -56,9 +54,7 @@ class Compare(Operation):
 
         data: ``delta_e`` of the mean colours (CIEDE2000), ``histogram_correlation`` (-1..1, 8 x 8 x 8 bins of
         RGB), ``structural_similarity`` (-1..1, of the luma at one size; None below 7 pixels), ``area_ratio``
-        (second / first), and for equal sizes ``boxes`` that differ, 0..1 of the whole first picture. Raises
-        OperationError ``bad_arguments``, ``bad_target``, ``not_a_picture``, ``out_of_range``, ``too_small``,
-        ``bad_box``.
+        (second / first), and for equal sizes ``boxes`` that differ, 0..1 of the whole first picture.
         """
         other = target if arguments.other is None else scene.target(arguments.other)
         box, other_box = clamp(arguments.box or WHOLE), clamp(arguments.other_box or WHOLE)
@@ -95,7 +91,7 @@ class Compare(Operation):
 
 
 def _measure(first: np.ndarray, second: np.ndarray) -> tuple[dict[str, Any], list[Box]]:
-    """The measures, and for regions of equal size the places where they differ, 0..1 of the region."""
+    """The measures, and for regions of equal size the places where they differ, 0..1."""
     from skimage.color import deltaE_ciede2000, rgb2lab
     from skimage.metrics import structural_similarity
 
@@ -130,7 +126,6 @@ def _measure(first: np.ndarray, second: np.ndarray) -> tuple[dict[str, Any], lis
 
 
 def _places(difference: np.ndarray) -> list[Box]:
-    """Boxes around the connected areas of visible difference, 0..1, the largest sums of differences first."""
     visible = (difference > VISIBLE).astype(np.uint8)
     reach = max(3, round(max(visible.shape) / 64)) | 1
     joined = cv2.morphologyEx(visible, cv2.MORPH_CLOSE, np.ones((reach, reach), np.uint8))
@@ -140,7 +135,7 @@ def _places(difference: np.ndarray) -> list[Box]:
     # Specks beside a large difference come from lossy compression.
     order = [int(i) for i in np.argsort(-sums, kind="stable") if sums[i] > MIN_SHARE * sums.max()]
     height, width = difference.shape
-    boxes = []
-    for x, y, w, h in stats[order[:MAX_PLACES], :4].tolist():
-        boxes.append((x / width, y / height, (x + w) / width, (y + h) / height))
-    return boxes
+    return [
+        (x / width, y / height, (x + w) / width, (y + h) / height)
+        for x, y, w, h in stats[order[:MAX_PLACES], :4].tolist()
+    ]

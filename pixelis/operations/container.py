@@ -1,10 +1,8 @@
-"""Demuxes and decodes one video stream from bytes: with PyAV, whose FFmpeg can read nothing but these bytes,
-or with decord."""
+"""Decodes one video stream from bytes: with PyAV, whose FFmpeg can read nothing else, or with decord."""
 
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +13,10 @@ from pixelis.errors import BadImage, MissingDependency
 from pixelis.operations.encoded import check_pixels
 
 FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,flv,asf,ogg,gif,ivf,nut,dv"
-"""Demuxers that read only the given bytes: no playlists, no concatenation, no picture patterns, no SDP."""
+"""Demuxers that read only the given bytes: no playlists, concatenation, picture patterns or SDP."""
 
 
 class _Bytes:
-    """A readable file over an array, without copying it."""
-
     def __init__(self, data: np.ndarray):
         self._view, self._position = data.data.cast("B"), 0
 
@@ -38,8 +34,10 @@ class _Bytes:
 
 
 class Source:
-    """An open container and its first video stream. Raises BadImage for other files and for frames beyond
-    ``max_pixels``."""
+    """An open container and its first video stream.
+
+    Raises BadImage for other files and for frames beyond ``max_pixels``.
+    """
 
     def __init__(self, data: np.ndarray, max_pixels: int):
         import av
@@ -84,8 +82,7 @@ class Source:
                 return
 
     def decode(self, packets: Iterator[Any]) -> Iterator[Any]:
-        """Frames of the packets, then the frames that the decoder delayed. A damaged packet loses only its
-        own frames."""
+        """Frames of the packets, then the delayed ones; damaged packets lose only their frames."""
         for packet in packets:
             try:
                 yield from packet.decode()
@@ -97,15 +94,13 @@ class Source:
             return
 
     def close(self) -> None:
-        """Close the container."""
         self.container.close()
 
 
 class DecordReader:
-    """Frames of a clip as decord numbers them. Raises BadImage ``video_backend`` for a clip that decord
-    cannot read.
+    """Frames of a clip as decord numbers them; ``times``: float64 seconds of each, increasing.
 
-    ``times``: float64 seconds of each frame, increasing.
+    Raises BadImage ``video_backend`` for a clip that decord cannot read.
     """
 
     def __init__(self, data: np.ndarray):
@@ -152,19 +147,10 @@ def require_decord() -> Any:
 
 
 def frame_pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.ndarray:
-    """Convert a decoded frame to uint8 [H, W, 3], rotated for display and, with ``size`` (width, height),
-    resized to it."""
+    """A decoded frame as uint8 [H, W, 3], rotated for display and resized to ``size`` (width, height)."""
     check_pixels(frame.width, frame.height, limit, "video")
     pixels = frame.to_ndarray(format="rgb24", threads=1)
-    matrix = next((item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"), None)
-    if matrix is not None and len(raw := bytes(matrix)) >= 36:
-        # The matrix maps (x, y) to (a x + c y, b x + d y); only its quarter turns and flips are applied.
-        a, b, _, c, d, *_ = struct.unpack("=9i", raw[:36])
-        if abs(a) + abs(d) < abs(b) + abs(c):
-            pixels, across, down = pixels.transpose(1, 0, 2), c, b
-        else:
-            across, down = a, d
-        pixels = np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
+    pixels = np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
     if size is not None and (pixels.shape[1], pixels.shape[0]) != size:
         pixels = np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
     return pixels

@@ -1,5 +1,4 @@
-"""Draws the results of operations: masks, boxes, text lines and tracks, with labels readable on any
-background.
+"""Draws the results of operations: masks, boxes, text lines and tracks, with readable labels.
 
 The data may come from a file: invalid entries are skipped.
 """
@@ -35,7 +34,6 @@ COLOURS = (
 TINT = 0.4
 MAX_LABEL = 48
 MAX_DRAWN = 300
-"""Most items drawn of one kind; a page of text has fewer lines."""
 
 Colour = tuple[int, int, int]
 Pixels = tuple[int, int, int, int]
@@ -88,7 +86,7 @@ def annotate(
     lines = [(line, box) for _, line in _coloured(data.get("lines")) if (box := valid_box(line.get("box")))]
     for _, box in lines:
         pen.box(box, COLOURS[1], thin=True)
-        pen.reserve(box)
+        pen.occupied += [edges] if (edges := pen.pixels(box)) is not None else []
     # Labels come last: nothing is drawn over them.
     for box, text, colour in labels:
         pen.label(box, text, colour)
@@ -98,19 +96,16 @@ def annotate(
 
 
 def caption(picture: np.ndarray, text: str) -> np.ndarray:
-    """Draw a short text, such as a frame number, in the lower left corner of a copy of a picture (uint8 [h,
-    w, 3])."""
+    """Draw a short text in the lower left corner of a copy of a picture (uint8 [h, w, 3])."""
     canvas = np.array(picture, dtype=np.uint8, order="C")
     pen = _Pen(canvas, WHOLE)
-    patch = pen.patch(text, (235, 235, 235))
-    if patch is not None:
-        pen.paste(patch, 0, max(0, canvas.shape[0] - patch.shape[0]))
+    if (patch := pen.patch(text, (235, 235, 235))) is not None:
+        pen.paste(patch, 0, canvas.shape[0])
     return canvas
 
 
 def contact_sheet(pictures: Sequence[np.ndarray], columns: int = 4, width: int = 1600) -> np.ndarray:
-    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, at most
-    ``width``, 3]."""
+    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, w, 3]."""
     gap = 6
     columns = max(1, min(columns, len(pictures)))
     cell = min((width - gap * (columns + 1)) // columns, max(p.shape[1] for p in pictures))
@@ -145,16 +140,9 @@ def valid_box(value: Any) -> Box | None:
 
 
 def _points(value: Any) -> list[tuple[float, float]]:
-    """Valid points of unchecked data: two finite numbers each."""
-    result = []
-    for item in value[:MAX_DRAWN] if isinstance(value, (list, tuple)) else []:
-        if (
-            isinstance(item, (list, tuple))
-            and len(item) == 2
-            and (box := valid_box([*item, 1e3, 1e3])) is not None
-        ):
-            result.append(box[:2])
-    return result
+    items = value[:MAX_DRAWN] if isinstance(value, (list, tuple)) else []
+    boxes = [valid_box([*item, 1e3, 1e3]) for item in items if isinstance(item, (list, tuple))]
+    return [box[:2] for box in boxes if box is not None]
 
 
 def _coloured(items: Any, key: str = "box") -> Iterator[tuple[Colour, Mapping[str, Any]]]:
@@ -171,7 +159,6 @@ def _is_of(item: Mapping[str, Any], key: str, value: object) -> bool:
 
 
 def _draw_track(pen: _Pen, track: Mapping[str, Any], colour: Colour, frame: int | None) -> Box | None:
-    """Draw the path of the centres and the box in this frame; returns the box, None when there is none."""
     frames, boxes = track.get("frames"), track.get("boxes")
     if not isinstance(frames, (list, tuple)) or not isinstance(boxes, (list, tuple)):
         return None
@@ -187,8 +174,7 @@ def _draw_track(pen: _Pen, track: Mapping[str, Any], colour: Colour, frame: int 
 
 
 class _Pen:
-    """Draws on a canvas in place. Coordinates are 0..1 of the whole picture, of which the canvas shows a
-    region."""
+    """Draws on a canvas in place; coordinates are 0..1 of the whole picture, of which it shows a region."""
 
     def __init__(self, canvas: np.ndarray, region: Box):
         self.canvas = canvas
@@ -211,8 +197,7 @@ class _Pen:
         return left, top, max(right, left + 1), max(bottom, top + 1)
 
     def box(self, box: Box, colour: Colour, thin: bool = False) -> None:
-        """Draw a frame around a box: coloured inside a dark line, to be visible on light and dark
-        backgrounds."""
+        """Draw a frame around a box, coloured inside a dark line: visible on any background."""
         if (edges := self.pixels(box)) is None:
             return
         left, top, right, bottom = edges
@@ -221,14 +206,12 @@ class _Pen:
         cv2.rectangle(self.canvas, (left - i - 1, top - i - 1), (right + i, bottom + i), (0, 0, 0), 1)
 
     def around(self, point: tuple[float, float]) -> Box:
-        """The box of a dot at a point, 0..1 of the whole picture."""
         x0, y0, x1, y1 = self.region
         reach = 2 * self.line + 2
         dx, dy = reach * (x1 - x0) / self.width, reach * (y1 - y0) / self.height
         return point[0] - dx, point[1] - dy, point[0] + dx, point[1] + dy
 
     def dot(self, point: tuple[float, float], colour: Colour) -> None:
-        """Draw a dot at a point and keep labels off it."""
         if (edges := self.pixels(self.around(point))) is not None:
             self.path([point], colour)
             self.occupied.append(edges)
@@ -240,61 +223,49 @@ class _Pen:
         line = np.clip(np.round(np.array(placed)), -30_000, 30_000).astype(np.int32).reshape(-1, 1, 2)
         cv2.polylines(self.canvas, [line], False, (0, 0, 0), self.line + 2, cv2.LINE_AA)
         cv2.polylines(self.canvas, [line], False, colour, self.line, cv2.LINE_AA)
-        if not dot:
-            return
-        start = (int(line[0, 0, 0]), int(line[0, 0, 1]))
-        cv2.circle(self.canvas, start, 2 * self.line + 2, (0, 0, 0), -1, cv2.LINE_AA)
-        cv2.circle(self.canvas, start, 2 * self.line + 1, colour, -1, cv2.LINE_AA)
+        if dot:
+            start = line[0, 0].tolist()
+            cv2.circle(self.canvas, start, 2 * self.line + 2, (0, 0, 0), -1, cv2.LINE_AA)
+            cv2.circle(self.canvas, start, 2 * self.line + 1, colour, -1, cv2.LINE_AA)
 
     def tint(self, code: Any, colour: Colour) -> tuple[np.ndarray, int, int] | None:
-        """Tint a mask of the whole picture; returns its part on the canvas as (uint8 [h, w], left, top), or
-        None."""
+        """Tint a mask of the whole picture; returns its part (uint8 [h, w], left, top), or None."""
         if code is None:
             return None
         try:
             decoded = masks.decode(code)
         except OperationError:
             return None
-        edges = self.pixels(decoded.box)
-        if edges is None:
+        if (edges := self.pixels(decoded.box)) is None:
             return None
-        left = max(edges[0], 0)
-        top = max(edges[1], 0)
-        right = min(edges[2], self.width)
-        bottom = min(edges[3], self.height)
+        left, top, right, bottom = np.clip(edges, 0, (self.width, self.height) * 2).tolist()
         # One affine map crops and scales: the region may start between two pixels of the mask.
         x0, y0, x1, y1 = self.region
         sx, sy = (x1 - x0) * decoded.width / self.width, (y1 - y0) * decoded.height / self.height
         shift_x = x0 * decoded.width + (left + 0.5) * sx - 0.5 - decoded.left
         shift_y = y0 * decoded.height + (top + 0.5) * sy - 0.5 - decoded.top
-        mask: np.ndarray = decoded.inside.view(np.uint8)
-        if (sx, sy) != (1, 1) or (right - left, bottom - top) != mask.shape[::-1]:
-            matrix = np.array([[sx, 0, shift_x], [0, sy, shift_y]])
-            mask = cv2.warpAffine(
-                mask, matrix, (right - left, bottom - top), flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
-            )
-        mask = np.ascontiguousarray(mask)
+        mask = cv2.warpAffine(
+            decoded.inside.astype(np.uint8),
+            np.array([[sx, 0, shift_x], [0, sy, shift_y]]),
+            (right - left, bottom - top),
+            flags=cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP,
+        )
         part = self.canvas[top:bottom, left:right]
         cv2.copyTo(cv2.addWeighted(part, 1 - TINT, np.full_like(part, colour), TINT, 0), mask, part)
         return mask, left, top
 
     def outline(self, placed: tuple[np.ndarray, int, int], colour: Colour) -> None:
-        """Draw the border of a mask that ``tint`` returned."""
+        """Draw the border of a mask that `tint` returned."""
         mask, left, top = placed
         contours, _ = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(left, top))
         if self.line > 1:
             cv2.drawContours(self.canvas, contours, -1, (0, 0, 0), self.line + 2)
         cv2.drawContours(self.canvas, contours, -1, colour, self.line)
 
-    def reserve(self, box: Box) -> None:
-        """Keep labels off this box."""
-        if (edges := self.pixels(box)) is not None:
-            self.occupied.append(edges)
-
     def label(self, box: Box, text: str, colour: Colour, fallback: str | None = None) -> None:
-        """Draw a text beside a box where it covers neither text nor another label.
+        """Draw a text beside a box where it covers neither text nor another label, else at its corner.
 
-        Without room, or letters in the font, ``fallback`` (by default the text) is drawn at the corner.
+        ``fallback`` replaces a text without room, or letters in the font.
         """
         if not text or (edges := self.pixels(box)) is None:
             return
@@ -304,13 +275,7 @@ class _Pen:
         if drawable and (patch := self.patch(text, colour)) is not None:
             height, width = patch.shape[:2]
             start = min(max(left, 0), max(0, self.width - width))
-            for x, y in (
-                (start, top - height),
-                (start, bottom),
-                (right, top),
-                (left - width, top),
-                (start, top),
-            ):
+            for x, y in ((start, top - height), (start, bottom), (right, top), (left - width, top)):
                 inside = x >= 0 and y >= 0 and x + width <= self.width and y + height <= self.height
                 if inside and all(
                     x >= x1 or x + width <= x0 or y >= y1 or y + height <= y0
@@ -318,15 +283,12 @@ class _Pen:
                 ):
                     self.paste(patch, x, y)
                     return
-        patch = self.patch(text if fallback is None else fallback, colour)
-        if patch is not None and fallback is not None:
-            self.paste(patch, left - patch.shape[1], top - patch.shape[0] // 2)
-        elif patch is not None:
-            self.paste(patch, left, top)
+        if (patch := self.patch(fallback or text, colour)) is not None:
+            height, width = patch.shape[:2]
+            self.paste(patch, *((left - width, top - height // 2) if fallback else (left, top)))
 
     def patch(self, text: str, colour: Colour) -> np.ndarray | None:
-        """A label, uint8 [h, w, 3]: black letters on the colour, truncated to the canvas; None when the
-        canvas is too small."""
+        """A label, uint8 [h, w, 3], truncated to the canvas; None when the canvas is too small."""
         text = " ".join(text.split())
         text = text if len(text) <= MAX_LABEL else text[: MAX_LABEL - 1] + "…"
         while (patch := _patch(text, self.font, colour)).shape[1] > self.width and len(text) > 3:

@@ -1,6 +1,4 @@
-"""Encoded media from a path, a ``data:`` URL or bytes; sizes are checked before anything is read or
-decoded.
-"""
+"""Encoded media from a path, a ``data:`` URL or bytes; sizes are checked before reading or decoding."""
 
 from __future__ import annotations
 
@@ -34,8 +32,7 @@ def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> byte
     """Return the encoded bytes of a picture or clip, at least 1 and at most ``max_bytes``.
 
     Raises BadImage with code ``{kind}_scheme``, ``_not_found``, ``_empty``, ``_too_many_bytes``, or
-    ``_undecodable`` for a broken ``data:`` URL. Any path is opened: a gateway must let only ``data:`` URLs
-    through.
+    ``_undecodable`` for a broken ``data:`` URL. Any path is opened.
     """
     noun = _NOUNS[kind]
     if isinstance(source, bytes):
@@ -57,7 +54,7 @@ def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> byte
 
 
 def check_pixels(width: int, height: int, max_pixels: int, kind: Kind) -> None:
-    """Raise BadImage ``{kind}_empty`` or ``_too_many_pixels`` for a picture or frames outside the limits."""
+    """Raise BadImage ``{kind}_empty`` or ``_too_many_pixels`` for sizes outside the limits."""
     subject = "the picture is" if kind == "image" else "the frames are"
     if width < 1 or height < 1:
         raise BadImage(f"{subject} {width}x{height} pixels", code=f"{kind}_empty")
@@ -102,8 +99,7 @@ def _data_url(url: str, max_bytes: int, kind: Kind) -> bytes:
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of base64 with or without line breaks and padding, in the usual or the URL-safe alphabet,
-    percent-encoded or not.
+    """The bytes of base64: usual or URL-safe, with or without line breaks, padding and escapes.
 
     Raises ValueError for other text.
     """

@@ -40,7 +40,7 @@ class EnhanceArguments(OperationArguments):
 
 
 class Enhance(Operation):
-    """Changes values, never places. Small regions are enlarged to the crop budget, as by zoom_in."""
+    """Changes values, never places; small regions are enlarged to the crop budget."""
 
     name = "enhance"
     description = (
@@ -52,10 +52,7 @@ class Enhance(Operation):
 
     @classmethod
     def run(cls, arguments: EnhanceArguments, target: Target, scene: Scene) -> Result:
-        """One view, and the mean and spread (standard deviation) of its brightness before and after, 0..255.
-
-        Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip too thin to show.
-        """
+        """One view, and the mean and spread of its brightness before and after, 0..255."""
         box = clamp(arguments.box or WHOLE)
         region, method = target.crop(box), METHODS[arguments.method]
         plain = scene.fit_crop(region)
@@ -76,16 +73,14 @@ class Enhance(Operation):
 
 
 def contrast(pixels: np.ndarray) -> np.ndarray:
-    """Equalise the lightness of each neighbourhood, with limited gain (CLAHE, Zuiderveld 1994): uint8 [h, w,
-    3]."""
+    """Equalise the lightness of each neighbourhood, with limited gain (CLAHE, Zuiderveld 1994)."""
     lab = cv2.cvtColor(pixels, cv2.COLOR_RGB2LAB)
     lab[..., 0] = cv2.createCLAHE(CLIP_LIMIT, (TILES, TILES)).apply(np.ascontiguousarray(lab[..., 0]))
     return cv2.cvtColor(lab, cv2.COLOR_LAB2RGB)
 
 
 def brighten(pixels: np.ndarray) -> np.ndarray:
-    """Raise dark values by the gamma that moves the median of the brightness to the middle: uint8 [h, w, 3];
-    never darker."""
+    """Raise dark values by the gamma that moves the median brightness to the middle; never darker."""
     median = min(max(float(np.median(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY))) / 255, 1 / 255), 0.5)
     gamma = min(math.log(median) / math.log(0.5), MAX_GAMMA)
     curve = np.round(255 * (np.arange(256) / 255) ** (1 / gamma)).astype(np.uint8)
@@ -93,20 +88,17 @@ def brighten(pixels: np.ndarray) -> np.ndarray:
 
 
 def sharpen(pixels: np.ndarray) -> np.ndarray:
-    """Unsharp masking: add the difference from a blurred copy (sigma 1.5 pixels): uint8 [h, w, 3]."""
+    """Unsharp masking: add the difference from a blurred copy (sigma 1.5 pixels)."""
     return cv2.addWeighted(pixels, 2.0, cv2.GaussianBlur(pixels, (0, 0), 1.5), -1.0, 0)
 
 
 def denoise(pixels: np.ndarray) -> np.ndarray:
-    """Bilateral filter (Tomasi and Manduchi, 1998) with four times the measured noise as its colour sigma:
-    uint8 [h, w, 3]."""
+    """Bilateral filter (Tomasi and Manduchi, 1998) with four times the measured noise as its colour sigma."""
     return cv2.bilateralFilter(pixels, 7, min(max(4 * noise(pixels), 4.0), 120.0), 2.0)
 
 
 def noise(pixels: np.ndarray) -> float:
-    """The standard deviation of the noise, 0..255, mean of the channels (Immerkaer, 1996): uint8 [h, w,
-    3].
-    """
+    """The standard deviation of the noise, 0..255, mean of the channels (Immerkaer, 1996)."""
     second = cv2.filter2D(pixels.astype(np.float32), -1, _LAPLACIANS)
     return math.sqrt(math.pi / 2) / 6 * float(np.abs(second).mean())
 

@@ -1,7 +1,7 @@
 """Environments: tools with a state, beside the pure operations.
 
-An environment lives in one toolbox process for one episode. The policy calls its actions as it calls
-operations; a call may change the state, earn a reward or end the episode.
+An environment lives in one toolbox process for one episode; a call may change the state, earn a reward or end
+the episode.
 """
 
 from __future__ import annotations
@@ -22,20 +22,18 @@ from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Observation, Question
 
 PARENT = "environment"
-"""Parent of the views that an environment shows, which no operation can cut a region from."""
+"""Parent of the views of an environment, which no operation can cut a region from."""
 
 
 class EnvironmentAction(Operation):
-    """Base class of the actions of an environment: a name, a description and ``Arguments``; no target and no
-    ``run``."""
+    """Base class of the actions of an environment: a name, a description and ``Arguments``; no ``run``."""
 
     targeted = False
 
 
 @dataclass(slots=True)
 class EnvironmentResult:
-    """What an environment shows and says: ``text`` for the policy, ``images`` uint8 [h, w, 3] of any size, a
-    reward.
+    """Text for the policy, ``images`` uint8 [h, w, 3] of any size, and a reward.
 
     ``done`` ends the episode. ``data``: plain values for own rewards and evaluation.
     """
@@ -76,8 +74,7 @@ class Environment:
 
 
 def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
-    """The environments of these references (``package.module:Class`` or ``path.py:Class``) by their names.
-    Raises BadConfig."""
+    """The environments of these references (``package.module:Class``) by their names. Raises BadConfig."""
     key, selected = "toolbox.environments", dict[str, type[Environment]]()
     for reference in names:
         kind = load_reference(reference, key)
@@ -85,11 +82,7 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
             raise BadConfig(
                 f"{key}: {reference} is no Environment", fix="derive it from pixelis.operations.Environment"
             )
-        missing = [name for name in ("name", "actions") if not getattr(kind, name, None)]
-        missing += [
-            name for name in ("reset", "execute") if getattr(kind, name) is getattr(Environment, name)
-        ]
-        if missing:
+        if missing := [name for name in ("name", "actions") if not getattr(kind, name, None)]:
             raise BadConfig(f"{key}: {reference} lacks {', '.join(missing)}", fix="see docs/operations.md")
         if kind.name in selected:
             raise BadConfig(f"{key}: two environments are called {kind.name!r}", fix="keep one of them")
@@ -100,8 +93,7 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
 def environment_of(
     question: Question, environments: Mapping[str, type[Environment]]
 ) -> type[Environment] | None:
-    """The environment of a question, None for a question without one. Raises BadInput
-    ``unknown_environment``."""
+    """The environment of a question, if it has one. Raises BadInput ``unknown_environment``."""
     if question.environment is None:
         return None
     if question.environment not in environments:

@@ -32,9 +32,8 @@ MAX_OBJECTS = 20
 SHORTEST, LONGEST = 800, 1333
 """Sides of the picture that Grounding DINO sees."""
 GET = (
-    "download one where there is internet, for example `hf download google/owlv2-base-patch16-ensemble "
-    "--local-dir FOLDER`, and "
-    "set toolbox.detector=FOLDER; or leave find out of toolbox.operations"
+    "`hf download google/owlv2-base-patch16-ensemble --local-dir FOLDER`, set toolbox.detector=FOLDER; or "
+    "leave find out of toolbox.operations"
 )
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -48,30 +47,20 @@ class FindArguments(OperationArguments):
 
 
 class Find(Operation):
-    """Needs the checkpoint of ``toolbox.detector``; nothing is downloaded."""
-
     name = "find"
     description = (
         "Find objects in an image by words. Returns a box, a score and an id (for get_properties and "
-        "track_object) for each, "
-        "best first, and shows them."
+        "track_object) for each, best first, and shows them."
     )
     Arguments = FindArguments
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Load the checkpoint of ``toolbox.detector``. Raises MissingFile or BadConfig."""
         _detector(settings)
 
     @classmethod
     def run(cls, arguments: FindArguments, target: Target, scene: Scene) -> Result:
-        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score that was too
-        low.
-
-        ``data["objects"]``: their records, boxes 0..1 of the whole picture or frame. Raises OperationError
-        ``out_of_range``, ``too_small``, ``not_a_picture``; MissingFile or BadConfig without a usable
-        checkpoint.
-        """
+        """Up to MAX_OBJECTS objects with a drawn view; none is a result too, with the best score."""
         detector = _detector(scene.settings)
         box = clamp(arguments.box or WHOLE)
         boxes, scores = detector.detect(target.crop(box), arguments.text)
@@ -107,7 +96,6 @@ def _detector(settings: ToolboxConfig) -> Detector:
 
 
 def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dict[str, Any]:
-    """An object as other operations read it; it has a box and no mask."""
     numbers = [round(v, 6) for v in box]
     key = json.dumps([target.root, target.frame, text, numbers])
     return {
@@ -123,16 +111,13 @@ def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dic
 
 
 class Detector:
-    """A loaded checkpoint, its tokenizer and the normalisation of its pictures."""
-
     def __init__(self, folder: str):
         self.model, self.kind, self.settings = checkpoints.load("toolbox.detector", folder, KINDS, GET)
         self.tokenizer = checkpoints.load_tokenizer("toolbox.detector", folder)
         self.threshold = THRESHOLDS[self.kind]
 
     def detect(self, picture: np.ndarray, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """Boxes float64 [n, 4] (x0, y0, x1, y1, 0..1 of the picture, with an area) and scores [n] for uint8
-        [h, w, 3]."""
+        """Boxes float64 [n, 4] (0..1 of the picture, with an area) and scores [n] for uint8 [h, w, 3]."""
         import torch
 
         device = next(self.model.parameters()).device
@@ -188,5 +173,4 @@ class Detector:
 
 @functools.lru_cache(maxsize=1)
 def load(folder: str) -> Detector:
-    """Load the checkpoint of a folder once per process. Raises MissingFile or BadConfig."""
     return Detector(folder)

@@ -41,8 +41,6 @@ class Flip(Operation):
 
     @classmethod
     def run(cls, arguments: FlipArguments, target: Target, scene: Scene) -> Result:
-        """One mirrored view. Raises OperationError ``out_of_range``, ``too_small``, ``bad_box`` for a strip
-        too thin to show."""
         box = clamp(arguments.box or WHOLE)
         view = scene.fit_crop(
             np.flip(target.crop(box), 1 if arguments.direction == "horizontal" else 0).copy()

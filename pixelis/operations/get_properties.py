@@ -1,5 +1,4 @@
-"""GET_PROPERTIES: measure colour, texture, shape, size, position and appearance of an object, a region or a
-picture."""
+"""GET_PROPERTIES: color, texture, shape, size, position and appearance of an object or a region."""
 
 from __future__ import annotations
 
@@ -19,25 +18,32 @@ from pixelis.operations import colours, geometry, masks, shapes
 from pixelis.operations.masks import Mask
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
-from pixelis.operations.segment_object_at import percent
 
 Group = Literal["color", "texture", "shape", "size", "position", "appearance"]
 GROUPS: tuple[Group, ...] = ("color", "texture", "shape", "size", "position", "appearance")
 
 MAX_SIDE = 512
-"""Longest side of the copy on which texture, hue and sharpness are measured."""
 SAMPLE = 40_000
-"""Most pixels that the dominant colour is taken from."""
 CATEGORIES = ((0.01, "tiny"), (0.05, "small"), (0.2, "medium"), (0.5, "large"), (math.inf, "very_large"))
 GREY_LEVELS = 32
+DATA_ONLY = {
+    "variance",
+    "histogram",
+    "energy",
+    "correlation",
+    "uniform_patterns",
+    "convexity",
+    "normalised",
+    "centroid",
+}
+SELF_EVIDENT = {"name", "names", "ratio", "bool", "count", "0..1"}
 
 Values = dict[str, tuple[Any, str] | tuple[Any, str, int]]
 """Value, unit, and for a float its number of digits, by default 3."""
 
 
 class PropertiesArguments(OperationArguments):
-    """At most one of ``object`` (an id), ``box`` (0..1 of the target) and ``mask`` (a COCO code); default:
-    all."""
+    """At most one of ``object`` (an id), ``box`` and ``mask`` (a COCO code); default: all."""
 
     object: str | None = None
     box: BoxArgument | None = None
@@ -63,7 +69,6 @@ class Selection:
 
     @cached_property
     def pixels(self) -> np.ndarray:
-        """The mask's window of the picture."""
         left, top, right, bottom = self.mask.edges
         return self.picture[top:bottom, left:right]
 
@@ -81,13 +86,11 @@ class Selection:
 
     @cached_property
     def grey(self) -> np.ndarray:
-        """Luma of the scaled copy, uint8 [h, w]."""
         return cv2.cvtColor(self.scaled[0], cv2.COLOR_RGB2GRAY)
 
     @cached_property
     def core(self) -> np.ndarray:
-        """The scaled mask without its border, where a 3 x 3 window sees the background; if that is empty, the
-        whole mask."""
+        """The scaled mask without its border, where a 3 x 3 window sees the background, if any is left."""
         inside = self.scaled[1]
         core = (
             cv2.erode(np.pad(inside.astype(np.uint8), 1, mode="edge"), np.ones((3, 3), np.uint8))[1:-1, 1:-1]
@@ -102,18 +105,13 @@ class GetProperties(Operation):
     name = "get_properties"
     description = (
         "Measure an object that segment_object_at or track_object found, a box, or a whole image: color, "
-        "texture, shape, size, "
-        "position and appearance, with units. Choose groups to read less."
+        "texture, shape, size, position and appearance, with units. Choose groups to read less."
     )
     Arguments = PropertiesArguments
 
     @classmethod
     def run(cls, arguments: PropertiesArguments, target: Target, scene: Scene) -> Result:
-        """Return text and ``data["properties"]``: {group: {name: {"value", "unit"}}}.
-
-        Raises OperationError ``unknown_object``, ``bad_arguments`` (a mask of another size),
-        ``nothing_found`` (an empty mask), ``too_small``.
-        """
+        """Return text and ``data["properties"]``: {group: {name: {"value", "unit"}}}."""
         target, selection, title = _select(arguments, target, scene)
         groups = arguments.groups or [g for g in GROUPS if g != "shape" or selection.outlined]
         measured: dict[Group, dict[str, dict[str, Any]]] = {}
@@ -125,16 +123,22 @@ class GetProperties(Operation):
                 measured[group][name] = {"value": value, "unit": unit}
         lines = [title]
         for group, values in measured.items():
-            v = {name: entry["value"] for name, entry in values.items()}
-            place = _place(v["normalised"], selection, target, scene) if group == "position" else ""
-            lines += _group_lines(group, v, place)
+            place = ""
+            if group == "position":
+                place = _place(values["normalised"]["value"], selection, target, scene)
+            shown = [
+                f"{name.replace('_', ' ')} {_written(entry['value'])}"
+                + ("" if entry["unit"] in SELF_EVIDENT else f" {entry['unit']}")
+                for name, entry in values.items()
+                if name not in DATA_ONLY and entry["value"] is not None
+            ]
+            lines.append(f"{group}: {place}{', '.join(shown)}")
         if "shape" not in measured and not selection.outlined and len(measured) > 1:
             lines.append("a box has no outline: use segment_object_at to measure an object's shape")
         return Result("\n".join(lines), data={"properties": measured})
 
 
 def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tuple[Target, Selection, str]:
-    """The target that contains the selection, the selection, and its title in the text."""
     if arguments.object is not None:
         record = scene.object(arguments.object)
         if (record["root"], record["frame"]) != (target.root, target.frame):
@@ -142,24 +146,18 @@ def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tup
             if record["root"] not in scene.media:
                 raise OperationError(f"the media {str(record['root'])[:20]} is not loaded", code="bad_target")
             target = Target(record["root"], record["root"], scene.media[record["root"]], record["frame"])
-        title = f"{record['kind']} {record['id']} of {target.id}" + _frame_suffix(target)
+        frame = "" if target.frame is None or target.id != target.root else f", frame {target.frame}"
+        title = f"{record['kind']} {record['id']} of {target.id}{frame}"
         if record.get("mask") is not None:
             return target, _masked(target, record["mask"]), title
         return target, _boxed(target, geometry.to_pixels(record["box"], *target.picture.shape[1::-1])), title
     if arguments.mask is not None:
-        return target, _masked(target, arguments.mask), f"mask on {target.id}" + _frame_suffix(target)
+        return target, _masked(target, arguments.mask), f"mask on {target.id}"
     selection = _boxed(target, target.pixels(arguments.box or geometry.WHOLE))
     if arguments.box is None:
         return target, selection, f"all of {target.id}"
-    return (
-        target,
-        selection,
-        f"box {scene.scale.around(geometry.clamp(arguments.box), target.id)} of {target.id}",
-    )
-
-
-def _frame_suffix(target: Target) -> str:
-    return "" if target.frame is None or target.id != target.root else f", frame {target.frame}"
+    place = scene.scale.around(geometry.clamp(arguments.box), target.id)
+    return target, selection, f"box {place} of {target.id}"
 
 
 def _masked(target: Target, code: Any) -> Selection:
@@ -174,9 +172,7 @@ def _boxed(target: Target, edges: masks.Edges) -> Selection:
 
 
 def color(selection: Selection) -> Values:
-    """Exact mean, variance and histogram of all pixels; dominant colour of a sample; HSV of the scaled
-    copy.
-    """
+    """Mean, variance and histogram of all pixels; dominant colour of a sample; HSV of the scaled copy."""
     mean, deviation = cv2.meanStdDev(selection.pixels, mask=selection.inside)
     pixels, inside = selection.scaled
     sample = pixels[inside]
@@ -214,19 +210,15 @@ def texture(selection: Selection) -> Values:
     )
     pairs = pairs[:GREY_LEVELS, :GREY_LEVELS].astype(np.float64).sum(axis=(2, 3), keepdims=True)
     pairs /= max(1.0, float(pairs.sum()))
-    statistics = {
-        name: float(graycoprops(pairs, name)[0, 0])
-        for name in ("contrast", "homogeneity", "energy", "correlation")
-    }
     shares = np.bincount(grey[inside], minlength=256) / np.count_nonzero(inside)
     shares = shares[shares > 0]
     edges = cv2.Canny(grey, 60, 140) > 0
     patterns = local_binary_pattern(grey, 8, 1, "uniform")[core]
     return {
-        "contrast": (statistics["contrast"], "squared levels of 32"),
-        "homogeneity": (statistics["homogeneity"], "0..1"),
-        "energy": (statistics["energy"], "0..1"),
-        "correlation": (statistics["correlation"], "-1..1"),
+        "contrast": (graycoprops(pairs, "contrast")[0, 0], "squared levels of 32"),
+        "homogeneity": (graycoprops(pairs, "homogeneity")[0, 0], "0..1"),
+        "energy": (graycoprops(pairs, "energy")[0, 0], "0..1"),
+        "correlation": (graycoprops(pairs, "correlation")[0, 0], "-1..1"),
         "entropy": (max(0.0, -float((shares * np.log2(shares)).sum())), "bits"),
         "edge_density": (float(edges[core].mean()), "ratio"),
         "uniform_patterns": (float((patterns <= 8).mean()), "ratio"),
@@ -234,7 +226,7 @@ def texture(selection: Selection) -> Values:
 
 
 def shape(selection: Selection) -> Values:
-    """``shapes.measure``, and the centroid in 0..1 of the whole picture or frame."""
+    """`shapes.measure`, and the centroid in 0..1 of the whole picture or frame."""
     measures = shapes.measure(selection.mask.inside)
     unit = dict.fromkeys(("perimeter", "rotated_length", "rotated_width"), "px") | {"orientation": "deg"}
     unit |= {"corners": "count", "holes": "count"}
@@ -258,8 +250,7 @@ def size(selection: Selection) -> Values:
 
 
 def position(selection: Selection) -> Values:
-    """Position in the whole picture or frame; distances from the centre are in half diagonals (1 is a
-    corner)."""
+    """In the whole picture or frame; distances from the centre are in half diagonals (1 is a corner)."""
     x, y = _centroid(selection)
     height, width = selection.mask.height, selection.mask.width
     left, top, right, bottom = selection.mask.edges
@@ -279,14 +270,11 @@ def position(selection: Selection) -> Values:
 
 
 def appearance(selection: Selection) -> Values:
-    """Sharpness: variance of the Laplacian. Contrast: standard deviation of the luma. Focus: 1 - blur (Crete
-    et al., 2007)."""
+    """Variance of the Laplacian, deviation of the luma, and 1 - blur (Crete et al., 2007)."""
     from skimage.measure import blur_effect
 
     grey = selection.grey
-    laplacian = cv2.Laplacian(grey, cv2.CV_32F, borderType=cv2.BORDER_REFLECT)[selection.core].astype(
-        np.float64
-    )
+    laplacian = cv2.Laplacian(grey, cv2.CV_64F, borderType=cv2.BORDER_REFLECT)[selection.core]
     spread = float(grey[selection.scaled[1]].std())
     # Blur is measured as the loss of detail by blurring again: it needs some detail and some room.
     focus = 1 - float(blur_effect(grey, h_size=5)) if min(grey.shape) >= 12 and grey.std() > 1 else None
@@ -316,67 +304,17 @@ def _centroid(selection: Selection) -> list[float]:
 
 
 def _place(centre: tuple[float, float], selection: Selection, target: Target, scene: Scene) -> str:
-    """Centre and box of the selection in the policy's scale, for the text of ``position``."""
-    x, y = centre
-    x, y = target.from_root((x, y, x + 1, y + 1))[:2]
+    x, y = target.from_root((*centre, 2.0, 2.0))[:2]
     if not (0 <= x <= 1 and 0 <= y <= 1):
-        return f"outside {target.id}; "
+        return f"outside {target.id}, "
     try:
         center, box = scene.scale.write((x, y), target.id), scene.place(selection.mask.box, target)
-        return f"center {center}, box {box} of {target.id}; "
+        return f"center {center}, box {box} of {target.id}, "
     except OperationError:  # the scale has no numbers for a view that was never shown
         return ""
 
 
-def _group_lines(group: Group, v: dict[str, Any], place: str) -> list[str]:
-    """The text of one group; histograms and derived values are only in the data."""
-    if group == "color":
-        dominant, mean = (", ".join(f"{channel:.0f}" for channel in v[name]) for name in ("dominant", "mean"))
-        near = f", close to {v['near']}" if v["near"] else ""
-        hue = "no hue" if v["hue"] is None else f"hue {v['hue']:.0f} deg"
-        return [
-            f"color: {v['name']}{near} ({percent(v['dominant_share'])}), RGB {dominant}; mean RGB {mean}",
-            f"  brightness {v['brightness']:.2f}, saturation {v['saturation']:.2f} (0..1), {hue}",
-        ]
-    if group == "texture":
-        return [
-            f"texture: entropy {v['entropy']:.2f} bits, edges on {percent(v['edge_density'])}, "
-            f"homogeneity {v['homogeneity']:.2f} (0..1), contrast {v['contrast']:.2f} levels^2"
-        ]
-    if group == "shape":
-        angle = v["orientation"]
-        axis = "no main axis" if angle is None else f"main axis {angle:.0f} deg counter-clockwise from right"
-        corners = "round" if v["corners"] == 0 else f"{v['corners']} corners"
-        return [
-            f"shape: {corners}, {v['holes']} holes, perimeter {v['perimeter']:.0f} px, {axis}",
-            (
-                f"  circularity {v['circularity']:.2f}, solidity {v['solidity']:.2f}, eccentricity "
-                f"{v['eccentricity']:.2f} (0..1)"
-            ),
-            f"  upright box width:height {v['aspect_ratio']:.2f}; tightest rotated box length:width "
-            f"{v['rotated_aspect_ratio']:.2f} ({v['rotated_length']:.0f} x {v['rotated_width']:.0f} px)",
-        ]
-    if group == "size":
-        return [
-            (
-                f"size: {v['category']}, {percent(v['relative_size'])} of the whole image, "
-                f"{v['area_pixels']} "
-                "px^2"
-            ),
-            f"  box {v['bbox_width']} x {v['bbox_height']} px, diagonal {v['diagonal']:.0f} px, "
-            f"equivalent diameter {v['equivalent_diameter']:.0f} px",
-        ]
-    if group == "position":
-        area = "centered" if v["is_centered"] else v["quadrant"]
-        touching = ", ".join(v["touches_edge"])
-        edge = f"touches {touching}" if touching else f"{v['edge_distance']} px to {v['nearest_edge']}"
-        area = f"position: {place}{area}"
-        return [
-            (
-                f"{area}, {v['distance_from_center']:.2f} half diagonals from the center, {edge} edge of the "
-                "whole image"
-            )
-        ]
-    focus = "too little detail to measure focus" if v["focus"] is None else f"focus {v['focus']:.2f} (0..1)"
-    sharpness = f"sharpness {v['sharpness']:.0f} (variance of Laplacian)"
-    return [f"appearance: {sharpness}, contrast {v['contrast']:.2f} (0..0.5), {focus}"]
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_written, value)) or "none"
+    return f"{value:.3g}" if isinstance(value, float) else str(value).lower()

@@ -17,21 +17,16 @@ from pixelis.errors import BadImage
 from pixelis.operations.encoded import check_pixels, read_encoded
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
-"""Accepted formats. Formats that run an interpreter (EPS, PDF, SVG) are excluded."""
+"""Accepted formats; none runs an interpreter as EPS, PDF and SVG do."""
 
 _SIGNATURES = (
     (re.compile(rb"(?s)\s*<(svg\b|(\?xml|!--|!doctype svg).{,900}?<svg\b)", re.IGNORECASE), "SVG"),
     (re.compile(rb"\s*<(!doctype html|html)", re.IGNORECASE), "an HTML page"),
     (re.compile(rb"%PDF-"), "PDF"),
     (re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|mif1|msf1)", re.DOTALL), "HEIC"),
-    (re.compile(rb"....ftyp(?!avi[fs])", re.DOTALL), "a video"),
-    (re.compile(rb"\x1aE\xdf\xa3"), "a video"),
-    (re.compile(rb"RIFF....AVI ", re.DOTALL), "a video"),
 )
-"""First bytes of files that users send by mistake, and their names."""
 _MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
-"""Most scans, each of which is decoded over all pixels, and segments of a JPEG. Programs write about 20
-scans."""
+"""Of a JPEG: each scan is decoded over all pixels, and programs write about 20."""
 _MARKER = re.compile(rb"\xff([^\x00\x01\xff\xd0-\xd8])")
 """A JPEG marker that a length follows, or that of the end; no pixel data contain one."""
 _CONVERSIONS = {
@@ -42,7 +37,7 @@ _CONVERSIONS = {
 
 
 def image_pixels(source: str | bytes | Path, max_bytes: int, max_pixels: int) -> int:
-    """The number of pixels that a picture declares; nothing is decoded. Raises BadImage as ``load_image``."""
+    """The number of pixels that a picture declares; nothing is decoded. Raises BadImage as `load_image`."""
     data = read_encoded(source, max_bytes, "image")
     with _opened(data, max_pixels) as image:
         return image.width * image.height
@@ -55,12 +50,8 @@ def load_image(
 
     EXIF orientation is applied, colours become sRGB, transparency white, 16 bits the upper 8; the first frame
     or page is taken. ``draft``: number of pixels that suffice; a larger JPEG is scaled down by 2, 4 or 8
-    while it is decoded.
-
-    Raises BadImage with code image_scheme, image_not_found, image_empty, image_too_many_bytes,
-    image_too_many_pixels, image_too_many_scans, image_format (known but not accepted), image_mode (no agreed
-    range of brightness) or image_undecodable. Any path is opened: a gateway must let only ``data:`` URLs
-    through.
+    while it is decoded. Raises BadImage (``image_*``). Any path is opened: a gateway must let only ``data:``
+    URLs through.
     """
     data = read_encoded(source, max_bytes, "image")
     with _opened(data, max_pixels) as image:
@@ -72,8 +63,7 @@ def load_image(
 
 @contextlib.contextmanager
 def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture before decoding, inside the caps. Whatever the decoder raises in the block becomes
-    BadImage."""
+    """The picture before decoding, inside the caps. What a decoder raises in the block becomes BadImage."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # our caps are stricter than Pillow's warning
@@ -96,30 +86,18 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     except (BadImage, MemoryError):
         raise
     except Image.UnidentifiedImageError:
-        if error := not_accepted(data):
-            raise error from None
-        formats = ", ".join(FORMATS)
-        if any(signature.match(data[:1000]) for signature, _ in _SIGNATURES):
-            fix = f"send it as a clip, or a frame of it as one of {formats}"
-            raise BadImage("a video is not accepted as a picture", code="image_format", fix=fix) from None
-        message = f"the picture cannot be decoded: its header is damaged, or it is none of {formats}"
-        raise BadImage(message, code="image_undecodable", fix=f"send one of {formats}") from None
+        fix = f"send one of {', '.join(FORMATS)}"
+        if name := next((name for start, name in _SIGNATURES if start.match(data[:1000])), None):
+            message = f"{name} is not accepted as a picture"
+            raise BadImage(message, code="image_format", fix=_CONVERSIONS.get(name, fix)) from None
+        message = "the picture cannot be decoded: its header is damaged, or its format is not accepted"
+        raise BadImage(message, code="image_undecodable", fix=fix) from None
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         # Text from the file itself is never quoted: it could address the reader of the error.
         reason = " ".join(str(error).split())
         known = isinstance(error, OSError) and len(reason) < 100 and reason.isascii()
         message = f"the picture cannot be decoded: {reason if known else 'it is damaged'}"
         raise BadImage(message, code="image_undecodable", fix="save it again with another program") from None
-
-
-def not_accepted(data: bytes) -> BadImage | None:
-    """The error for a recognised file type that is neither a picture nor a clip, such as PDF; None for all
-    others."""
-    name = next((name for signature, name in _SIGNATURES if signature.match(data[:1000])), None)
-    if name is None or name == "a video":
-        return None
-    fix = ", or ".join(filter(None, (_CONVERSIONS.get(name), f"convert it to one of {', '.join(FORMATS)}")))
-    return BadImage(f"{name} is not accepted as a picture", code="image_format", fix=fix)
 
 
 def _check_scans(data: bytes) -> None:

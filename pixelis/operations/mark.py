@@ -46,24 +46,17 @@ class MarkArguments(OperationArguments):
 
 
 class Mark(Operation):
-    """Only the shown view has the marks."""
-
     name = "mark"
     description = (
         "Draw boxes and points with labels on an image, to look at several places at once, to count, or to "
-        "check where something "
-        "is. Only this view has the marks."
+        "check where something is. Only this view has the marks."
     )
     Arguments = MarkArguments
     quick = True
 
     @classmethod
     def run(cls, arguments: MarkArguments, target: Target, scene: Scene) -> Result:
-        """One drawn view; ``data["boxes"]`` and ``data["points"]`` keep the marks, 0..1 of the whole picture.
-
-        Raises OperationError ``out_of_range`` for a mark outside the shown region, ``limit``, ``too_small``,
-        ``bad_box``, ``bad_point``.
-        """
+        """One drawn view; ``data`` keeps the marks, 0..1 of the whole picture."""
         box = clamp(arguments.box or WHOLE)
         boxes, points = [clamp(b) for b in arguments.boxes or []], arguments.points or []
         labels = arguments.labels or [str(number) for number in range(1, len(boxes) + len(points) + 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -25,18 +24,14 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
 
 MAX_SIDE = 1600
-"""Longest side of the copy in which lines are searched."""
 MAX_SEGMENTS = 500
 LISTED, KEPT = 6, 30
-"""Lines in the text and in the data."""
 NEAR, TURN = 6.0, 3.0
-"""Pixels and degrees within which two segments are one line: a stroke has two edges. TURN also makes lines
-parallel."""
+"""Pixels and degrees within which two segments are one line: a stroke has two edges."""
 MIN_LENGTH = 0.08
 """Shortest line, as a share of the region's shorter side."""
 
 Line = tuple[float, float, float, float]
-"""x, y of one end and of the other."""
 
 
 class MeasureArguments(OperationArguments):
@@ -57,25 +52,20 @@ class MeasureArguments(OperationArguments):
             )
         if self.vertex is not None and self.point is None:
             raise OperationError("vertex needs point and end_point", code="bad_arguments")
-        if (
-            len({p for p in (self.point, self.end_point, self.vertex) if p}) < (3 if self.vertex else 2)
-            and self.point
-        ):
+        points = [p for p in (self.point, self.end_point, self.vertex) if p]
+        if len(set(points)) < len(points):
             raise OperationError("the points are the same", code="bad_arguments")
         return self
 
 
 class Measure(Operation):
-    """Angles are in degrees counter-clockwise from right, lengths in pixels of the full-resolution
-    picture.
-    """
+    """Angles are in degrees counter-clockwise from right, lengths in full-resolution pixels."""
 
     name = "measure"
     description = (
         "Measure on an image: the length and angle of the line from point to end_point; the angle at "
-        "vertex between them; or, "
-        "with a box alone, the straight lines in it, longest first, with their angles. Shows what was "
-        "measured."
+        "vertex between them; or, with a box alone, the straight lines in it, longest first, with their "
+        "angles. Shows what was measured."
     )
     Arguments = MeasureArguments
 
@@ -84,9 +74,7 @@ class Measure(Operation):
         """One drawn view, and the numbers.
 
         data: ``length`` in pixels, ``share`` of the target's width and height, ``direction`` (0..360);
-        ``angle`` (0..180); or ``straight_lines``: [{"points", "length", "angle" (0..180)}]. Raises
-        OperationError ``nothing_found``, ``bad_arguments``, ``bad_point``, ``bad_box``, ``out_of_range``,
-        ``too_small``, ``not_a_picture``.
+        ``angle`` (0..180); or ``straight_lines``: [{"points", "length", "angle" (0..180)}].
         """
         if arguments.box is not None:
             box = clamp(arguments.box)
@@ -109,10 +97,9 @@ class Measure(Operation):
             shares = length / (right - left), length / (bottom - top)
             text = (
                 f"length {length:.1f} px ({abs(x1 - x0):.1f} across, {abs(y1 - y0):.1f} down), "
-                f"{100 * shares[0]:.1f} % of "
-                f"the width and {100 * shares[1]:.1f} % of the height of {target.id}\ndirection "
-                f"{direction:.1f} deg "
-                f"counter-clockwise from right, {(90 - direction) % 360:.1f} deg clockwise from up"
+                f"{100 * shares[0]:.1f} % of the width and {100 * shares[1]:.1f} % of the height of "
+                f"{target.id}\ndirection {direction:.1f} deg counter-clockwise from right, "
+                f"{(90 - direction) % 360:.1f} deg clockwise from up"
             )
             label = f"{length:.0f} px"
             data = {
@@ -125,7 +112,6 @@ class Measure(Operation):
 
 
 def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, Any]]:
-    """The text and data of the straight lines in a box of the target."""
     left, top, _, _ = target.pixels(box)
     lines = find_lines(target.crop(box))
     if not lines:
@@ -145,29 +131,12 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, An
         ends = [target.from_root((*p, p[0] + 1, p[1] + 1))[:2] for p in line["points"]]
         start, end = (scene.scale.write(tuple(min(max(v, 0.0), 1.0) for v in p), target.id) for p in ends)
         rows.append(f"{number}: {line['length']:.1f} px, {line['angle']:.1f} deg, {start} to {end}")
-    # Which of the listed lines are parallel or perpendicular, within TURN degrees.
-    groups: list[list[int]] = []
-    for number, line in enumerate(listed):
-        near = [group for group in groups if _turn(listed[group[0]]["angle"], line["angle"]) <= TURN]
-        near[0].append(number) if near else groups.append([number])
-    parallel = [", ".join(str(number + 1) for number in group) for group in groups if len(group) > 1]
-    square = [
-        f"{a[0] + 1} and {b[0] + 1}"
-        for a, b in itertools.combinations(groups, 2)
-        if abs(_turn(listed[a[0]]["angle"], listed[b[0]]["angle"]) - 90) <= TURN
-    ]
-    rows += [
-        f"{name}: {'; '.join(found)}"
-        for name, found in (("parallel", parallel), ("perpendicular", square))
-        if found
-    ]
     segments = [{"points": line["points"], "label": str(number)} for number, line in enumerate(listed, 1)]
     return "\n".join(rows), {"straight_lines": measured, "segments": segments}
 
 
 def find_lines(pixels: np.ndarray) -> list[Line]:
-    """Straight lines of a picture uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010,
-    joined)."""
+    """Straight lines of uint8 [h, w, 3] in its pixels, longest first (LSD, von Gioi et al., 2010, joined)."""
     small = shrink(pixels, MAX_SIDE)
     detected = cv2.createLineSegmentDetector().detect(cv2.cvtColor(small, cv2.COLOR_RGB2GRAY))[0]
     if detected is None:
@@ -212,7 +181,6 @@ def _join(line: Line, segment: Line) -> Line | None:
 
 
 def _turn(a: float, b: float) -> float:
-    """The angle between two lines, 0..90 degrees."""
     turn = abs(a - b) % 180
     return min(turn, 180 - turn)
 

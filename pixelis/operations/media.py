@@ -15,8 +15,7 @@ from pixelis.records import ImageView
 def first_look(
     media: Mapping[str, np.ndarray | Clip], dialogue: DialogueConfig, multiple: int
 ) -> tuple[list[ImageView], list[np.ndarray]]:
-    """Return the first views of a question: each picture as a whole, and ``dialogue.frames`` frames of each
-    clip.
+    """The first views of a question: each picture as a whole, and some frames of each clip.
 
     Returns descriptions and pixels (uint8 [h, w, 3], sides are multiples of ``multiple``). Frames are named
     vid0.0, vid0.1, ...

@@ -1,13 +1,11 @@
 """The packaged segmenter: a small network for points and boxes, run by ONNX Runtime on one CPU thread.
 
-The network sees the whole region and the surroundings of what it found there, each also mirrored. Its masks
-and classical proposals are averaged by their expected IoU. ``weights/README.md`` has the licence of the
-weights and how to train them.
+For a point it sees the region and the surroundings of what it found there, each also mirrored. The masks and
+classical proposals are averaged by their expected IoU. ``weights/README.md`` has licence and training.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -22,45 +20,33 @@ from pixelis.operations.pixel_budget import shrink
 
 WEIGHTS = Path(__file__).parent / "weights" / "mobilenet.onnx"
 SIDE = 256
-"""Side of the square that a region is scaled to for the network."""
 REFINE = 768
 """Longest side up to which outlines follow the picture's edges; larger ones are enlarged."""
 MARGIN = 0.6
-"""Margin of the second look, as a share of the object's box."""
 BOX_MARGIN = 0.35
-"""Margin around a box prompt, as a share of the box."""
 WORTHWHILE = 0.75
 """No second look if it would show more than this share of the region's sides."""
 THUMB = 64
-"""Side of the copies on which masks are compared."""
 WEIGHTS_OF_CHOICE = (
     0.237, 0.542, -0.076, 0.196, -0.113, 0.087, -0.182, -0.055, -0.01,
     -0.277, -0.998, -0.1, 0.081, 0.706, 0.159, 0.657, 0.127,
 )  # fmt: skip
-"""Weights of the features of ``describe``: ridge regression to the IoU of 339 objects
-(``scripts/fit_segmenter.py``)."""
+"""Of the features of `describe`: ridge regression to the IoU of 339 objects (`scripts/fit_segmenter.py`)."""
 TEMPERATURE = 0.08
-"""Softmax temperature of the regression's values."""
 LEVELS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
-"""Candidate thresholds of the averaged mask."""
 CALIBRATION = -0.018, 0.529, 0.407
-"""Score = first + others * features of ``certainty``, fitted on the same objects."""
+"""Score = first + others * features of `certainty`, fitted on the same objects."""
 GRABCUT = 0.25
 """Share of the GrabCut in the map of a box; the network has the rest."""
 BOX_TEMPERATURE = 0.1
-"""Of the weights of the network's masks for a box by their expected IoU."""
 BOX_CALIBRATION = -0.067, 0.799, 0.19
-"""The same for a box."""
 MIN_BOX_CONTRAST = 0.12
-"""Least contrast (0..1) to its surroundings of what a box holds: empty ground has at most 0.09, objects from
-0.16."""
+"""Least contrast (0..1) of a box's object to its surroundings: empty ground has at most 0.09."""
 MIN_CONTRAST = 1.0
-"""Least standard deviation of the region's pixels."""
 
 
 @functools.cache
 def load() -> Any:
-    """The session of this process."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -101,8 +87,7 @@ def describe(
     Returns the masks with their regions; copies of them over ``region``, float32 [n, THUMB * THUMB]; and
     features [n, 17]: overlap with the network's mean, agreement with the proposals, share of the outline on
     the border, whether it is a proposal, a proposal's agreement, consistency between the looks, sharpness,
-    log size and its square, four products and three squares of these, and the IoU that the network expects (0
-    for a proposal).
+    log size and its square, products and squares of these, and the IoU that the network expects.
     """
     masks, scores = candidates(picture, region, point, None)
     looks = [(masks, scores, region), (*candidates(picture, region, point, None, mirrored=True), region)]
@@ -136,17 +121,8 @@ def describe(
     others[np.arange(count), look] = False
     consistency = (nearest * others).sum(1) / others.sum(1)
     size = np.log(area / THUMB**2 + 1e-3)
-    columns = [
-        overlap,
-        agreement,
-        border,
-        classical,
-        classical * agreement,
-        consistency,
-        _overlap(hard, thumbs),
-        size,
-        size**2,
-    ]
+    columns = [overlap, agreement, border, classical, classical * agreement, consistency]
+    columns += [_overlap(hard, thumbs), size, size**2]
     columns += [overlap * consistency, overlap * agreement, consistency * size, agreement * size]
     promised = np.zeros(len(maps))
     promised[:count] = np.concatenate([scores for _, scores, _ in looks])
@@ -155,7 +131,6 @@ def describe(
 
 
 def weights_of(values: np.ndarray) -> np.ndarray:
-    """The shares of masks in their mean, by the values of the regression."""
     shares = np.exp((values - values.max()) / TEMPERATURE)
     return shares / shares.sum()
 
@@ -172,17 +147,14 @@ def best_level(mean: np.ndarray) -> tuple[float, float]:
 
 
 def certainty(thumbs: np.ndarray, shares: np.ndarray, promised: np.ndarray) -> tuple[float, np.ndarray]:
-    """The threshold of the averaged masks [n, THUMB * THUMB], and the two features of its score.
-
-    These are the IoU that the probabilities predict, and the weighted mean of the IoU that the network
-    expects (``promised`` [n], 0 for proposals).
+    """The threshold of the averaged masks, and the two features of its score: the IoU that the probabilities
+    predict, and the weighted mean of the IoU that the network expects (``promised`` [n], 0 for proposals).
     """
     level, expected = best_level(shares @ thumbs)
     return level, np.array([expected, (shares @ promised) / (shares[promised > 0].sum() + 1e-6)])
 
 
 def _overlap(masks: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The IoU of soft masks [n, THUMB * THUMB] with one other or with one each."""
     return np.minimum(masks, others).sum(1) / (np.maximum(masks, others).sum(1) + 1e-6)
 
 
@@ -190,10 +162,6 @@ def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
     region = around(box, (picture.shape[0], picture.shape[1]), BOX_MARGIN)
     mean, level, signs = cut_box(picture, box, region, seed)
     score = round(float(np.clip(BOX_CALIBRATION[0] + signs @ BOX_CALIBRATION[1:], 0.0, 0.95)), 3)
-    if not (mean > level).any():
-        # The network sees no object. What differs from its surroundings in colour is returned all the same,
-        # with the low score.
-        return dataclasses.replace(grabcut.by_box(picture, box, seed), score=score, method="mobilenet")
     left, top, right, bottom = region
     small = cv2.resize(picture[top:bottom, left:right], mean.shape[::-1], interpolation=cv2.INTER_AREA)
     if grabcut.contrast(mean > level, cv2.cvtColor(small, cv2.COLOR_RGB2LAB)) < MIN_BOX_CONTRAST:
@@ -206,8 +174,7 @@ def _by_box(picture: np.ndarray, box: Edges, seed: int) -> Segment:
 def cut_box(
     picture: np.ndarray, box: Edges, region: Edges, seed: int
 ) -> tuple[np.ndarray, float, np.ndarray]:
-    """The object of a box over ``region``: probabilities float32 [h, w], their threshold, and the features of
-    the score.
+    """The object of a box over ``region``: probabilities float32 [h, w], threshold, features of the score.
 
     The network's masks, weighted by expected IoU, are averaged with a GrabCut that starts from them.
     """
@@ -225,6 +192,8 @@ def cut_box(
     refined = grabcut.refine(small, network, allowed, seed)
     mean = np.where(allowed, (1 - GRABCUT) * network + GRABCUT * refined, 0).astype(np.float32)
     level, expected = best_level(mean)
+    if not (mean > level).any():  # the network sees no object, such as in a plain drawing
+        mean = grabcut.refine(small, np.float32(0.6) * allowed, allowed, seed).astype(np.float32)
     return mean, level, np.array([expected, shares @ scores])
 
 
@@ -235,13 +204,8 @@ def _surroundings(mask: np.ndarray, region: Edges) -> Edges | None:
     if not (w and h):
         return None
     across, down = (right - left) / mask.shape[1], (bottom - top) / mask.shape[0]
-    mask_box = (
-        round(left + x * across),
-        round(top + y * down),
-        round(left + (x + w) * across),
-        round(top + (y + h) * down),
-    )
-    near = around(mask_box, (bottom, right), MARGIN)
+    start, end = (left + x * across, top + y * down), (left + (x + w) * across, top + (y + h) * down)
+    near = around((*map(round, start), *map(round, end)), (bottom, right), MARGIN)
     near = max(near[0], left), max(near[1], top), near[2], near[3]
     large = max((near[2] - near[0]) / (right - left), (near[3] - near[1]) / (bottom - top)) >= WORTHWHILE
     return None if large else near
@@ -269,8 +233,7 @@ def candidates(
     box: Edges | None,
     mirrored: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All masks of a region: probabilities float32 [n, SIDE / 2, SIDE / 2], and their expected IoU.
-    ``mirrored``: see the mirror image."""
+    """All masks of a region: probabilities float32 [n, SIDE / 2, SIDE / 2], and their expected IoU."""
     left, top, right, bottom = region
     part = picture[top:bottom, left:right]
     if part.std() < MIN_CONTRAST:
@@ -308,8 +271,6 @@ def around(box: Edges, size: tuple[int, int], margin: float) -> Edges:
 def _outline(
     picture: np.ndarray, region: Edges, inside: np.ndarray, point: tuple[float, float] | None
 ) -> Mask:
-    """Refine a map along the picture's edges and return the piece at the point, or the largest. Raises
-    ``nothing_found``."""
     left, top, right, bottom = region
     guide = shrink(picture[top:bottom, left:right], REFINE)
     soft = cv2.resize(inside, guide.shape[1::-1], interpolation=cv2.INTER_LINEAR)
@@ -332,8 +293,7 @@ def _outline(
 def prompt(
     side: int, point: tuple[float, float] | None, box: tuple[float, float, float, float] | None
 ) -> np.ndarray:
-    """The network's map of a point or a box (pixels of a square of ``side``): float32 [3, side / 4, side /
-    4].
+    """The map of a point or a box (pixels of a square of ``side``): float32 [3, side / 4, side / 4].
 
     Channels: where the object certainly is, where it is likely, and the interior of the box.
     """

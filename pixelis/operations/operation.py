@@ -20,40 +20,17 @@ from pixelis.operations.video import Clip
 from pixelis.records import Box, ImageView, Point
 
 BoxArgument = Annotated[Box, BeforeValidator(geometry.as_box)]
-"""A region, 0..1 of its image. The field's name must be in ``scale.PLACES``."""
+"""A region, 0..1 of its image; the field's name must be in `scale.PLACES`."""
 PointArgument = Annotated[Point, BeforeValidator(geometry.as_point)]
-"""A point, 0..1 of its image. The field's name must be in ``scale.PLACES``."""
+"""A point, 0..1 of its image; the field's name must be in `scale.PLACES`."""
 
 MADE = "made"
-"""Parent of a view that shows no region of a picture, such as a chart: no call can cut from it."""
+"""Parent of a view that shows no region of a picture: no call can cut from it."""
 UNBOUNDED = PixelBudget(1, 10**9)
-DEFAULTS = ToolboxConfig()
-
-PROBLEMS = {
-    "missing": "is missing",
-    "extra_forbidden": "is unknown",
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
-    "dict_type": "must be an object in braces",
-    "literal_error": "must be {expected}",
-    "greater_than": "must be more than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "too_short": "needs at least {min_length} entries",
-    "too_long": "takes at most {max_length} entries",
-}
-"""Messages by pydantic's type of the error; its other messages are plain."""
 
 
 class OperationArguments(BaseModel):
-    """Base class of an operation's canonical arguments. Unknown keys and wrong types are errors."""
+    """Base class of an operation's canonical arguments; unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -79,16 +56,14 @@ class Target:
 
     @property
     def clip(self) -> Clip:
-        """The clip that the target is or belongs to. Raises OperationError ``not_a_video`` for a still
-        picture."""
+        """The clip that the target is or belongs to. Raises OperationError ``not_a_video``."""
         if not isinstance(self.media, Clip):
             raise OperationError(f"{self.id} is a still picture", code="not_a_video")
         return self.media
 
     @cached_property
     def picture(self) -> np.ndarray:
-        """The whole picture or frame: read-only uint8 [H, W, 3]. Raises OperationError ``not_a_picture`` for
-        a clip."""
+        """The whole picture or frame: read-only uint8 [H, W, 3]. Raises OperationError ``not_a_picture``."""
         if not isinstance(self.media, Clip):
             return self.media
         if self.frame is None:
@@ -98,21 +73,17 @@ class Target:
         return self.media.frame(self.frame)
 
     def pixels(self, box: Box = geometry.WHOLE) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom in ``picture`` of a box of the target. Raises ``out_of_range`` or
-        ``too_small``."""
+        """Edges of a box of the target in ``picture``. Raises ``out_of_range`` or ``too_small``."""
         height, width = self.picture.shape[:2]
         return geometry.to_pixels(self.to_root(geometry.clamp(box)), width, height)
 
     def crop(self, box: Box = geometry.WHOLE) -> np.ndarray:
-        """The full-resolution pixels of a box of the target, without copying. Raises as ``pixels``."""
+        """The full-resolution pixels of a box of the target, without copying. Raises as `pixels`."""
         left, top, right, bottom = self.pixels(box)
         return self.picture[top:bottom, left:right]
 
     def snap(self, box: Box = geometry.WHOLE) -> Box:
-        """A box of the target at its pixel edges, 0..1 of the whole picture or frame.
-
-        Raises as ``pixels``.
-        """
+        """A box of the target at its pixel edges, 0..1 of the whole picture or frame. Raises as `pixels`."""
         left, top, right, bottom = self.pixels(box)
         height, width = self.picture.shape[:2]
         return left / width, top / height, right / width, bottom / height
@@ -142,7 +113,7 @@ class Scene:
     frame_budget: PixelBudget = UNBOUNDED
     multiple: int = 1
     kind: str = "thousand"
-    settings: ToolboxConfig = DEFAULTS
+    settings: ToolboxConfig = field(default_factory=ToolboxConfig)
     seed: int = 0
 
     @cached_property
@@ -162,31 +133,24 @@ class Scene:
         return Target(name, root, self.media[root], first.frame, geometry.to_root(links))
 
     def object(self, name: str) -> dict[str, Any]:
-        """The record of an object or track from an earlier operation. Raises OperationError
-        ``unknown_object``."""
+        """The record of an earlier object or track. Raises OperationError ``unknown_object``."""
         if name not in self.objects:
             ids = ", ".join(list(self.objects)[-6:]) or "none yet, call segment_object_at first"
             raise OperationError(f"no object {name[:20]}; known: {ids}", code="unknown_object")
         return self.objects[name]
 
     def fit_crop(self, crop: np.ndarray) -> np.ndarray:
-        """Fit a crop (uint8 [H, W, 3]) to ``budget``. Raises OperationError ``bad_box`` for a strip too thin
-        to show."""
-        try:
-            return fit(crop, self.budget, self.multiple)
-        except BadInput as error:
-            raise OperationError(error.message, code="bad_box") from None
+        """Fit a crop (uint8 [H, W, 3]) to ``budget``. Raises ``bad_box`` for a strip too thin to show."""
+        return self._fit(crop, self.budget, "bad_box")
 
     def place(self, box: Sequence[float], target: Target) -> list[float]:
-        """A box of the whole picture or frame as the policy reads it, in numbers of the target and clipped to
-        it.
-        """
+        """A box of the whole picture or frame in the policy's numbers of the target, clipped to it."""
         x0, y0, x1, y1 = box
         inner = target.from_root((x0, y0, x1, y1))
         return self.scale.around([min(max(value, 0.0), 1.0) for value in inner], target.id)
 
     def show(self, target: Target, box: Box, data: Mapping[str, Any]) -> View:
-        """A view of a box of the target on which the items of ``data`` are drawn (see ``draw.annotate``)."""
+        """A view of a box of the target on which the items of ``data`` are drawn (see `draw.annotate`)."""
         return View(annotate(self.fit_crop(target.crop(box)), data, target.snap(box)), box)
 
     def show_frames(self, clip: Clip, numbers: Sequence[int]) -> list[View]:
@@ -198,10 +162,13 @@ class Scene:
 
     def fit_frame(self, frame: np.ndarray) -> np.ndarray:
         """Fit a frame (uint8 [H, W, 3]) to ``frame_budget``. Raises OperationError ``too_small``."""
+        return self._fit(frame, self.frame_budget, "too_small")
+
+    def _fit(self, pixels: np.ndarray, budget: PixelBudget, code: str) -> np.ndarray:
         try:
-            return fit(frame, self.frame_budget, self.multiple)
+            return fit(pixels, budget, self.multiple)
         except BadInput as error:
-            raise OperationError(error.message, code="too_small") from None
+            raise OperationError(error.message, code=code) from None
 
 
 @dataclass(slots=True)
@@ -221,8 +188,7 @@ class View:
 
 @dataclass(slots=True)
 class Result:
-    """Text for the policy (coordinates in ``scene.scale``), views, and plain data for rewards, evaluation and
-    pages.
+    """Text for the policy (coordinates in ``scene.scale``), views, and plain data.
 
     Coordinates in ``data`` are 0..1 of the whole picture or frame.
     """
@@ -247,21 +213,18 @@ class Operation:
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any]) -> OperationArguments:
-        """Validate canonical arguments. Raises OperationError ``bad_arguments`` (or ``bad_box``) for the
-        first problem."""
+        """Validate canonical arguments. Raises OperationError ``bad_arguments`` (or ``bad_box``)."""
         try:
             return cls.Arguments.model_validate(dict(arguments))
         except ValidationError as error:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"])
-            problem = PROBLEMS.get(first["type"], first["msg"]).format_map(first.get("ctx", {}))
-            problem = problem.removeprefix("Value error, ")
-            raise OperationError(f"{path[:40]} {problem}".strip(), code="bad_arguments") from None
+            problem = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            raise OperationError(f"{path[:40]}: {problem}".removeprefix(": "), code="bad_arguments") from None
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Check the operation's requirements when a job starts. Raises MissingDependency, MissingFile or
-        BadConfig."""
+        """Check requirements when a job starts. Raises MissingDependency, MissingFile or BadConfig."""
 
     @classmethod
     def run(cls, arguments: Any, target: Target, scene: Scene) -> Result:

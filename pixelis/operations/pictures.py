@@ -18,7 +18,6 @@ from pixelis.operations.video import Clip
 from pixelis.records import Action, Box, Observation
 
 LONGEST = 2560
-"""Longest side of an annotated picture."""
 FILM_LONGEST = 960
 SHEET_LONGEST = 400
 FILM_FRAMES = 600
@@ -85,8 +84,7 @@ def drawable(
     objects: Mapping[str, Mapping[str, Any]],
     region: Box,
 ) -> dict[str, Any]:
-    """The items of an observation's data for `draw.annotate`; if there are none, the object or box of the
-    call.
+    """The items of an observation's data for `draw.annotate`, else the object or box of the call.
 
     ``region``: the target of the call as a box of the whole picture or frame.
     """
@@ -114,11 +112,7 @@ def _annotated(
 
 
 def write_film(path: Path, frames: Iterable[np.ndarray], times: Sequence[float]) -> Path:
-    """Write frames of one size (uint8 [h, w, 3]) as H.264 to ``path``.mp4, which every browser plays; returns
-    the file.
-
-    ``times``: seconds, increasing.
-    """
+    """Write frames of one size (uint8 [h, w, 3]), shown at ``times``, as H.264 to ``path``.mp4."""
     import av
 
     out = path.with_name(path.name + ".mp4")

@@ -1,7 +1,6 @@
 """Pixel budgets: limits on the size of a view, and the resizing of a picture to its budget.
 
-Every view passes through `fit`, and then through `policy.vision.patchify`. Training, both engines and serving
-share them, so that a view is the same array everywhere.
+Training, both engines and serving share `fit`, so that a view is the same array everywhere.
 """
 
 from __future__ import annotations
@@ -34,13 +33,11 @@ class PixelBudget:
 
 
 def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> tuple[int, int]:
-    """Height and width of the view of a picture: multiples of `multiple`, area inside the budget, closest
-    aspect ratio.
+    """Height and width of a view: multiples of ``multiple``, area inside the budget, closest aspect ratio.
 
-    Equals Qwen's `smart_resize` where that result is inside the budget. `smart_resize` rounds both sides down
-    and may leave the budget (a 76 x 77 crop with a budget of 64 x 64 becomes 64 x 48); the closest aspect
-    ratio inside the budget is used then. Raises BadInput for empty pictures, extreme aspect ratios and
-    budgets below one tile.
+    Equals Qwen's `smart_resize` where that result is inside the budget; it may leave it (a 76 x 77 crop with
+    a budget of 64 x 64 becomes 64 x 48). Raises BadInput for empty or very thin pictures and budgets below
+    one tile.
     """
     if height < 1 or width < 1:
         raise BadInput(f"a picture of {height} x {width} pixels has nothing to see")
@@ -73,8 +70,7 @@ def fitted_size(height: int, width: int, budget: PixelBudget, multiple: int) -> 
 
 
 def _rectangles(rows: Iterable[int], low: int, high: int, aspect: float) -> list[tuple[float, int, int, int]]:
-    """Rectangles of `low` to `high` tiles with the best aspect ratio for each row count: (skew, -tiles, rows,
-    columns)."""
+    """The best rectangles of `low` to `high` tiles for each row count: (skew, -tiles, rows, columns)."""
     result = []
     for r in rows:
         fewest, most = max(1, -(-low // r)), high // r
@@ -87,8 +83,7 @@ def _rectangles(rows: Iterable[int], low: int, high: int, aspect: float) -> list
 def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:
     """Resize a picture to a pixel budget: uint8 [H, W, 3] -> uint8 [h, w, 3], antialiased.
 
-    `multiple` is the model's patch size times its merge size. A picture that fits is returned unchanged.
-    Raises BadInput.
+    ``multiple`` is the model's patch size times its merge size. A picture that fits is returned unchanged.
     """
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
         raise BadInput(f"expected a uint8 picture [height, width, 3], got {image.dtype} {list(image.shape)}")
@@ -102,8 +97,7 @@ def fit(image: np.ndarray, budget: PixelBudget, multiple: int) -> np.ndarray:
 
 
 def shrink(picture: np.ndarray, longest: float) -> np.ndarray:
-    """Scale a picture, uint8 [h, w] or [h, w, 3], down to at most `longest` pixels a side by averaging; never
-    up."""
+    """Scale uint8 [h, w] or [h, w, 3] down to at most ``longest`` pixels a side by averaging; never up."""
     height, width = picture.shape[:2]
     scale = longest / max(height, width)
     if scale >= 1:

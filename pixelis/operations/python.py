@@ -1,5 +1,4 @@
-"""PYTHON: run a short program on the pixels of a picture, in a process without files, network or other
-programs.
+"""PYTHON: run a short program on the pixels of a picture, without files, network or other programs.
 
 After PyVision (arXiv 2507.07998), which runs the policy's code in a plain process.
 """
@@ -27,7 +26,6 @@ from pixelis.operations.operation import (
 from pixelis.operations.sandbox_worker import MAX_CODE
 
 MAX_PIXELS = 16_000_000
-"""Most pixels that the code is given."""
 
 Code = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CODE)]
 
@@ -47,28 +45,18 @@ class Python(Operation):
     name = "python"
     description = (
         "Run Python on an image. `image` holds its pixels in full resolution (uint8 array [height, width, "
-        "3], RGB). Available: "
-        "numpy as np, cv2, PIL, math, statistics and more of the standard library; no files, no network. "
-        "print(...) to read "
-        "values, show(array or PIL image) to see up to 3 pictures."
+        "3], RGB). Available: numpy as np, cv2, PIL, math, statistics and more of the standard library; no "
+        "files, no network. print(...) to read values, show(array or PIL image) to see up to 3 pictures."
     )
     Arguments = PythonArguments
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Raise MissingDependency where the process of the code cannot be locked; there is no weaker
-        sandbox.
-        """
         sandbox.require()
 
     @classmethod
     def run(cls, arguments: PythonArguments, target: Target, scene: Scene) -> Result:
-        """What the code printed, and up to 3 views that it showed. An error of the code is text, not an error
-        observation.
-
-        data: ``error`` of the code or None. Raises OperationError ``timeout``, ``crashed``, ``limit``,
-        ``out_of_range``, ``too_small``; MissingDependency as ``ready``.
-        """
+        """What the code printed and up to 3 views; an error of the code is text."""
         image = target.crop(arguments.box or WHOLE)
         if (count := image.shape[0] * image.shape[1]) > MAX_PIXELS:
             raise OperationError(

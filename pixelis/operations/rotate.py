@@ -40,11 +40,7 @@ class Rotate(Operation):
 
     @classmethod
     def run(cls, arguments: RotateArguments, target: Target, scene: Scene) -> Result:
-        """One turned view; nothing is cut off, corners that the turn uncovers are black.
-
-        Quarter turns are exact, other angles interpolate. Raises OperationError ``out_of_range``,
-        ``too_small``, ``bad_box`` for a strip too thin to show.
-        """
+        """One turned view; nothing is cut off, corners that the turn uncovers are black."""
         box = clamp(arguments.box or WHOLE)
         region, angle = target.crop(box), arguments.angle % 360
         if angle % 90 == 0:

@@ -1,8 +1,7 @@
 """Segmentation with a SAM or SAM 2 checkpoint of transformers from a local folder.
 
-The SAM 2 image processor of transformers needs torchvision, so resizing, normalising and padding are
-implemented here; for SAM they equal ``SamImageProcessorPil``. torch and transformers are imported when a
-checkpoint is first used.
+Inputs are made here, as the SAM 2 processor of transformers needs torchvision; for SAM they equal those of
+``SamImageProcessorPil``.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = {"sam": "SamModel", "sam2": "Sam2Model", "sam2_video": "Sam2Model"}
-"""``model_type`` of a checkpoint -> its class in transformers. Published SAM 2 is ``sam2_video``, which
-contains ``sam2``."""
+"""``model_type`` -> class in transformers; published SAM 2 is ``sam2_video``, which contains ``sam2``."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -32,7 +30,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Sam:
-    """A loaded checkpoint: the model on its device, its input size and pixel normalisation."""
+    """A loaded checkpoint, its input size and pixel normalisation."""
 
     model: Any
     padded: bool
@@ -41,8 +39,7 @@ class Sam:
     std: tuple[float, ...]
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Input height and width of a picture: SAM keeps the aspect ratio and pads, SAM 2 stretches to a
-        square."""
+        """Input height and width: SAM keeps the aspect ratio and pads, SAM 2 stretches to a square."""
         if not self.padded:
             return self.side, self.side
         scale = self.side / max(height, width)
@@ -58,8 +55,7 @@ class Sam:
         return torch.nn.functional.pad(values, (0, self.side - width, 0, self.side - height))
 
     def predict(self, picture: np.ndarray, corners: np.ndarray, box: bool) -> tuple[np.ndarray, float]:
-        """The mask of a point [1, 2] or of a box's corners [2, 2] (x, y in pixels): bool [H, W] and its
-        predicted IoU."""
+        """The mask of a point [1, 2] or box [2, 2] (x, y in pixels): bool [H, W] and its predicted IoU."""
         import torch
 
         rows, columns = picture.shape[:2]
@@ -88,11 +84,7 @@ class Sam:
 def segment(
     picture: np.ndarray, region: Edges, point: tuple[float, float] | None, box: Edges | None, folder: str
 ) -> Segment:
-    """Segment the object at a point or in a box (pixels of the picture); the model sees ``region`` only.
-
-    Raises OperationError ``nothing_found`` for an empty mask; MissingFile or BadConfig for an unusable
-    folder.
-    """
+    """Segment the object at a point or in a box (pixels of the picture); the model sees ``region`` only."""
     left, top, right, bottom = region
     if box is not None:  # rounding may move the edges of a box beyond the region
         left, top, right, bottom = (
@@ -112,11 +104,8 @@ def segment(
 
 @functools.lru_cache(maxsize=1)
 def load(folder: str) -> Sam:
-    """Load the checkpoint of a folder once per process, onto the GPU if there is one.
-
-    Raises MissingFile for a missing folder, BadConfig for another kind of model or missing weights.
-    """
-    fix = "set it to grabcut, or to the folder of a SAM or SAM 2 checkpoint saved with save_pretrained"
+    """Load the checkpoint of a folder once per process. Raises MissingFile or BadConfig."""
+    fix = "set it to mobilenet, or to the folder of a SAM or SAM 2 checkpoint saved with save_pretrained"
     model, kind, settings = checkpoints.load("toolbox.segmenter", folder, KINDS, fix)
     padded = kind == "sam"
     side = model.config.vision_config.image_size if padded else model.config.prompt_encoder_config.image_size

@@ -1,5 +1,4 @@
-"""Runs a policy's Python code in a locked process (`sandbox_worker`) and reads what it answers as untrusted
-bytes."""
+"""Runs a policy's Python code in a locked process (`sandbox_worker`) and checks its answer."""
 
 from __future__ import annotations
 
@@ -32,13 +31,11 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "LANG": "C.UTF-8",
 }
-"""All of the process's environment: no threads, which would begin after the lock, and equal results of equal
-calls."""
+"""All of the process's environment: no threads, which would begin after the lock, and equal results."""
 
 
 class Answer(BaseModel):
-    """The answer of the process: what the code printed, its error or None, and the pictures that it showed,
-    as PNG."""
+    """What the code printed, its error or None, and the pictures that it showed, as PNG."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,8 +50,8 @@ def run(
     """Run code on an image, uint8 [h, w, 3]. ``start_s``: seconds that the process may take to start.
 
     Returns what the code printed, its error or None, and the pictures that it showed (uint8 [h, w, 3]).
-    Raises OperationError ``timeout``, ``limit`` (too much output), ``crashed`` (ended without an answer, or
-    with a wrong one); MissingDependency where the process cannot be locked.
+    Raises OperationError ``timeout``, ``limit`` (too much output) or ``crashed``; MissingDependency where the
+    process cannot be locked.
     """
     request = {"code": code, "seed": seed, "memory": memory_bytes, "seconds": int(CODE_S) + 1}
     with os.fdopen(os.memfd_create("pixelis"), "wb+") as file, tempfile.TemporaryDirectory() as empty:
@@ -111,8 +108,7 @@ def _answer(data: bytes) -> tuple[str, str | None, list[np.ndarray]]:
         raise MissingDependency(
             f"the operation python cannot lock its process: {data[1:501].decode(errors='replace')}",
             fix="use Linux with seccomp filters (in a container: a profile that allows seccomp) and "
-            "libseccomp (Debian's "
-            "libseccomp2), or leave python out of toolbox.operations",
+            "libseccomp (Debian's libseccomp2), or leave python out of toolbox.operations",
         )
     if data[:1] != b"R" or len(data) == 1:
         message = "the code was stopped: it used too much memory or CPU time, or crashed"

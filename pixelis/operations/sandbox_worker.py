@@ -1,10 +1,9 @@
-"""The process in which a policy's code runs: it loads what the code may use, locks itself, runs the code, and
-ends.
+"""The process in which a policy's code runs: it loads what the code may use, locks itself, runs it, and ends.
 
 ``python -s -P sandbox_worker.py PARENT_PID`` reads a line of JSON and an array of numpy from standard input,
 writes ``R`` when it is locked (or ``X`` and the reason), then the result as JSON ``{"text", "error",
-"pictures"}``. It imports nothing of Pixelis. The lock is a seccomp filter, for good: system calls that are
-not on the list fail with EPERM.
+"pictures"}``. The lock is a seccomp filter: system calls that are not on the list fail with EPERM. It imports
+nothing of Pixelis.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ CALLS = (
     "getrandom", "gettid", "gettimeofday", "madvise", "mremap", "munmap", "nanosleep", "restart_syscall",
     "rseq", "rt_sigprocmask", "rt_sigreturn", "sched_yield", "time",
 )  # fmt: skip
-"""Allowed system calls: waiting and memory. Nothing here opens, reads, connects, starts, signals or inspects
-anything."""
+"""Allowed system calls: nothing here opens, reads, connects, starts, signals or inspects anything."""
 
 # seccomp.h, prctl.h
 KILL_PROCESS, REFUSE, ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000
@@ -56,8 +54,7 @@ class _Comparison(ctypes.Structure):
 
 
 def lock() -> None:
-    """Install the filter for good, on every thread. Raises Unavailable without libseccomp or where the kernel
-    refuses it."""
+    """Install the filter for good, on every thread. Raises Unavailable."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
@@ -116,8 +113,7 @@ class Output(io.StringIO):
 
 
 def execute(code: str, image: Any, output: Output) -> tuple[str | None, list[Any]]:
-    """Run the code with ``image``, ``np`` and ``show``; returns an error, and the pictures shown (uint8 [h,
-    w, 3])."""
+    """Run the code with ``image``, ``np`` and ``show``; returns an error, and the pictures shown."""
     import numpy as np
     from PIL import Image
 
@@ -171,7 +167,6 @@ def described(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Load, lock, run, answer."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

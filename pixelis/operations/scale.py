@@ -14,8 +14,7 @@ from pixelis.records import Box, Coordinates, ImageView, Point
 
 @dataclass(frozen=True)
 class Place:
-    """A coordinate argument: its name in calls, numbers of one place (4: a box, 2: a point), whether it is a
-    list.
+    """A coordinate argument: its name in calls, 4 numbers (a box) or 2 (a point), whether it is a list.
 
     ``image``: the argument that names its image, by default the target of the call.
     """
@@ -39,7 +38,6 @@ PLACES = {
 }
 """Coordinate arguments by field name; their names in calls follow Qwen's."""
 MAX_PLACES = 64
-"""Most places of a list."""
 
 TOLERANCE = 0.01
 """Part of a step by which a box may exceed the box that covers it."""
@@ -58,9 +56,9 @@ class Scale:
     """A model's coordinate scale and its mapping to 0..1 of a view.
 
     ``kind``: ``thousand`` is whole numbers 0..1000; ``unit`` is 0..1 in steps of 0.001; ``pixels`` is whole
-    pixels of the view, of which values up to ``slack`` beyond the border are accepted. ``sizes``: (width,
-    height) by image id; None: targets are not checked. ``clips``: the ids in ``sizes`` that are clips.
-    ``clamp``: cut boxes at the border; None leaves it to the dialect.
+    pixels of the view, up to ``slack`` beyond the border. ``sizes``: (width, height) by image id; None:
+    targets are not checked. ``clips``: the ids in ``sizes`` that are clips. ``clamp``: cut boxes at the
+    border; None leaves it to the dialect.
     """
 
     kind: Coordinates
@@ -133,8 +131,7 @@ class Scale:
         return x, y
 
     def write_argument(self, field: str, value: Any, target: str) -> list[Any]:
-        """Convert the coordinate argument ``field`` (a key of PLACES) to its value in calls. Raises as
-        `write`."""
+        """Convert the coordinate argument ``field`` to its value in calls. Raises as `write`."""
         if not PLACES[field].many:
             return self.write(value, target)
         if not isinstance(value, list | tuple):
@@ -142,8 +139,7 @@ class Scale:
         return [self.write(item, target) for item in value]
 
     def write(self, place: Box | Point | Sequence[float], target: str) -> list[float]:
-        """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small`` for a box smaller
-        than one step."""
+        """Convert a Box or Point to the nearest numbers of the scale. Raises ``too_small``."""
         if not isinstance(place, list | tuple):
             raise OperationError("a place is a list of numbers", code="bad_box")
         if len(place) == 2:
@@ -154,8 +150,7 @@ class Scale:
         return [x0, y0, x1, y1]
 
     def around(self, box: Box | Sequence[float], target: str) -> list[float]:
-        """The smallest box on the scale's grid that covers ``box``, for results; it may be smaller than one
-        step.
+        """The smallest box on the scale's grid that covers ``box``, for results.
 
         Without TOLERANCE, rounding errors would make whole pixels grow by one.
         """

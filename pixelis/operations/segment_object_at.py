@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import model_validator
 
 from pixelis.config import ToolboxConfig
-from pixelis.operations import geometry, grabcut, mobilenet, sam
+from pixelis.operations import geometry, mobilenet, sam
 from pixelis.operations.draw import annotate
 from pixelis.operations.masks import Edges, Mask, Segment
 from pixelis.operations.operation import (
@@ -23,19 +23,11 @@ from pixelis.operations.operation import (
     View,
 )
 
-METHODS = {
-    "mobilenet": "mobilenet, a small network: approximate",
-    "grabcut": "grabcut, from colours and edges alone: approximate",
-    "sam": "sam",
-}
+METHODS = {"mobilenet": "mobilenet, a small network: approximate", "sam": "sam"}
 UNSURE = 0.5
-"""A score below it means that the mask probably shows another object, or a part."""
 
 
 class SegmentArguments(OperationArguments):
-    """``point``: a point on the object, or ``box``: a region around it, 0..1 of the target; exactly one of
-    them."""
-
     point: PointArgument | None = None
     box: BoxArgument | None = None
 
@@ -47,33 +39,26 @@ class SegmentArguments(OperationArguments):
 
 
 class SegmentObjectAt(Operation):
-    """Segments one object with the back-end of ``toolbox.segmenter``: a small network, GrabCut, or a SAM
-    checkpoint."""
-
     name = "segment_object_at"
     description = (
         "Find the outline of the object at a point, or of the object in a box, of an image. Give exactly "
-        "one of the two. "
-        "Returns the object's id (for get_properties and track_object), its box, its share of the image, "
-        "and the outline drawn."
+        "one of the two. Returns the object's id (for get_properties and track_object), its box, its share "
+        "of the image, and the outline drawn."
     )
     Arguments = SegmentArguments
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
-        """Load the network of ``toolbox.segmenter``. Raises MissingFile, MissingDependency or BadConfig."""
         if settings.segmenter == "mobilenet":
             mobilenet.load()
-        elif settings.segmenter != "grabcut":
+        else:
             sam.load(settings.segmenter)
 
     @classmethod
     def run(cls, arguments: SegmentArguments, target: Target, scene: Scene) -> Result:
-        """Return one object: text, its record with the whole picture's mask in ``data["objects"]``, and an
-        overlay.
+        """Return one object with its mask in ``data["objects"]``, and an overlay.
 
-        A mask from a point stays within the target. Raises OperationError ``out_of_range``, ``too_small``,
-        ``nothing_found``, ``not_a_picture`` for a clip; MissingFile or BadConfig for an unusable checkpoint.
+        A mask from a point stays within the target.
         """
         picture, region, point, box = target.picture, target.pixels(), None, None
         if arguments.point is not None:
@@ -102,24 +87,17 @@ def segment(
     settings: ToolboxConfig,
     seed: int,
 ) -> Segment:
-    """Segment the object at a point or in a box (pixels of the picture) with the back-end of
-    ``toolbox.segmenter``.
+    """Segment the object at a point or in a box (pixels of the picture) with ``toolbox.segmenter``.
 
     Raises OperationError ``nothing_found``; MissingFile or BadConfig for an unusable checkpoint.
     """
     if settings.segmenter == "mobilenet":
         return mobilenet.segment(picture, region, point, box, seed)
-    if settings.segmenter != "grabcut":
-        return sam.segment(picture, region, point, box, settings.segmenter)
-    if box is not None:
-        return grabcut.by_box(picture, box, seed)
-    assert point is not None
-    return grabcut.by_point(picture, region, point, seed)
+    return sam.segment(picture, region, point, box, settings.segmenter)
 
 
 def describe(segment: Segment, target: Target) -> dict[str, Any]:
-    """The record of an object: plain values, boxes 0..1 of the whole picture or frame. Its id is a hash of
-    media and mask."""
+    """The record of an object, 0..1 of the whole picture or frame; its id hashes media and mask."""
     code = segment.mask.encode()
     key = f"{target.root}:{target.frame}:{code['size']}:{code['counts']}"
     return {
@@ -142,8 +120,6 @@ def percent(share: float) -> str:
 
 
 def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> View:
-    """A view of the object with a margin of a quarter of its size, within the target; the mask tinted and
-    outlined."""
     picture = target.picture
     bounds = target.pixels()
     left, top, right, bottom = mask.edges
@@ -156,7 +132,5 @@ def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -
     box = (x0 / width, y0 / height, x1 / width, y1 / height)
     view = scene.fit_crop(picture[y0:y1, x0:x1])
     # Neither box nor id is drawn: in a small view they would hide the object.
-    shown = [min(max(value, 0.0), 1.0) for value in target.from_root(box)]
-    return View(
-        annotate(view, {"objects": [{"mask": record["mask"]}]}, box), (shown[0], shown[1], shown[2], shown[3])
-    )
+    shown = geometry.clamp(target.from_root(box))
+    return View(annotate(view, {"objects": [{"mask": record["mask"]}]}, box), shown)

@@ -12,21 +12,15 @@ import cv2
 import numpy as np
 
 LARGEST = 1024
-"""Longest side of the copy that contours are taken from."""
 BLUR = 0.7
 STRAIGHT = 0.5
-"""Pixels. Chosen together: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
+"""Pixels, chosen with BLUR: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
 CORNER = 0.68
 """Pixels of contour length that the blur removes at a right angle."""
-ROUND = 0.006
-"""Largest relative area difference of a round shape to the ellipse of the same moments; a square has
-0.047."""
+ROUND = 0.002
+"""Largest relative area difference of a round shape to its ellipse; a regular octagon has 0.0025."""
 TOLERANCE = 0.02
 """Tolerance of an outline's polygon, as a share of its length."""
-MOST_CORNERS = 12
-"""A regular polygon with more corners is taken for round."""
-NOISE = 0.2
-"""Pixels by which a contour differs from the drawn shape."""
 
 
 def centroid(inside: np.ndarray) -> tuple[float, float]:
@@ -38,12 +32,11 @@ def centroid(inside: np.ndarray) -> tuple[float, float]:
 def measure(inside: np.ndarray) -> dict[str, float | int | None]:
     """Shape measures of a bool [h, w] mask, by name.
 
-    ``aspect_ratio``: width / height of the upright box. ``rotated_*``: of the tightest box at any angle.
-    ``perimeter``: of outline and holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area / area
-    of the convex hull. ``convexity``: perimeter of the hull / perimeter of the outline. ``eccentricity``,
-    ``orientation``: of the ellipse with the same second moments; degrees counter-clockwise from the x axis,
-    0..180, None where no axis is longer. ``corners``: of the outline's polygon, 0 for round shapes.
-    ``holes``: their number.
+    ``aspect_ratio``: width / height of the upright box. ``rotated_*``: of the tightest box. ``perimeter``: of
+    outline and holes. ``circularity``: 4 pi area / perimeter^2. ``solidity``: area / area of the convex hull.
+    ``convexity``: perimeter of the hull / of the outline. ``eccentricity``, ``orientation``: of the ellipse
+    with the same second moments; degrees counter-clockwise from the x axis, 0..180, None where no axis is
+    longer. ``corners``: of the outline's polygon, 0 for round shapes.
     """
     height, width = inside.shape
     area = float(np.count_nonzero(inside))
@@ -60,11 +53,7 @@ def measure(inside: np.ndarray) -> dict[str, float | int | None]:
     if inner:
         rounded = 4 * math.pi * outer_area > 0.95 * (outer_length * scale) ** 2
     else:
-        rounded = (
-            abs(ellipse / area - 1) < ROUND
-            and solidity > 0.97
-            and (scale < 1 or _is_ellipse(outline, outer_length, scale))
-        )
+        rounded = abs(ellipse / area - 1) < ROUND and solidity > 0.97
     corners = 0 if rounded else len(cv2.approxPolyDP(outline, TOLERANCE * outer_length, True))
     perimeter = (outer_length + CORNER * corners + sum(map(_length, inner))) * scale
     return {
@@ -84,7 +73,6 @@ def measure(inside: np.ndarray) -> dict[str, float | int | None]:
 
 
 def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, float]:
-    """Eccentricity, orientation in degrees, and area of the ellipse with the same second moments."""
     m = cv2.moments(np.ascontiguousarray(inside).view(np.uint8), binaryImage=True)
     xx, yy, xy = m["mu20"] / area + 1 / 12, m["mu02"] / area + 1 / 12, -m["mu11"] / area  # y up
     spread = math.sqrt(((xx - yy) / 2) ** 2 + xy * xy)
@@ -95,8 +83,7 @@ def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, floa
 
 
 def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
-    """The largest piece's outline and its holes, float32 [n, 1, 2], in pixels of a scaled copy, and the size
-    of these pixels."""
+    """The largest piece's outline and holes, float32 [n, 1, 2], in pixels of a copy, and their size."""
     from skimage.measure import find_contours
 
     # A thin mask is not scaled below 24 pixels, so that it is not lost.
@@ -123,25 +110,6 @@ def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
     return contours[first], holes, scale
 
 
-def _is_ellipse(outline: np.ndarray, length: float, scale: float) -> bool:
-    """Whether the ellipse of the same moments fits the outline better than any polygon of at most
-    MOST_CORNERS corners."""
-    points = outline[:: max(1, len(outline) // 200), 0].astype(np.float64)
-    m = cv2.moments(outline)
-    centre = np.array([m["m10"], m["m01"]]) / m["m00"]
-    spread = np.array([[m["mu20"], m["mu11"]], [m["mu11"], m["mu02"]]]) / m["m00"]
-    offsets = points - centre
-    radii = np.sqrt(np.einsum("ni,ij,nj->n", offsets, np.linalg.inv(4 * spread), offsets))  # 1 on the ellipse
-    from_ellipse = np.linalg.norm(offsets, axis=1) * (1 - 1 / radii)
-    polygons = [cv2.approxPolyDP(outline, share * TOLERANCE * length, True) for share in (1.0, 0.7, 0.5)]
-    polygon = [p for p in polygons if 3 <= len(p) <= MOST_CORNERS][-1:]
-    if not polygon:
-        return True
-    from_polygon = np.array([cv2.pointPolygonTest(polygon[0], (x, y), True) for x, y in points.tolist()])
-    return bool(np.sqrt(np.mean(from_ellipse**2)) < max(NOISE / scale, np.sqrt(np.mean(from_polygon**2))))
-
-
 def _length(contour: np.ndarray) -> float:
-    """Length of the contour's polygon at a tolerance of STRAIGHT pixels, without the ripple along slanted
-    edges."""
+    """Length of the contour's polygon, without the ripple along slanted edges."""
     return float(cv2.arcLength(cv2.approxPolyDP(contour, STRAIGHT, True), True))

@@ -9,16 +9,12 @@ import cv2
 import numpy as np
 
 WIDTH = 112
-"""Columns of the copies that are compared."""
 BLOCK, REACH = 16, 8
-"""Side of a block, and how far it may have moved between frames; 8 columns are 7 % of the width."""
 SIMILAR, EQUAL = 0.75, 6.0
-"""Least correlation of a block with its best place before; without texture, the largest difference, of
-255."""
+"""Least correlation of a block with its best place before; without texture, the largest difference."""
 FLAT = 4.0
 CUT = 0.4
-"""Least `change` of a cut. Cuts have 0.5 and more, a moving camera up to 0.25 (`benchmarks.operations
-heldout`)."""
+"""Cuts change 0.5 and more, a moving camera up to 0.25 (`benchmarks.operations heldout`)."""
 FLASH = 3
 """Most frames of a flash."""
 SAME = 0.9
@@ -26,7 +22,7 @@ SAME = 0.9
 
 
 def thumbnail(frame: np.ndarray) -> np.ndarray:
-    """The copy of a frame (uint8 [H, W, 3], RGB or BGR) that `change` compares: grey, float32 [h, WIDTH]."""
+    """The copy of a frame (uint8 [H, W, 3]) that `change` compares: grey, float32 [h, WIDTH]."""
     height = max(BLOCK, round(frame.shape[0] * WIDTH / frame.shape[1]))
     small = cv2.resize(frame, (WIDTH, height), interpolation=cv2.INTER_AREA)
     return cv2.GaussianBlur(small.mean(2, dtype=np.float32), (0, 0), 0.8)
@@ -35,8 +31,8 @@ def thumbnail(frame: np.ndarray) -> np.ndarray:
 def change(before: np.ndarray, after: np.ndarray) -> float:
     """Share of ``after`` that is nowhere near its place in ``before`` (thumbnails of one size), 0..1.
 
-    Most blocks stay recognisable when objects, the camera or the light change. Where much is new, the frame
-    is compared again after the shift that phase correlation finds, as of a fast pan.
+    Where much is new, the frame is compared again after the shift that phase correlation finds, as of a fast
+    pan.
     """
     before = _in_the_light_of(after, before)
     share = _new(before, after)
@@ -52,7 +48,6 @@ def change(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def _new(before: np.ndarray, after: np.ndarray) -> float:
-    """Share of the blocks of ``after`` without a similar place up to REACH beside theirs."""
     height, width = after.shape
     padded = cv2.copyMakeBorder(before, REACH, REACH, REACH, REACH, cv2.BORDER_REPLICATE)
     new = count = 0
@@ -87,8 +82,7 @@ def is_flash(
 
 
 def mark_cuts(first: np.ndarray, frames: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, bool]]:
-    """Each of ``frames``, which follow ``first``, and whether a scene begins with it. Reads FLASH frames
-    ahead."""
+    """Each of ``frames``, which follow ``first``, and whether a scene begins with it; reads FLASH ahead."""
     past = deque([thumbnail(first)], maxlen=FLASH + 1)
     ahead = deque((frame, thumbnail(frame)) for _, frame in zip(range(FLASH), frames, strict=False))
     while ahead:

@@ -1,43 +1,37 @@
 """Clips with the exact time of every frame and random access to frames by number.
 
-Opening a clip counts its packets instead of trusting the header, and decodes both ends to verify that each
-packet yields one frame. If not (packed B-frames, field pairs, hidden frames), the whole clip is decoded once
-to number its frames. Later reads start at the preceding key frame and identify frames by time. With
-``toolbox.video_backend: decord``, decord numbers and reads the frames; docs/operations.md says when it is
-wrong.
+Opening a clip counts its packets and decodes both ends to verify that each yields one frame. If not (packed
+B-frames, field pairs, hidden frames), the whole clip is decoded once to number its frames.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
 import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadImage, OperationError
 from pixelis.operations.container import DecordReader, Source, frame_pixels, undecodable
 from pixelis.operations.encoded import read_encoded
-from pixelis.operations.image import FORMATS, load_image, not_accepted
+from pixelis.operations.image import load_image
 from pixelis.records import Span
 
-MAX_CACHED_FRAMES, MAX_CACHED_BYTES = 100, 128_000_000
-"""Limits of the process-wide cache of decoded frames."""
+MAX_CACHED_BYTES = 128_000_000
+"""Size of the process-wide cache of decoded frames."""
 
 SEEKABLE = {"mov", "matroska", "avi", "flv", "nut", "ivf"}
-"""Containers with an index: after a seek every packet has its correct time. Others are read from the
-start."""
+"""Containers with an index; others are read from the start."""
 
 _PICTURES = "pictures"
-_HEAD_BYTES = 1000
 _HEAD = 24
 _LONGEST_TAIL = 64
 
@@ -47,9 +41,9 @@ class Clip:
     """An encoded clip whose frames are decoded on demand.
 
     ``data``: uint8 arrays, one for a file or one per picture of a frame list; an object store passes them on
-    without a copy. ``times``: float64 seconds at which each frame is shown, increasing. ``width`` and
-    ``height``: display size. ``keys``: frame numbers at which decoding can start; empty: only at the first. A
-    cut clip has the frames ``numbers`` of a ``whole`` one.
+    without a copy. ``times``: float64 seconds at which each frame is shown, increasing. ``width``,
+    ``height``: display size. ``keys``: frames at which decoding can start; empty: only at the first. A cut
+    clip has the frames ``numbers`` of a ``whole`` one.
     """
 
     data: tuple[np.ndarray, ...]
@@ -82,8 +76,7 @@ class Clip:
         return float(self.whole.times[following]) if following < len(self.whole.times) else self.whole.end
 
     def cut(self, spans: Sequence[Span]) -> Clip:
-        """The clip with only the frames on show during ``spans`` (seconds). Raises BadImage ``video_span``
-        for a span outside."""
+        """The clip with only the frames shown in ``spans`` (seconds). Raises BadImage ``video_span``."""
         parts = []
         for start, end in spans:
             if start >= self.end or end - 1e-6 <= self.times[0]:
@@ -101,11 +94,9 @@ class Clip:
         return next(self.frames([index]))
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Frames in the requested order, read-only uint8 [H, W, 3], RGB; increasing numbers are decoded in
-        one pass.
+        """Frames in the requested order, read-only uint8 [H, W, 3], RGB.
 
-        Raises OperationError ``out_of_range`` before decoding, BadImage ``video_undecodable`` for a damaged
-        frame.
+        Raises OperationError ``out_of_range`` before decoding, BadImage for a damaged frame.
         """
         for index in indices:
             if isinstance(index, (bool, float)) or not 0 <= index < len(self.times):
@@ -116,9 +107,19 @@ class Clip:
         return (self._get(int(index)) for index in indices)
 
     def at(self, time: float) -> int:
-        """Number of the frame shown at ``time`` seconds; the first before the clip starts, the last after it
-        ends."""
+        """Number of the frame shown at ``time`` seconds, from the first to the last."""
         return max(0, int(np.searchsorted(self.times, time + 1e-6, side="right")) - 1)
+
+    def _picture(self, number: int) -> np.ndarray:
+        pixels = np.array(load_image(self.data[number].tobytes(), 1 << 62, 4 * self.width * self.height))
+        height, width = pixels.shape[:2]
+        if (height, width) != (self.height, self.width):
+            raise BadImage(
+                f"picture {number} is {width}x{height}, the first is {self.width}x{self.height}",
+                code="video_frames_differ",
+                fix="give pictures of one size, or pass them as single pictures",
+            )
+        return pixels
 
     def _get(self, number: int) -> np.ndarray:
         if self.whole is not None and self.numbers is not None:
@@ -128,10 +129,7 @@ class Clip:
             if (result := _FRAMES.get(key)) is not None:
                 return result
             if self.container == _PICTURES:
-                picture = np.array(load_image(self.data[number].tobytes(), 1 << 62, self.width * self.height))
-                if picture.shape[:2] != (self.height, self.width):
-                    size = f"{picture.shape[1]}x{picture.shape[0]}"
-                    raise undecodable(f"picture {number} is {size}, not {self.width}x{self.height}")
+                picture = self._picture(number)
             else:
                 picture = _reader(self).read(number)
             picture.setflags(write=False)
@@ -145,28 +143,14 @@ def open_clip(
     fps: float = 1.0,
     spans: Sequence[Span] | None = None,
 ) -> Clip:
-    """Open a clip from encoded bytes, a file path, a ``data:`` URL, or a list of paths and URLs of equal-
-    sized pictures.
+    """Open a clip from bytes, a path, a ``data:`` URL, or a list of paths and URLs of equal-sized pictures.
 
     ``fps``: pictures per second of a list. ``spans``: only these seconds of the clip. The limits of
-    ``settings`` apply to the whole clip and are checked before decoding. Raises BadImage with code
-    video_scheme, video_not_found, video_empty, video_too_many_bytes, video_too_many_pixels,
-    video_too_many_frames, video_too_long, video_no_picture, video_frames_differ, video_span, video_backend or
-    video_undecodable, and image_* for the pictures of a list. Any path is opened: a gateway must let only
-    ``data:`` URLs through.
+    ``settings`` apply to the whole clip, before decoding. Raises BadImage (``video_*``; ``image_*`` for the
+    pictures of a list). Any path is opened: a gateway must let only ``data:`` URLs through.
     """
     if isinstance(source, (bytes, str, Path)):
-        data = _read(source, settings.max_video_bytes)
-        head = data[:_HEAD_BYTES].tobytes()  # FFmpeg would call other files damaged clips
-        if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-            message = "WebP is not read as a clip, animated or not"
-            fix = "convert the animation to mp4 or gif"
-            raise BadImage(message, code="video_undecodable", fix=fix)
-        if (error := not_accepted(head)) is not None:
-            raise BadImage(
-                error.message.replace("picture", "clip"), code="video_undecodable", fix=error.fix or ""
-            )
-        clip = _index(data, settings)
+        clip = _index(_read(source, settings.max_video_bytes), settings)
     else:
         clip = _frame_list(list(source), settings, fps)
     return clip if spans is None else clip.cut(spans)
@@ -218,18 +202,6 @@ def _frame_list(sources: list[str], settings: ToolboxConfig, fps: float) -> Clip
         remaining -= len(data[-1])
     first = load_image(data[0].tobytes(), settings.max_image_bytes, settings.max_image_pixels)
     height, width = first.shape[:2]
-    for number, encoded in enumerate(data[1:], 1):
-        try:
-            with Image.open(io.BytesIO(encoded.data), formats=FORMATS) as picture:
-                size = sorted(picture.size)  # EXIF may swap the sides: the decoded frame is checked again
-        except Exception as error:  # decoders raise nearly anything on damaged bytes
-            raise undecodable(f"picture {number}: {type(error).__name__}") from None
-        if size != sorted((width, height)):
-            raise BadImage(
-                f"picture {number} is {size[0]}x{size[1]}, the first is {width}x{height}",
-                code="video_frames_differ",
-                fix="give pictures of one size, or pass them as single pictures",
-            )
     digest = hashlib.sha256(f"{fps}".encode())
     for encoded in data:
         digest.update(hashlib.sha256(encoded.data).digest())
@@ -237,21 +209,20 @@ def _frame_list(sources: list[str], settings: ToolboxConfig, fps: float) -> Clip
     return Clip(tuple(data), times, width, height, _PICTURES, digest.hexdigest())
 
 
-class _Packets(NamedTuple):
-    times: list[float | None]
-    keys: list[float | None]
-    unique_times: bool
-    """Every packet is intact and has a time of its own."""
+Packets = tuple[list[float | None], list[float | None]]
+"""Times of all packets and of the key frames, in the order of the file."""
+Numbered = tuple[list[float], tuple[int, ...], np.ndarray]
+"""Times of the frames, numbers of the key frames, and the first picture."""
 
 
 def _index(data: np.ndarray, settings: ToolboxConfig) -> Clip:
     source = Source(data, settings.max_image_pixels)
     try:
         container = source.container.format.name.split(",")[0]
-        packets = _demux(source, settings)
+        packets, unique = _demux(source, settings)
     finally:
         source.close()
-    if not packets.times:
+    if not packets[0]:
         raise undecodable("it has no frames")
     keys: tuple[int, ...] = ()
     if settings.video_backend == "decord":
@@ -259,7 +230,7 @@ def _index(data: np.ndarray, settings: ToolboxConfig) -> Clip:
         times, first = reader.times.tolist(), reader.read(0)
         reader.close()
     else:
-        numbered = _by_packets(data, packets, settings) if packets.unique_times else None
+        numbered = _by_packets(data, packets, settings) if unique else None
         times, keys, first = numbered or _by_frames(data, packets, settings)
     height, width = first.shape[:2]
     _check_length(times[-1] - times[0], settings.max_video_seconds)
@@ -275,7 +246,7 @@ def _index(data: np.ndarray, settings: ToolboxConfig) -> Clip:
     )
 
 
-def _demux(source: Source, settings: ToolboxConfig) -> _Packets:
+def _demux(source: Source, settings: ToolboxConfig) -> tuple[Packets, bool]:
     times: list[float | None] = []
     keys: list[float | None] = []
     intact, low, high = True, np.inf, -np.inf
@@ -293,20 +264,13 @@ def _demux(source: Source, settings: ToolboxConfig) -> _Packets:
             continue
         low, high = min(low, time), max(high, time)
         _check_length(high - low, settings.max_video_seconds)
-    return _Packets(times, keys, intact and len(set(times)) == len(times))
+    return (times, keys), intact and len(set(times)) == len(times)
 
 
-Numbered = tuple[list[float], tuple[int, ...], np.ndarray]
-
-
-def _by_packets(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> Numbered | None:
-    """Times, keys and the first picture, assuming one frame per packet; None when either end of the clip
-    contradicts this."""
-    times = sorted(time for time in packets.times if time is not None)
-    keys = tuple(
-        int(np.searchsorted(times, time))
-        for time in sorted(time for time in packets.keys if time is not None)
-    )
+def _by_packets(data: np.ndarray, packets: Packets, settings: ToolboxConfig) -> Numbered | None:
+    """One frame per packet; None when either end of the clip contradicts this."""
+    times, key_times = (sorted(time for time in part if time is not None) for part in packets)
+    keys = tuple(np.searchsorted(times, key_times).tolist())
     if not keys or keys[0] != 0:
         return None
     reader = _Reader(data, times, keys, settings.max_image_pixels)
@@ -330,8 +294,8 @@ def _by_packets(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) ->
         reader.close()
 
 
-def _by_frames(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> Numbered:
-    """Times, keys and the first picture by decoding the whole clip."""
+def _by_frames(data: np.ndarray, packets: Packets, settings: ToolboxConfig) -> Numbered:
+    """By decoding the whole clip."""
     source = Source(data, settings.max_image_pixels)
     stamps: list[float | None] = []
     first = None
@@ -348,31 +312,16 @@ def _by_frames(data: np.ndarray, packets: _Packets, settings: ToolboxConfig) -> 
     if first is None:
         raise undecodable("none of its packets holds a frame")
     times = [time for time in stamps if time is not None]
-    values = sorted(set(times))
-    is_timed = len(times) == len(stamps) and times == sorted(times) and (len(values) > 1 or len(times) == 1)
-    if not is_timed or not 1 / 1000 < rate < 1000:
+    if len(times) < len(stamps) or not (np.diff(times) > 0).all():
         return [number / (rate if 1 / 1000 < rate < 1000 else 25) for number in range(len(stamps))], (), first
-    if len(values) < len(times):
-        return _distinct(times), (), first
     numbers = {time: number for number, time in enumerate(times)}
-    keys = tuple(sorted(numbers[time] for time in packets.keys if time is not None and time in numbers))
-    usable = keys and keys[0] == 0 and None not in packets.keys
+    keys = tuple(sorted(numbers[time] for time in packets[1] if time is not None and time in numbers))
+    usable = keys and keys[0] == 0 and None not in packets[1]
     return times, keys if usable else (), first
 
 
-def _distinct(times: list[float]) -> list[float]:
-    """Increasing times from ones that repeat: a repeated time follows after the usual step, before the
-    next.
-    """
-    values, counts = np.unique(times, return_counts=True)
-    gaps = np.diff(values)
-    steps = np.minimum(np.append(gaps, np.inf) / counts, np.median(gaps))
-    return [float(v + i * step) for v, n, step in zip(values, counts, steps, strict=True) for i in range(n)]
-
-
 class _Reader:
-    """Decodes frames of a clip by number. Decoding continues from the current position where that is shorter
-    than a seek."""
+    """Decodes frames of a clip by number, from the last position where that is shorter than a seek."""
 
     def __init__(
         self,
@@ -390,23 +339,20 @@ class _Reader:
         self.start(0)
 
     def start(self, key: int) -> None:
-        """Continue decoding at key frame ``key``, or at an earlier one if a seek to it fails."""
+        """Continue decoding at key frame ``key``, or at the first frame if the seek fails."""
         self._last = -1
-        while key > 0:
+        if key > 0:
             source = self._source = self._source or Source(self._data, self._limit)
-            try:
+            with contextlib.suppress(*source.errors):
                 source.container.seek(
                     round(self._times[key] / source.base), stream=source.stream, backward=True
                 )
-            except source.errors:
-                break
-            packets = source.packets()
-            first = next((packet for packet in packets if packet.is_keyframe and not packet.is_discard), None)
-            time = None if first is None else source.time(first)
-            if time is not None and time <= self._times[key]:
-                self._stream = source.decode(itertools.chain([first], packets))
-                return
-            key = max(earlier for earlier in self._keys if earlier < key)
+                packets = source.packets()
+                first = next((p for p in packets if p.is_keyframe and not p.is_discard), None)
+                time = None if first is None else source.time(first)
+                if time is not None and time <= self._times[key]:
+                    self._stream = source.decode(itertools.chain([first], packets))
+                    return
         self.close()
         self._source = Source(self._data, self._limit)
         self._stream = self._source.decode(self._source.packets())
@@ -423,9 +369,8 @@ class _Reader:
         if not max(key - 1, 0) <= self._last < number:
             self.start(key)
         pixels = self._seek(number)
-        while pixels is None and key > 0:  # starting there lost frames: start earlier
-            key = max(earlier for earlier in self._keys if earlier < key)
-            self.start(key)
+        if pixels is None and key > 0:  # starting there lost frames
+            self.start(0)
             pixels = self._seek(number)
         if pixels is None:
             self.start(0)
@@ -450,8 +395,6 @@ class _Reader:
 
 
 class _Frames:
-    """LRU cache of decoded frames by backend, SHA-256 of the clip, and number."""
-
     def __init__(self) -> None:
         self._frames: OrderedDict[tuple[str, str, int], np.ndarray] = OrderedDict()
         self._bytes = 0
@@ -464,7 +407,7 @@ class _Frames:
     def add(self, key: tuple[str, str, int], frame: np.ndarray) -> None:
         self._frames[key] = frame
         self._bytes += frame.nbytes
-        while len(self._frames) > MAX_CACHED_FRAMES or self._bytes > MAX_CACHED_BYTES:
+        while self._bytes > MAX_CACHED_BYTES:
             self._bytes -= self._frames.popitem(last=False)[1].nbytes
 
 
@@ -474,7 +417,6 @@ _READERS: OrderedDict[str, _Reader | DecordReader] = OrderedDict()
 
 
 def _reader(clip: Clip) -> _Reader | DecordReader:
-    """The open reader of a clip; those of two clips stay open."""
     key = f"{clip.backend} {clip.sha256}"
     reader = _READERS.pop(key, None)
     if reader is None and clip.backend == "decord":

@@ -28,8 +28,7 @@ Padding = Annotated[float, AllowInfNan(False), Field(ge=0, le=0.5)]
 
 
 class ZoomInArguments(OperationArguments):
-    """``box``: the region, 0..1 of the target; or ``center`` and ``factor``: 1/``factor`` of each side around
-    a point.
+    """``box``, or ``center`` and ``factor``: 1/``factor`` of each side around a point.
 
     ``padding``: share of the target's width and height to add on each side (Pixel-Reasoner uses 0.1).
     """
@@ -60,7 +59,7 @@ class ZoomInArguments(OperationArguments):
         return x - half, y - half, x + half, y + half
 
     def moved_inside(self) -> Box:
-        """The requested region; a region around a center is moved into 0..1, its size unchanged."""
+        """The requested region; one around a center is moved into 0..1, its size unchanged."""
         x0, y0, x1, _ = self.requested
         if self.center is None:
             return self.requested
@@ -81,8 +80,7 @@ class ZoomIn(Operation):
     name = "zoom_in"
     description = (
         "Zoom in on a region of an image, in full resolution and enlarged. Give the region, or its center "
-        "and a factor; "
-        "padding adds some surroundings."
+        "and a factor; padding adds some surroundings."
     )
     Arguments = ZoomInArguments
     quick = True
@@ -91,13 +89,9 @@ class ZoomIn(Operation):
     def run(cls, arguments: ZoomInArguments, target: Target, scene: Scene) -> Result:
         """Return one view of the region; text only when the region differs from the requested box.
 
-        The region is padded and clamped to the target, then moved to the nearest pixel edges, so that a crop
-        of the crop is exact. A region around a point near the edge keeps its size and moves inside.
-
-        data: ``pixels`` (left, top, right, bottom of the view), ``zoom_level`` (view pixels per full-
-        resolution pixel, geometric mean of both sides), ``source_size`` and ``view_size`` (width, height),
-        ``adjusted`` (differs from the request). Raises OperationError ``out_of_range`` for a box outside the
-        target, ``too_small`` below 4 pixels, ``bad_box`` for a strip too thin to show.
+        The region is padded and clamped, then moved to the nearest pixel edges, so that a crop of the crop is
+        exact. data: ``pixels`` (edges of the view), ``zoom_level`` (view pixels per full-resolution pixel,
+        geometric mean of both sides), ``source_size`` and ``view_size`` (width, height), ``adjusted``.
         """
         region = arguments.pad(geometry.clamp(arguments.moved_inside()))
         left, top, right, bottom = target.pixels(region)

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from pixelis.config import RewardsConfig
-from pixelis.config.synthesis import DistillationConfig
+from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import demonstration_of
 from pixelis.errors import BadInput, DataFailure
@@ -31,7 +31,7 @@ class Distiller:
 
     def __init__(
         self,
-        settings: DistillationConfig,
+        settings: TeacherConfig,
         rewards: RewardsConfig | None = None,
         cache: str | Path | None = None,
     ):
@@ -39,7 +39,7 @@ class Distiller:
         self.client = None
         if settings.url:
             self.client = LlmClient(
-                settings, "synthesis.distillation", cache, calls_per_minute=settings.calls_per_minute
+                settings, "synthesis.teacher", cache, calls_per_minute=settings.calls_per_minute
             )
 
     def distil(self, question: Question, draw: int = 0) -> Demonstration:
@@ -73,7 +73,7 @@ class Distiller:
         if self.client is None:
             raise BadInput(
                 f"{question.id} has no meta.{name} and no model is configured",
-                fix="set synthesis.distillation.url and .model, or set responses to the column with replies",
+                fix="set synthesis.teacher.url and .model, or set responses to the column with replies",
             )
         if question.annotations is None:
             raise DataFailure(f"{question.id} has no annotations for the model", code="no_annotations")

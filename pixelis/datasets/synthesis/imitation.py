@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import DialogueConfig, RewardsConfig
-from pixelis.config.synthesis import ImitationConfig
+from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets.agent_request import agent_request
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import Executor, Session
@@ -53,7 +53,7 @@ class Imitator:
 
     def __init__(
         self,
-        settings: ImitationConfig,
+        settings: TeacherConfig,
         executor: Executor,
         examples: Sequence[Demonstration],
         dialogue: DialogueConfig | None = None,
@@ -62,15 +62,15 @@ class Imitator:
     ):
         if not examples and settings.plays == "turns":
             raise BadConfig(
-                "synthesis.imitation needs demonstrations to imitate",
-                fix="set imitation.demonstrations to a file",
+                "imitation needs demonstrations to imitate",
+                fix="set synthesis.teacher.demonstrations to a file",
             )
         self.settings, self.executor, self.rewards = settings, executor, rewards
         self.dialect: Dialect = DIALECTS[(dialogue or executor.dialogue).dialect]
         self.coordinates = self.dialect.scale or executor.coordinates
         self.operations = {name: op for name, op in executor.operations.items() if self.dialect.offers(op)}
         self.client = LlmClient(
-            settings, "synthesis.imitation", cache, calls_per_minute=settings.calls_per_minute
+            settings, "synthesis.teacher", cache, calls_per_minute=settings.calls_per_minute
         )
         self.examples = [(_question_key(d), self._example(d)) for d in examples[: settings.shots]]
 

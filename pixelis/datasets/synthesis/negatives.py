@@ -119,7 +119,7 @@ def trap_perceptual(
         turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=wrong.rstrip(".")), answer=wrong))
         injected |= {"answer": wrong, "truth": golden.final, "by": fact}
         return altered_demonstration(golden, "trap_perceptual", turns, **injected)
-    code = max(set(causes), key=causes.count) if causes else "no_place"
+    code = max(causes, key=causes.count, default="no_place")
     raise DataFailure(f"{golden.id}: no near miss leads to another answer", code=code)
 
 

@@ -15,7 +15,7 @@ from chat_server import ChatServer
 from PIL import Image
 
 from pixelis.config import Config, parse
-from pixelis.config.synthesis import ImitationConfig
+from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.executor import Executor
@@ -152,7 +152,7 @@ def imitated(folder: Path, dialect: str) -> Any:
         "Let me think.", *replies, ANSWERS.get(dialect, "<think>Yes.</think><answer>7</answer>")
     )
     config = config_for(server, dialect, "auto", 1)
-    settings = ImitationConfig(url=server.url, model="m", api_key_env="", calls_per_minute=60000, shots=2)
+    settings = TeacherConfig(url=server.url, model="m", api_key_env="", calls_per_minute=60000, shots=2)
     imitator = Imitator(
         settings, Executor(dialogue=config.dialogue), read_demonstrations("cards:?split=train", 3, 5, 0.0)
     )

@@ -75,8 +75,8 @@ class Late(Good):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Unbound", "is no classmethod"),
-        ("Short", "arguments, target and scene"),
+        ("Unbound", "classmethod"),
+        ("Short", "arguments, target, scene"),
         ("Silent", "lacks description"),
         ("Dict", "not derived from OperationArguments"),
     ],

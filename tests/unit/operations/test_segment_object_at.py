@@ -17,7 +17,7 @@ from skimage.segmentation import watershed
 
 from pixelis.config import ToolboxConfig
 from pixelis.errors import BadConfig, MissingFile
-from pixelis.operations import Scene, execute, grabcut, masks, mobilenet, sam
+from pixelis.operations import Scene, execute, masks, mobilenet, sam
 from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.segment_object_at import SegmentObjectAt
 from pixelis.records import Action, ImageView
@@ -70,37 +70,6 @@ def photo_objects() -> dict[str, tuple[np.ndarray, np.ndarray, tuple[int, int]]]
     }
 
 
-def measure(items, prompt: str) -> float:
-    """Mean IoU of objects (picture, mask, point) found from their ``point`` or the ``box`` of their mask."""
-    results = []
-    for picture, mask, (x, y) in items:
-        height, width = mask.shape
-        left, top, w, h = cv2.boundingRect(mask.astype(np.uint8))
-        if prompt == "point":
-            result = grabcut.by_point(picture, (0, 0, width, height), (x, y))
-        else:
-            result = grabcut.by_box(picture, (left, top, left + w, top + h))
-        results.append(iou(result.mask.full(), mask))
-    return float(np.mean(results))
-
-
-@pytest.mark.slow
-@pytest.mark.long  # the default back-end: below
-@pytest.mark.parametrize("prompt", ["point", "box"])
-def test_coins_of_a_photo(prompt: str):
-    picture, truth = coins()
-    centres = [ndimage.center_of_mass(mask) for mask in truth]
-    items = [(picture, mask, (x, y)) for mask, (y, x) in list(zip(truth, centres, strict=True))[::5]]
-    assert measure(items, prompt) > 0.95
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize(("prompt", "least"), [("point", 0.75), ("box", 0.8)])
-def test_objects_of_photos(prompt: str, least: float):
-    assert measure(photo_objects().values(), prompt) > least
-
-
 def test_the_record_the_text_and_the_overlay_agree():
     picture, truth = coins()
     y, x = ndimage.center_of_mass(truth[5])
@@ -147,7 +116,6 @@ def test_the_record_the_text_and_the_overlay_agree():
 
 @pytest.mark.slow
 def test_the_network_finds_objects_of_photos_by_point_and_by_box():
-    """The default back-end; GrabCut alone is measured above."""
     for prompt, least in (("point", 0.6), ("box", 0.8)):
         overlaps = []
         for picture, mask, (x, y) in photo_objects().values():
@@ -158,23 +126,6 @@ def test_the_network_finds_objects_of_photos_by_point_and_by_box():
             assert segment.method == "mobilenet"
             overlaps.append(iou(segment.mask.full(), mask))
         assert np.mean(overlaps) > least
-
-
-def test_a_box_in_which_the_network_sees_nothing_has_a_low_score(monkeypatch):
-    picture = np.full((200, 300, 3), (30, 60, 90), np.uint8)
-    picture[60:140, 100:200] = (220, 180, 40)
-    box = [0.3, 0.27, 0.7, 0.73]
-    nothing = (
-        np.zeros((3, mobilenet.SIDE // 2, mobilenet.SIDE // 2), np.float32),
-        np.full(3, 0.01, np.float32),
-    )
-    monkeypatch.setattr(mobilenet, "candidates", lambda *_, **__: nothing)
-    result, _ = call(picture, box=box)
-    (record,) = result.data["objects"]
-    assert record["area"] == pytest.approx(8000, rel=0.05)
-    assert record["score"] < 0.2
-    assert "unsure" in result.text
-    assert call(np.full((200, 300, 3), (30, 60, 90), np.uint8), box=box)[0].code == "nothing_found"
 
 
 def test_a_low_score_is_called_unsure():
@@ -208,18 +159,6 @@ def test_a_point_of_a_crop_gives_a_mask_of_the_whole_picture():
     assert iou(masks.decode(record["mask"]).full(), truth[7]) > 0.95
     assert observation.images[0].parent == "obs1"
     assert "of obs1" in observation.text
-
-
-@pytest.mark.long
-def test_a_large_photo_keeps_its_outline():
-    """8 million pixels: never worked on as a whole, and yet the edge of the mask follows that of the
-    object.
-    """
-    small, mask, (x, y) = photo_objects()["patch"]
-    picture = cv2.resize(small, None, fx=5.5, fy=5.5, interpolation=cv2.INTER_CUBIC)
-    result = grabcut.by_point(picture, (0, 0, picture.shape[1], picture.shape[0]), (x * 5.5, y * 5.5))
-    truth = cv2.resize(mask.astype(np.uint8), picture.shape[1::-1], interpolation=cv2.INTER_LINEAR) > 0
-    assert iou(result.mask.full(), truth) > 0.85
 
 
 NAN = float("nan")
