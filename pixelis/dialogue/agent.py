@@ -239,7 +239,6 @@ class _TokenConversation:
         return self._send(self.renderer.prompt(question, images, self.operations), views)
 
     def _send(self, turns: list[Turn], views: Sequence[np.ndarray]) -> list[Turn] | StopReason:
-        """Keep the turns for the next request, if they leave room for a policy turn."""
         self.tokens, self.views = [token for turn in turns for token in turn.tokens], list(views)
         if self.used + len(self.tokens) >= self.limits.max_context:
             return StopReason.OVER_CONTEXT
@@ -294,7 +293,6 @@ def is_done(observation: Observation) -> bool:
 async def _operate_all(
     tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory
 ) -> list[Outcome]:
-    """Execute the calls of a turn in order, up to one that ends the episode."""
     results, successes = list[Outcome](), trajectory.operations_ok
     for action in actions if tools is not None else ():
         assert tools is not None

@@ -53,7 +53,6 @@ class Correction:
         self.table = np.clip(np.round(levels), 0, 255).astype(np.uint8)
 
     def __call__(self, view: Pixels) -> Pixels:
-        """A corrected copy."""
         return np.stack([self.table[view[..., channel], channel] for channel in range(3)], axis=-1)
 
 

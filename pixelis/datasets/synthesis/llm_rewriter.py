@@ -161,5 +161,4 @@ def _check_thought(
 
 
 def _contains(text: str, part: str) -> bool:
-    """True if ``part`` occurs in ``text`` as whole words."""
     return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) is not None

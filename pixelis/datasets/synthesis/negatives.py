@@ -119,7 +119,7 @@ def trap_perceptual(
         turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=wrong.rstrip(".")), answer=wrong))
         injected |= {"answer": wrong, "truth": golden.final, "by": fact}
         return altered_demonstration(golden, "trap_perceptual", turns, **injected)
-    code = max(set(causes), key=causes.count) if causes else "no_place"
+    code = max(causes, key=causes.count, default="no_place")
     raise DataFailure(f"{golden.id}: no near miss leads to another answer", code=code)
 
 
@@ -260,7 +260,6 @@ def _with_arguments(
 
 
 def _select_other_frames(original: Session, item: Evidence, rng: np.random.Generator) -> Variant:
-    """The demonstration with other frames of the clip."""
     clip, observation = original.media[item.root], item.step.observation
     assert isinstance(clip, Clip)
     assert observation is not None
@@ -281,7 +280,6 @@ def _count_another(original: Session, last: Evidence, other: Region, rng: np.ran
 
 
 def _overlook(original: Session, missed: Evidence) -> Variant:
-    """The demonstration without one of the things, which makes the count one less."""
     session, turn = original.restarted(), original.calls.index(missed.step) - 1
     session.replay([step for step in original.calls if step is not missed.step])
     place = list(missed.subject_box)

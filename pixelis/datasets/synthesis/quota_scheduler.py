@@ -301,7 +301,6 @@ class QuotaScheduler:
             self.writers[writer or "none"] += 1
 
     def _identity(self) -> str:
-        """The seed and the settings that determine the samples."""
         relevant = self.settings.model_dump(mode="json", exclude={"workers", "cpus", "strict"})
         return json.dumps([self.seed, relevant], sort_keys=True)
 

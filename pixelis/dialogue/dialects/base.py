@@ -235,7 +235,6 @@ class Dialect(ABC):
         return (thought.split("<think>", 1)[-1], body) if closing else (None, text)
 
     def _cut(self, text: str) -> str:
-        """The text up to the dialect's ``stop``."""
         before, stop, _ = text.partition(self.stop) if self.stop else (text, "", "")
         return before + stop
 

@@ -122,7 +122,6 @@ def _in_calls(name: str) -> str:
 
 
 def _place_schema(name: str, kind: Coordinates) -> dict[str, Any] | None:
-    """The schema of a coordinate argument in calls; None for other arguments."""
     if name not in PLACES:
         return None
     place = PLACES[name]

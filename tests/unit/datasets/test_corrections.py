@@ -1,6 +1,4 @@
-"""Self-corrections: the mistaken call is real, differs from the right one and stays out of the loss; the
-answer is right.
-"""
+"""Self-corrections: the mistaken call is real, differs from the right one and stays out of the loss."""
 
 from __future__ import annotations
 
@@ -124,15 +122,13 @@ def test_the_object_of_a_later_step_is_never_the_wrong_object(session: Session, 
     cards = [(0.28, 0.32, 0.38, 0.42), (0.45, 0.32, 0.55, 0.42)]
     regions = [Region(id=f"c{i}", label="card", box=box) for i, box in enumerate(cards)]
     regions.append(Region(id="b", label="apple", box=(0.8, 0.8, 0.9, 0.9)))
-    counting = EXECUTOR.open(
-        session.question.model_copy(update={"annotations": Annotations(regions=regions), "answers": ["2"]})
-    )
+    update = {"annotations": Annotations(regions=regions), "answers": ["2"]}
+    counting = EXECUTOR.open(session.question.model_copy(update=update))
     for box in cards:
         counting.call("One more.", "segment_object_at", box=box)
     counting.answer("Two.", "2")
-    correction = make_correction(
-        counting.demonstration(), counting, np.random.default_rng(seed), ["wrong_object"]
-    )
+    rng = np.random.default_rng(seed)
+    correction = make_correction(counting.demonstration(), counting, rng, ["wrong_object"])
     (mistake,) = [turn for turn in correction.turns if not turn.learn]
     assert all(box_iou(mistake.arguments["box"], box) == 0 for box in cards)
     assert correction.provenance is not None
@@ -149,11 +145,8 @@ def test_a_correction_may_select_other_frames_first(tmp_path: Path) -> None:
     session.call("Early.", "select_frames", frames=[0, 1])
     session.answer("Yes.", "yes")
     golden = session.demonstration()
-    check(
-        make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"]),
-        golden,
-        "reselect_frames",
-    )
+    correction = make_correction(golden, session, np.random.default_rng(0), ["reselect_frames"])
+    check(correction, golden, "reselect_frames")
 
 
 def test_the_seed_decides_which_way_is_chosen(golden: Demonstration, session: Session) -> None:

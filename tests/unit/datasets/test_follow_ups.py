@@ -1,6 +1,4 @@
-"""Follow-up questions: the earlier exchange is executed and right, the follow-up needs it, and all of it
-survives playing.
-"""
+"""Follow-up questions: the earlier exchange is executed and right, and survives playing."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from pixelis.datasets.synthesis.sample import Sample
 from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.errors import DataFailure
 from pixelis.nano.tokenizer import build_tokenizer
-from pixelis.records import Annotations, Demonstration, Question
+from pixelis.records import Demonstration, Question
 
 NANO = str(Path(pixelis.nano.__file__).parent / "base")
 EXECUTOR = Executor(multiple=16)
@@ -69,10 +67,9 @@ def test_the_earlier_exchange_and_the_answer_are_right(samples):
         assert earlier.media == ["img0"]
         assert earlier.question != sample.question
         assert is_right(sample, sample.final)
-        values = [region.label for region in sample.annotations.regions] + [
-            line.text for line in sample.annotations.lines
-        ]
-        values += [str(v) for region in sample.annotations.regions for v in region.attributes.values()]
+        notes = sample.annotations
+        values = [region.label for region in notes.regions] + [line.text for line in notes.lines]
+        values += [str(v) for region in notes.regions for v in region.attributes.values()]
         assert earlier.answer in values or earlier.answer.isdigit()
         assert sample.steps
         assert all(step.observation.status == "ok" for step in sample.steps)
@@ -103,38 +100,8 @@ def test_mistakes_keep_the_conversation(samples):
         assert is_wrong(sample, wrong.final)
 
 
-def grid(seed: int, folder: Path) -> Demonstration:
-    """A follow-up about the colour of a neighbour in a board of drawings."""
-    question = next(
-        q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 9
-    )
-    notes = Annotations(
-        regions=[r.model_copy(update={"label": f"thing {r.id}"}) for r in question.annotations.regions]
-    )
-    return TASKS["follow_up"].forms["colour_beside"](
-        sample_of(question.model_copy(update={"annotations": notes}), seed)
-    )
-
-
 def sample_of(question: Question, seed: int) -> Sample:
     return Sample(question, np.random.default_rng(seed), EXECUTOR, "full", "follow_up", "colour_beside")
-
-
-@pytest.mark.long
-def test_the_same_words_after_another_exchange_have_another_answer(folder):
-    """Without its history nobody could answer a follow-up: "And the one to its left?" has as many answers as
-    pictures things.
-    """
-    by_question: dict[str, dict[str, str]] = {}
-    for seed in range(12):
-        try:
-            sample = grid(seed, folder)
-        except DataFailure:
-            continue
-        by_question.setdefault(sample.question.rpartition("the one ")[2], {})[sample.history[0].question] = (
-            sample.final
-        )
-    assert any(len(set(answers.values())) > 1 for answers in by_question.values())
 
 
 def test_terse_follow_ups_are_in_the_words_of_the_embedded_model(folder):
@@ -146,11 +113,8 @@ def test_terse_follow_ups_are_in_the_words_of_the_embedded_model(folder):
     assert len(texts) > len(questions()["follow_up"]["another_digit"].questions)
     for text in texts:
         pieces = [tokenizer.decode([i]) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
-        assert not [
-            piece
-            for piece in pieces
-            if len(piece.strip()) == 1 and piece.strip().isalpha() and piece.strip() not in "aI"
-        ]
+        letters = {piece.strip() for piece in pieces if len(piece.strip()) == 1 and piece.strip().isalpha()}
+        assert letters <= {"a", "I"}
 
 
 boxes = st.tuples(st.integers(0, 80), st.integers(0, 80), st.integers(5, 20), st.integers(5, 20)).map(

@@ -1,6 +1,4 @@
-"""Imitated and distilled demonstrations: a real HTTP server plays the model, operations are executed, answers
-are filtered.
-"""
+"""Imitated and distilled demonstrations: a real HTTP server plays the model, and answers are filtered."""
 
 from __future__ import annotations
 
@@ -55,14 +53,8 @@ def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Ite
 
     def build(*replies: object, **settings: object) -> tuple[Imitator, ChatServer]:
         server = ChatServer(*replies)
-        values = {
-            "url": server.url,
-            "model": "m",
-            "api_key_env": "",
-            "calls_per_minute": 60000,
-            "tries": 2,
-            **settings,
-        }
+        values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "tries": 2}
+        values |= settings
         opened.extend([Imitator(TeacherConfig.model_validate(values), EXECUTOR, shown[1:]), server])
         return opened[-2], opened[-1]
 
@@ -99,7 +91,6 @@ def test_an_episode_is_played_with_real_operations(imitator: Callable, shown: li
         ([CALL, WRONG], "wrong_answer"),
         ([CALL.replace("[280,320,380,420]", "[380,320,280,420]"), RIGHT], "call_refused"),
         ([CALL_AGAIN, RIGHT], "call_refused"),
-        ([CALL.replace("zoom_in", "crop"), RIGHT], "call_refused"),
         ([CALL], "over_turn"),
         (["I would rather not say"], "chat_rejected"),
         ([(500, {"Retry-After": "0"})], "chat_error"),
@@ -112,14 +103,6 @@ def test_wrong_episodes_are_dropped_with_their_code(
     with pytest.raises(DataFailure) as error:
         one.play(shown[0])
     assert error.value.code == code
-
-
-def test_a_reply_without_call_or_answer_is_requested_again(
-    imitator: Callable, shown: list[Demonstration]
-) -> None:
-    one, server = imitator("Let me think.", RIGHT)
-    assert one.play(shown[0]).final == "7"
-    assert len(server.requests) == 2
 
 
 def test_imitation_without_demonstrations_is_an_error() -> None:
@@ -138,16 +121,8 @@ def served(answer: str, box: list[float], op: str = "zoom_in", **arguments: obje
     ]
     played = Trajectory(question_id="q", turns=turns, answer=answer, stop_reason=StopReason.ANSWER)
     verdict = Verdict(answer=answer, confidence=1.0, strategy="majority")
-    reply = AgentReply(
-        model="nano",
-        answer=answer,
-        confidence=1.0,
-        verdict=verdict,
-        trajectory=played,
-        policy_version=3,
-        seconds=0.1,
-        remembered="no",
-    )
+    fields = {"model": "nano", "answer": answer, "confidence": 1.0, "policy_version": 3, "seconds": 0.1}
+    reply = AgentReply(verdict=verdict, trajectory=played, remembered="no", **fields)
     return reply.model_dump_json().encode()
 
 
@@ -212,14 +187,8 @@ def test_episodes_of_a_gateway_are_filtered_too(
 
 
 def ask(*replies: str, **fields: object) -> Question:
-    values = {
-        "id": "q",
-        "question": "How many?",
-        "answers": ["3"],
-        "scorer": "count",
-        "meta": {"responses": list(replies)},
-    }
-    return Question.model_validate({**values, **fields})
+    values = {"id": "q", "question": "How many?", "answers": ["3"], "scorer": "count"}
+    return Question.model_validate({**values, "meta": {"responses": list(replies)}, **fields})
 
 
 GOOD = "<think>There are two on the left and one on the right.</think>\n<answer> 3 </answer>"
@@ -242,7 +211,6 @@ def test_a_right_reply_becomes_a_demonstration() -> None:
         ("<answer>3</answer>", "bad_format"),
         (GOOD + " Done.", "bad_format"),
         (GOOD.replace("left", "<answer>left</answer>"), "bad_format"),
-        (GOOD + GOOD, "bad_format"),
         ("<think>Yes.</think><answer>3</answer>", "too_short"),
         (f"<think>{'long ' * 1000}</think><answer>3</answer>", "too_long"),
         ("<think>There are two on the left and one.</think><answer> </answer>", "bad_format"),

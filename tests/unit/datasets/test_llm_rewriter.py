@@ -47,14 +47,7 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[LlmR
         *replies: object, cache: Path | None = None, **settings: object
     ) -> tuple[LlmRewriter, ChatServer]:
         server = ChatServer(*replies)
-        values = {
-            "url": server.url,
-            "model": "m",
-            "api_key_env": "",
-            "calls_per_minute": 60000,
-            "timeout_s": 5,
-            **settings,
-        }
+        values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, **settings}
         opened.extend([LlmRewriter(WriterConfig.model_validate(values), cache), server])
         return opened[-2], opened[-1]
 

@@ -1,6 +1,4 @@
-"""Demonstrations of operations beyond the default ones: the answer follows from what they show, and nothing
-else is accepted.
-"""
+"""Demonstrations of operations beyond the default ones: the answer follows from what they show."""
 
 from __future__ import annotations
 
@@ -28,16 +26,8 @@ from pixelis.operations import find, read_text
 from pixelis.records import Annotations, Demonstration, Question
 
 NANO = str(Path(pixelis.nano.__file__).parent / "base")
-EXTRA = [
-    "rotate",
-    "flip",
-    "enhance",
-    "measure",
-    "mark",
-    "compare",
-    "search_clip",
-    *(["python"] if sys.platform == "linux" else []),
-]
+EXTRA = ["rotate", "flip", "enhance", "measure", "mark", "compare", "search_clip"]
+EXTRA += ["python"] * (sys.platform == "linux")
 TOOLBOX = ToolboxConfig(operations=[*ToolboxConfig().operations, *EXTRA])
 EXECUTOR = Executor(TOOLBOX, multiple=16)
 SHIFTED = "packaged:text?shift=turned,mirrored,dark&count=6&seed=2"
@@ -60,9 +50,7 @@ def failure_of(task: str, question: Question, form: str) -> str:
 
 
 def play(*samples: Demonstration) -> None:
-    """Playing gives the observations of the demonstrations, so that every call was executed as it is
-    written.
-    """
+    """Playing gives the observations of the demonstrations: every call was executed as it is written."""
     config = Config(
         dialogue=DialogueConfig(max_context=50_000, system="none"),
         learner=LearnerConfig(row_tokens=50_000),
@@ -111,9 +99,8 @@ def test_impaired_text_is_read_in_the_changed_view(shifted):
 def test_a_view_that_does_not_show_the_text_makes_no_demonstration(shifted):
     turned = shifted["turned"]
     for quarters in (1, 2, 3):
-        other = turned.model_copy(
-            update={"meta": {**turned.meta, "turned": (turned.meta["turned"] + 90 * quarters) % 360}}
-        )
+        meta = {**turned.meta, "turned": (turned.meta["turned"] + 90 * quarters) % 360}
+        other = turned.model_copy(update={"meta": meta})
         assert failure_of("impaired_text", other, "turned") == "text_differs"
     for shift in ("mirrored", "dark"):
         notes = shifted[shift].annotations
@@ -130,12 +117,8 @@ def test_only_the_operations_of_the_toolbox_are_used(shifted):
     with pytest.raises(DataFailure) as failure:
         TASKS["impaired_text"].make(shifted["turned"], np.random.default_rng(0), few)
     assert failure.value.code == "unsuitable"
-    settings = SynthesisConfig.model_validate(
-        {
-            "datasources": {"text": {"path": SHIFTED}},
-            "tasks": {"impaired_text": {"source_datasets": ["text"]}},
-        }
-    )
+    tasks = {"impaired_text": {"source_datasets": ["text"]}}
+    settings = SynthesisConfig.model_validate({"datasources": {"text": {"path": SHIFTED}}, "tasks": tasks})
     with pytest.raises(BadConfig, match=r"impaired_text needs one of the operations rotate, flip, enhance"):
         SampleBuilder(settings, 1)
     SampleBuilder(settings, 1, TOOLBOX).close()
@@ -164,9 +147,8 @@ def test_annotations_of_shifted_pictures_move_with_them(folder):
 @pytest.fixture(scope="module")
 def board(folder) -> Question:
     """A board with several things that can be named."""
-    return next(
-        q for q in packaged.read("packaged:shapes?count=30", folder) if len(q.annotations.regions) == 6
-    )
+    boards = packaged.read("packaged:shapes?count=30", folder)
+    return next(q for q in boards if len(q.annotations.regions) == 6)
 
 
 def first_of(task: str, question: Question, form: str) -> Demonstration:
@@ -179,14 +161,16 @@ def first_of(task: str, question: Question, form: str) -> Demonstration:
     raise AssertionError(f"no draw gives {form}")
 
 
+def trap_of(sample: Demonstration) -> Demonstration:
+    return make_negative("trap_perceptual", sample, EXECUTOR.open(sample), np.random.default_rng(0))
+
+
 def last_data(sample: Demonstration) -> dict:
     return sample.steps[-1].observation.data
 
 
 def middles(sample: Demonstration, count: int) -> list[np.ndarray]:
-    """The middles in pixels of the things that the question names, in the order in which they were
-    segmented.
-    """
+    """The annotated middles in pixels of the segmented things, in their order."""
     (width, height), result = (sample.media[0].width, sample.media[0].height), []
     for step in [step for step in sample.steps if step.op == "segment_object_at"]:
         x0, y0, x1, y1 = step.observation.data["objects"][0]["box"]
@@ -212,7 +196,7 @@ def test_distances_and_angles_are_measured_and_agree_with_the_annotations(board)
     for sample in (distance, angle):
         assert is_right(sample, sample.final)
         assert is_wrong(sample, str(1.3 * float(sample.final)))
-        trap = make_negative("trap_perceptual", sample, EXECUTOR.open(sample), np.random.default_rng(0))
+        trap = trap_of(sample)
         measured = trap.steps[-1].observation.data
         assert float(trap.final) == pytest.approx(measured.get("length", measured.get("angle")), abs=0.51)
 
@@ -227,7 +211,7 @@ def test_every_thing_of_a_kind_is_marked_and_counted(board):
     ]
     assert len(regions) == len(marks)
     assert len({r.label for r in regions}) == 1
-    trap = make_negative("trap_perceptual", sample, EXECUTOR.open(sample), np.random.default_rng(0))
+    trap = trap_of(sample)
     assert int(trap.final) == len(last_data(trap)["boxes"]) != len(marks)
 
 
@@ -254,9 +238,7 @@ def test_pictures_are_compared_and_the_changed_place_is_named(folder):
         assert is_right(place, place.final)
     assert set(answers) == {"yes", "no"}
     play(*answers.values())
-    trap = make_negative(
-        "trap_perceptual", answers["no"], EXECUTOR.open(answers["no"]), np.random.default_rng(0)
-    )
+    trap = trap_of(answers["no"])
     assert trap.final == "yes"
     assert last_data(trap)["boxes"] == []
 
@@ -273,24 +255,10 @@ def test_a_search_finds_the_moment(folder):
     )
     assert low - 0.05 <= last_data(moving)["moments"][0]["time"] <= high + 0.05
     play(found, moving)
-    late = cut.model_copy(
-        update={
-            "annotations": Annotations(events=[cut.annotations.events[0].model_copy(update={"start": 2.4})])
-        }
-    )
-    assert failure_of("moment_search", late, "cut") == "measure_differs"
-    still = motion.annotations.events[0].model_copy(update={"start": 2.5, "end": 2.8})
-    assert (
-        failure_of(
-            "moment_search", motion.model_copy(update={"annotations": Annotations(events=[still])}), "motion"
-        )
-        == "not_shown"
-    )
-    for sample in (found, moving):
-        assert is_wrong(
-            sample,
-            make_negative("outcome_negative", sample, EXECUTOR.open(sample), np.random.default_rng(0)).final,
-        )
+    for question, span, code in ((cut, (2.4, 2.88), "measure_differs"), (motion, (2.5, 2.8), "not_shown")):
+        event = question.annotations.events[0].model_copy(update={"start": span[0], "end": span[1]})
+        other = question.model_copy(update={"annotations": Annotations(events=[event])})
+        assert failure_of("moment_search", other, question.meta["event"]) == code
 
 
 @pytest.mark.slow
@@ -300,17 +268,15 @@ def test_programs_compute_what_the_pixels_hold(board):
     picture = EXECUTOR.open(counted).media["img0"]
     rgb = [int(v) for v in re.findall(r"\d+", counted.question)]
     assert counted.final == str(int((picture == rgb).all(-1).sum())) == counted.steps[-1].observation.text
-    (x0, y0, x1, y1), channel = (
-        mean.steps[-1].arguments["box"],
-        ["red", "green", "blue"].index(re.search("red|green|blue", mean.question)[0]),
-    )
+    x0, y0, x1, y1 = mean.steps[-1].arguments["box"]
+    channel = ["red", "green", "blue"].index(re.search("red|green|blue", mean.question)[0])
     height, width = picture.shape[:2]
     inside = picture[round(y0 * height) : round(y1 * height), round(x0 * width) : round(x1 * width), channel]
     assert float(mean.final) == pytest.approx(inside.mean(), rel=0.03)
     for sample in (counted, mean):
         assert is_right(sample, sample.final)
         assert is_wrong(sample, str(round(1.4 * float(sample.final))))
-    trap = make_negative("trap_perceptual", mean, EXECUTOR.open(mean), np.random.default_rng(0))
+    trap = trap_of(mean)
     assert trap.final == trap.steps[-1].observation.text
     play(counted, mean)
 

@@ -103,8 +103,7 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path, stop_after:
     whole = synthesize(tmp_path / "whole", s)
     with pytest.raises(Killed):
         synthesize(tmp_path / "killed", s, stop_after=stop_after)
-    # What a kill between two writes leaves: a half-written file, and samples without the record of their
-    # shard.
+    # What a kill between two writes leaves: half a file, and samples without the record of their shard
     (tmp_path / "killed" / "samples" / "000-00099.part").write_text("{")
     planned = max((path.stem for path in (tmp_path / "killed" / "rounds").glob("*.json")), default="")
     if records := sorted((tmp_path / "killed" / "shards").glob(f"{planned}-*.json")):
@@ -118,13 +117,8 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path: Path, stop_after:
 
 def test_targets_are_met_by_kind_and_never_passed(tmp_path: Path) -> None:
     summary = synthesize(tmp_path / "run", settings(tmp_path)).summary()
-    assert summary["kinds"] == {
-        "golden": 24,
-        "outcome_negative": 4,
-        "trap_perceptual": 2,
-        "trap_logical": 2,
-        "self_correction": 8,
-    }
+    traps = {"outcome_negative": 4, "trap_perceptual": 2, "trap_logical": 2}
+    assert summary["kinds"] == {"golden": 24, **traps, "self_correction": 8}
     assert summary["shortfall"] == {}
     assert summary["dropped"]["unsuitable"] > 0
 
@@ -138,13 +132,8 @@ def test_targets_beyond_the_rows_are_a_shortfall(tmp_path: Path) -> None:
 
 
 def test_rows_are_read_in_any_order_and_not_held_in_memory(tmp_path: Path) -> None:
-    s = settings(
-        tmp_path,
-        datasources={
-            "a": {"path": str(tmp_path / "b.jsonl"), "rows": 300},
-            "c": {"path": str(tmp_path / "c.jsonl")},
-        },
-    )
+    paths = {"a": {"path": str(tmp_path / "b.jsonl"), "rows": 300}, "c": {"path": str(tmp_path / "c.jsonl")}}
+    s = settings(tmp_path, datasources=paths)
     texts = {f"r{i}": f"Größe {i}? " + "x" * 10_000 for i in range(310)}
     lines = [Question(id=id, question=text).model_dump_json() + "\n" for id, text in texts.items()]
     (tmp_path / "b.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -176,9 +165,7 @@ def test_a_pass_without_samples_ends_the_quota(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) -> None:
-    """Killed between samples and record: a model that is asked again may refuse, and the samples are then
-    nobody's.
-    """
+    """Killed between samples and record: a model that is asked again may refuse."""
     s, rows = settings(tmp_path), SourceRows(settings(tmp_path))
     scheduler = QuotaScheduler(tmp_path / "run", s, 0)
     assert scheduler.plan(rows)
@@ -200,18 +187,6 @@ def test_a_run_does_not_resume_with_another_seed_or_setting(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"tasks": {}}, "no enabled task"),
-        ({"tasks": {"t": {"enabled": False, "source_datasets": ["a"]}}}, "no enabled task"),
-    ],
-)
-def test_a_plan_needs_a_task(tmp_path: Path, change: dict, named: str) -> None:
-    with pytest.raises(BadConfig, match=named):
-        quotas(settings(tmp_path, **change))
-
-
-@pytest.mark.parametrize(
     "values",
     [
         {"tasks": {"t": {"source_datasets": ["nowhere"]}}},
@@ -223,3 +198,8 @@ def test_a_plan_needs_a_task(tmp_path: Path, change: dict, named: str) -> None:
 def test_contradictory_settings_are_errors(values: dict) -> None:
     with pytest.raises(ValueError, match=r"nowhere|are 0|above 0"):
         SynthesisConfig.model_validate(values)
+
+
+def test_a_plan_needs_an_enabled_task(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="no enabled task"):
+        quotas(settings(tmp_path, tasks={"t": {"enabled": False, "source_datasets": ["a"]}}))

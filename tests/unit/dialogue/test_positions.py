@@ -59,7 +59,6 @@ def test_pieces_continue_each_other():
     [
         ([1, IMAGE, 1], []),
         ([1, 1], [(1, 2, 2)]),
-        ([IMAGE] * 3, [(1, 4, 4)]),
         ([IMAGE] * 8, [(2, 4, 4)]),
         ([IMAGE] * 5, [(1, 4, 4)]),
     ],

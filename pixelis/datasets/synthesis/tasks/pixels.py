@@ -16,7 +16,6 @@ MIN_PIXELS = 200
 
 
 def _run(sample: Sample, code: str, media: str, **place: Any) -> str:
-    """Run a program; what it prints."""
     think = sample.think("compute", sample.topic)
     observation = sample.session.call(think, "python", target=media, code=code, **place)
     sample.check(observation.data["error"] is None, "measure_differs")

@@ -71,7 +71,6 @@ def _pick_pair(sample: Sample, measure: str, clear: Clear) -> tuple[list[Region]
 
 
 def _ask(sample: Sample, things: Sequence[Region]) -> list[str]:
-    """Ask about two or three things by name."""
     names = [sample.names[region.id] for region in things]
     sample.ask(**dict(zip("abc", names, strict=False)))
     return names
@@ -162,7 +161,6 @@ def _pick_group(sample: Sample) -> tuple[str, list[Region]]:
 
 
 def _count(sample: Sample, name: str, members: Sequence[Region]) -> None:
-    """Segment the members one by one."""
     ids = set[str]()
     for number, region in enumerate(members, 1):
         segmented = sample.segment(region, f"the {name} in the {naming.position(region.box)}")
@@ -228,7 +226,6 @@ def _direction(sample: Sample, pair: Sequence[Region], a: Sequence[float], b: Se
 
 
 def _pick_neighbours(sample: Sample) -> tuple[list[Region], str]:
-    """Two named things and the direction in which the first lies from the second."""
     sample.require(len(sample.named) >= 2)
     for pair in itertools.islice(itertools.permutations(sample.shuffled(sample.named), 2), 12):
         if direction := _direction(sample, pair, pair[0].box, pair[1].box):

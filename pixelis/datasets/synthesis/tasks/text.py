@@ -41,7 +41,6 @@ def _suitable(line: Line) -> bool:
 
 
 def _lines(sample: Sample) -> list[tuple[Line, Box]]:
-    """The lines that can be asked for."""
     return [(line, box) for line, box in _all_lines(sample) if _suitable(line)]
 
 

@@ -84,7 +84,6 @@ def _show_frames(sample: Sample, times: Sequence[float]) -> list[float]:
 
 
 def _remark_event(sample: Sample, event: Event, times: Sequence[float]) -> None:
-    """Remark at which of the times an event is going on."""
     present = [f"{time:.2f} s" for time in times if _inside(event, time)]
     absent = [f"{time:.2f} s" for time in times if not _inside(event, time)]
     if present and absent:
@@ -360,7 +359,6 @@ def ends(sample: Sample) -> Demonstration:
 
 
 def _end_of(sample: Sample, track: Track) -> str:
-    """Follow a thing; the part of the frame in which it ends, as annotated."""
     value = naming.position(track.boxes[-1])
     _, boxes = _follow(sample, track)
     sample.check(naming.position(boxes[-1]) == value, "measure_differs")
