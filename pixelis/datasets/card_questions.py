@@ -31,7 +31,7 @@ def read(source: str, seed: int | None, start: int, count: int, epochs: int | No
     options = _options(source, "shift", "corruption", "severity")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
     corruption, shift = corruption_of(source, options), options.get("shift", "")
-    shares = {name: _share(source, options, name) for name in ("follow_up", "clips", "crops")}
+    shares = _shares(source, options, "follow_up", "clips", "crops")
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
             row = question_row(split, seed, number, shift, corruption=corruption, **shares)
@@ -40,7 +40,7 @@ def read(source: str, seed: int | None, start: int, count: int, epochs: int | No
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
     options = _options(source, "aim")
-    shares = {name: _share(source, options, name) for name in ("aim", "follow_up", "clips", "crops")}
+    shares = _shares(source, options, "aim", "follow_up", "clips", "crops")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
     rows = demonstration_rows(split, count, seed, direct_share, **shares)
     return [Demonstration.model_validate(row) for row in rows]
@@ -50,11 +50,11 @@ def _options(source: str, *own: str) -> dict[str, str]:
     return parse_options(source, ("split", "seed", "follow_up", "clips", "crops", *own))[1]
 
 
-def _share(source: str, options: dict[str, str], name: str) -> float:
+def _shares(source: str, options: dict[str, str], *names: str) -> dict[str, float]:
     try:
-        return float(options.get(name, 0))
-    except ValueError:
-        raise BadInput(f"{source}: {name}={options[name]} is not a number") from None
+        return {name: float(options.get(name, 0)) for name in names}
+    except ValueError as error:
+        raise BadInput(f"{source}: {error}") from None
 
 
 def _check_shares(**shares: float) -> None:
@@ -86,24 +86,16 @@ def demonstration_rows(
         if rng.random() >= direct_share and not row["meta"].get("seen"):
             card = scene_of(split, seed, index).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
+            box = list(zoom_box(card, (move_x, move_y)))
             # The base model has learnt these words: adapters below lm_head can make it say them with
             # confidence.
             think = f"The {card.colour} frame is here"
-            zoom = {
-                "think": think,
-                "op": "zoom_in",
-                "target": "img0",
-                "box": list(zoom_box(card, (move_x, move_y))),
-            }
-            row["turns"].insert(0, zoom)
+            calls = [{"think": think, "op": "zoom_in", "target": "img0", "box": box}]
             if "second" in row["meta"]:
-                select = {
-                    "think": "Find the picture",
-                    "op": "select_frames",
-                    "target": "vid0",
-                    "frames": [row["meta"]["second"]],
-                }
-                row["turns"] = [select, {**zoom, "target": "obs1"}, *row["turns"][1:]]
+                frames, calls[0]["target"] = [row["meta"]["second"]], "obs1"
+                select = {"think": "Find the picture", "op": "select_frames", "target": "vid0"}
+                calls.insert(0, {**select, "frames": frames})
+            row["turns"] = calls + row["turns"]
         yield row
 
 
@@ -127,27 +119,23 @@ def question_row(
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
     if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
         return _clip_row(split, seed, index, shift, corruption)
-    card = scene_of(split, seed, index, shift).target
-    name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
+    scene = scene_of(split, seed, index, shift)
+    card = scene.target
+    uri = picture_uri(split, seed, index, shift, corruption=corruption)
     row = {
-        "id": name,
+        "id": f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else ""),
         "question": f"Which digit is in the {card.colour} frame?",
-        "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift, corruption=corruption)}],
+        "media": [{"id": "img0", "uri": uri}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {
-            "colour": card.colour,
-            "box": list(card.box),
-            "shift": shift,
-            "expected_calls": [_zoom(card, "img0")],
-        },
+        "meta": _meta(card, shift, [_zoom(card, "img0")]),
     }
     if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
         row |= {"history": [first], "question": "Which digit is in it?"}
         rng = np.random.default_rng([SPLITS.index(split), seed, index, 8])
         if rng.random() < crops:
-            _show_crop(row, scene_of(split, seed, index, shift), bool(rng.random() < 0.5))
+            _show_crop(row, scene, bool(rng.random() < 0.5))
     return row
 
 
@@ -166,14 +154,15 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
 
 
 def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
-    """A question about one second of a clip, never the middle one, which one frame would show first."""
+    """A question about one second of a clip, never the middle one, which one frame would show first.
+
+    No single operation answers it: selected frames are too small to read, and only shown frames can be zoomed
+    into.
+    """
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target
-    calls = [
-        {"op": "select_frames", "media": "vid0", "frames": [second]},
-        {**_zoom(card, "vid0"), "frame": second},
-    ]
+    select = {"op": "select_frames", "media": "vid0", "frames": [second]}
     frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]
     return {
         "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
@@ -181,21 +170,16 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
         "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {
-            "colour": card.colour,
-            "box": list(card.box),
-            "shift": shift,
-            "second": second,
-            "expected_calls": calls,
-        },
+        "meta": _meta(card, shift, [select, {**_zoom(card, "vid0"), "frame": second}]) | {"second": second},
     }
+
+
+def _meta(card: Card, shift: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"colour": card.colour, "box": list(card.box), "shift": shift, "expected_calls": calls}
 
 
 def _zoom(card: Card, media: str) -> dict[str, Any]:
     """The call that shows a card's digit, as `pixelis.evaluation.capabilities` counts it."""
     left, top = card.left + FRAME, card.top + FRAME
-    return {
-        "op": "zoom_in",
-        "media": media,
-        "box": [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)],
-    }
+    box = [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)]
+    return {"op": "zoom_in", "media": media, "box": box}

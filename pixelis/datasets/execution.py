@@ -74,13 +74,11 @@ class Pause:
 def stream_context(ahead_bytes: int | None = None) -> DataContext:
     """A context for datasets in order; ``ahead_bytes`` of results may wait for the consumer."""
     context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
+    context.enable_progress_bars = context.print_on_execution_start = False
     context.execution_options.preserve_order = True
     if ahead_bytes is not None:
-        context.execution_options.resource_limits = ExecutionResources.for_limits(
-            object_store_memory=ahead_bytes
-        )
+        limits = ExecutionResources.for_limits(object_store_memory=ahead_bytes)
+        context.execution_options.resource_limits = limits
     context.custom_execution_callback_classes = [Pause]
     return context
 

@@ -41,38 +41,26 @@ OnLabels = Callable[[str, Labels], None]
 
 
 def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[str, Any]:
-    masked: dict[str, Any] = {
-        key: MASK if key in columns else value for key, value in row.items() if key not in REMOVED
-    }
+    kept = {key: value for key, value in row.items() if key not in REMOVED}
+    masked: dict[str, Any] = {key: MASK if key in columns else value for key, value in kept.items()}
     if isinstance(model := row.get("reward_model"), dict):
-        masked["reward_model"] = {"ground_truth": MASK}
-        if "style" in model:
-            masked["reward_model"]["style"] = model["style"]
+        style = {"style": model["style"]} if "style" in model else {}
+        masked["reward_model"] = {"ground_truth": MASK, **style}
     return masked
 
 
 def without_truths(question: Question) -> Question:
     """The question alone, with a scorer that follows from its options."""
-    stripped = Question(
-        id=question.id,
-        question=question.question,
-        history=question.history,
-        media=question.media,
-        scorer=question.scorer,
-        task=question.task,
-        split=question.split,
-        tools=question.tools,
-        environment=question.environment,
-        meta={key: question.meta[key] for key in META if key in question.meta},
-    )
+    fields = {name: getattr(question, name) for name in Question.model_fields if name not in REMOVED}
+    meta = {key: question.meta[key] for key in META if key in question.meta}
+    stripped = Question(**fields | {"meta": meta})
     if stripped.scorer in _CHOICES and len(case_of(stripped, None, ()).options) > 1:
         stripped.scorer = "mc_letter"
     return stripped
 
 
 def read_without_truths(question: Question) -> Question:
-    # Super-CLEVR chooses between ``count`` and ``exact`` by the truth, Reason-RFT's tests between
-    # ``mc_letter`` and ``math``.
+    # Some readers choose by the truth between count and exact, or between mc_letter and math
     scorer = {"count": "exact", "mc_letter": "math"}.get(question.scorer, question.scorer)
     return without_truths(question.model_copy(update={"scorer": scorer}))
 

@@ -57,13 +57,10 @@ def question_stream(
     if source.startswith("cards:"):  # making a question is cheaper than passing it between processes
         yield from read_questions(source, seed, start, data.limit, on_labels=on_labels)
         return
-    passes = _passes(
-        "Questions", [*_reads(source, Question, data.limit, with_text=True, labels=on_labels is None)]
-    )
-    budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
-    for text in epochs_of(
-        passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows
-    ):
+    reads = [*_reads(source, Question, data.limit, with_text=True, labels=on_labels is None)]
+    passes, budget = _passes("Questions", reads), BadRowBudget(source, data.max_bad_rows, on_bad_row)
+    window = data.shuffle_rows
+    for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=window):
         question = Question.model_validate_json(text.text).read_from(*text.origin)
         if on_labels is not None and text.labels is not None:
             on_labels(question.id, Labels(*json.loads(text.labels)))
@@ -91,15 +88,14 @@ def _passes(
     def next_pass() -> Iterator[Text | BadRow]:
         ids = UniqueIds()
         for row in rows:
+            place = row["file"], row["row"]
             if row["file"] is None:  # the END of the pass
                 return
             if row["problem"] is not None:
-                yield BadRow(row["file"], row["row"], *row["problem"])
+                yield BadRow(*place, *row["problem"])
             else:
-                repeated = ids.check(row["id"], row["file"], row["row"])
-                yield repeated or Text(
-                    row["id"], row["text"], row["weight"], row["labels"], (row["file"], row["row"])
-                )
+                text = Text(row["id"], row["text"], row["weight"], row["labels"], place)
+                yield ids.check(text.id, *place) or text
 
     return next_pass
 

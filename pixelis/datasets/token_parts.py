@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -33,13 +34,15 @@ def weights(
     if counts.equal:
         return None
     values = np.asarray([getattr(counts, part) for part in PARTS], np.float32)
-    by_turn, remaining = [], iter(steps)
-    for turn in trajectory.turns:
-        if turn.is_policy:
-            by_turn.append(values[parts(turn.tokens, next(remaining), tokenizer)])
-        else:
-            by_turn.append(np.ones(len(turn.tokens), np.float32))
-    return np.concatenate(by_turn)
+    remaining = iter(steps)
+    return np.concatenate(
+        [
+            values[parts(turn.tokens, next(remaining), tokenizer)]
+            if turn.is_policy
+            else np.ones(len(turn.tokens), np.float32)
+            for turn in trajectory.turns
+        ]
+    )
 
 
 def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
@@ -51,12 +54,9 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
     thought = _after_thought(text, step.think)
     begins = [(0, "think"), (thought, "answer")]
     if step.op is not None:
-        begins = [(0, "think")]
-        opened = [
-            thought,
-            *(call.start() for call in list(_CALL.finditer(text, thought))[1 : 1 + len(step.further)]),
-        ]
-        for start, end in zip(opened, [*opened[1:], len(text)], strict=True):
+        further = list(_CALL.finditer(text, thought))[1 : 1 + len(step.further)]
+        begins, opened = [(0, "think")], [thought, *(call.start() for call in further)]
+        for start, end in itertools.pairwise([*opened, len(text)]):
             key = text.find(_ARGUMENTS, start, end)
             first = key + len(_ARGUMENTS) if key >= 0 else text.find("{", start, end)
             begins += [(start, "call"), (first, "arguments"), (text.rfind("}", start, end) + 1, "call")]
@@ -82,7 +82,6 @@ def _after_thought(text: str, think: str | None) -> int:
 
 def _size(token: int, tokenizer: PreTrainedTokenizerBase) -> int:
     """Bytes of a token."""
-    added = tokenizer.added_tokens_decoder.get(token)
-    return (
-        len(added.content.encode()) if added is not None else len(str(tokenizer.convert_ids_to_tokens(token)))
-    )
+    if (added := tokenizer.added_tokens_decoder.get(token)) is not None:
+        return len(added.content.encode())
+    return len(str(tokenizer.convert_ids_to_tokens(token)))  # a character for each byte

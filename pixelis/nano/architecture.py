@@ -1,6 +1,4 @@
-"""The architecture of pixelis-nano: tiny configurations of transformers classes, which load like the large
-models.
-"""
+"""The architecture of pixelis-nano: tiny configurations of transformers classes."""
 
 from __future__ import annotations
 
@@ -43,11 +41,7 @@ SIZES = {
 def build(
     tokenizer: PreTrainedTokenizerBase, family: Family = "qwen3_vl", seed: int = 0, **sizes: int
 ) -> PreTrainedModel:
-    """Build a randomly initialised fp32 model on the CPU: Qwen3-VL (packaged), Qwen2.5-VL or Qwen2-VL, untied
-    embeddings.
-
-    `sizes` overrides entries of SIZES. Raises BadInput for an unknown family or size.
-    """
+    """A randomly initialised fp32 model on the CPU; ``sizes`` overrides entries of SIZES. Raises BadInput."""
     unknown = sorted(set(sizes) - set(SIZES))
     if unknown:
         raise BadInput(f"unknown size {unknown[0]!r}", fix=f"use {', '.join(SIZES)}")
@@ -73,20 +67,18 @@ def build(
 def _configuration(
     tokenizer: PreTrainedTokenizerBase, family: Family, size: Mapping[str, int]
 ) -> tuple[Any, Any]:
-    """The model class of a family and its configuration."""
     import transformers
 
     text, vision = _text(tokenizer, size), _vision(size)
     half = size["hidden"] // size["heads"] // 2
     side = half // 3
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1000.0}
-    sections = {"mrope_section": [half - 2 * side, side, side]}
     if family in ("qwen2", "qwen3"):
         text |= {"tie_word_embeddings": False, "rope_parameters": rope}
         if family == "qwen2":
             return transformers.Qwen2ForCausalLM, transformers.Qwen2Config(**text)
         return transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**text, head_dim=2 * half)
-    rope |= sections
+    rope |= {"mrope_section": [half - 2 * side, side, side]}
     if family == "qwen2_5_vl":
         kinds: tuple[Any, Any] = (
             transformers.Qwen2_5_VLForConditionalGeneration,
@@ -97,9 +89,7 @@ def _configuration(
         kinds = (transformers.Qwen2VLForConditionalGeneration, transformers.Qwen2VLConfig)
         ratio = size["vision_feedforward"] // size["vision_hidden"]
         vision |= {"embed_dim": size["vision_hidden"], "hidden_size": size["hidden"], "mlp_ratio": ratio}
-        vision = {
-            key: value for key, value in vision.items() if key not in ("intermediate_size", "out_hidden_size")
-        }
+        del vision["intermediate_size"], vision["out_hidden_size"]
     else:
         kinds = (transformers.Qwen3VLForConditionalGeneration, transformers.Qwen3VLConfig)
         if family == "qwen3_vl_moe":
@@ -125,7 +115,6 @@ def _configuration(
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, size: Mapping[str, int]) -> dict[str, Any]:
-    """What the language models of all families have in common."""
     ids = tokenizer.convert_tokens_to_ids
     return {
         "vocab_size": math.ceil(len(tokenizer) / 64) * 64,
@@ -143,7 +132,6 @@ def _text(tokenizer: PreTrainedTokenizerBase, size: Mapping[str, int]) -> dict[s
 
 
 def _vision(size: Mapping[str, int]) -> dict[str, Any]:
-    """What the vision towers of all families have in common."""
     return {
         "depth": size["vision_layers"],
         "hidden_size": size["vision_hidden"],
@@ -179,7 +167,7 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
 
 
 def _grid_waves(side: int, width: int) -> Float[Tensor, "positions width"]:
-    """Sines and cosines of row and column, [side * side, width], to initialise the position table."""
+    """Sines and cosines of row and column, to initialise the position table."""
     frequencies = torch.exp(torch.linspace(math.log(0.5), math.log(math.pi * side / 2), width // 4))
     angles = torch.linspace(-1, 1, side)[:, None] * frequencies
     axis = torch.cat([angles.sin(), angles.cos()], dim=1)

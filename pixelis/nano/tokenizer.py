@@ -1,9 +1,7 @@
 """The tokenizer of pixelis-nano: byte-level, with one token for each text piece that the agent writes often.
 
-There is no training corpus and there are no merges. A piece in the word list is one token; other text becomes
-its bytes. Whole numbers on the 20/1000 grid (0, 20, ... 1000) are words, so that a coordinate is one token;
-other numbers are spelt in digits. Tags and the fixed parts of a tool call are tokens, so that a zoom takes a
-dozen tokens.
+There are no merges: a piece in the word list is one token; other text becomes its bytes. Whole numbers on the
+20/1000 grid are words, so that a coordinate is one token and a zoom a dozen.
 """
 
 from __future__ import annotations
@@ -81,9 +79,7 @@ CHAT_TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
-"""Qwen's chat format without the default system turn; a tool's reply is a user turn in <tool_response>
-tags.
-"""
+"""Qwen's chat format without the default system turn."""
 
 
 def words() -> list[str]:
@@ -97,9 +93,6 @@ def words() -> list[str]:
 
 
 def build_tokenizer(max_length: int = 4096) -> PreTrainedTokenizerFast:
-    """Build the tokenizer from the lists of this module; AutoTokenizer loads the result of its
-    `save_pretrained`.
-    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     pieces = [piece for word in words() for piece, _ in byte_level.pre_tokenize_str(word)]

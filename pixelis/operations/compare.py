@@ -23,7 +23,6 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
 
 MAX_SIDE = 768
-"""Longest side of the copies on which differences are measured."""
 MAX_STRETCH = 1.5
 """Ratio of aspect ratios up to which the second view takes the size of the first."""
 VISIBLE = 8.0
@@ -44,9 +43,8 @@ class Compare(Operation):
     name = "compare"
     description = (
         "Compare a region of an image with another region, of the same or another image (other, "
-        "other_box). Shows both in one "
-        "size and measures the differences in color, structure and size; for regions of one size also "
-        "where they differ most."
+        "other_box). Shows both in one size and measures the differences in color, structure and size; for "
+        "regions of one size also where they differ most."
     )
     Arguments = CompareArguments
 
@@ -93,7 +91,7 @@ class Compare(Operation):
 
 
 def _measure(first: np.ndarray, second: np.ndarray) -> tuple[dict[str, Any], list[Box]]:
-    """The measures, and for regions of equal size the places where they differ, 0..1 of the region."""
+    """The measures, and for regions of equal size the places where they differ, 0..1."""
     from skimage.color import deltaE_ciede2000, rgb2lab
     from skimage.metrics import structural_similarity
 
@@ -128,7 +126,6 @@ def _measure(first: np.ndarray, second: np.ndarray) -> tuple[dict[str, Any], lis
 
 
 def _places(difference: np.ndarray) -> list[Box]:
-    """Boxes around the areas of visible difference, 0..1, the largest sums of differences first."""
     visible = (difference > VISIBLE).astype(np.uint8)
     reach = max(3, round(max(visible.shape) / 64)) | 1
     joined = cv2.morphologyEx(visible, cv2.MORPH_CLOSE, np.ones((reach, reach), np.uint8))
@@ -138,7 +135,7 @@ def _places(difference: np.ndarray) -> list[Box]:
     # Specks beside a large difference come from lossy compression.
     order = [int(i) for i in np.argsort(-sums, kind="stable") if sums[i] > MIN_SHARE * sums.max()]
     height, width = difference.shape
-    boxes = []
-    for x, y, w, h in stats[order[:MAX_PLACES], :4].tolist():
-        boxes.append((x / width, y / height, (x + w) / width, (y + h) / height))
-    return boxes
+    return [
+        (x / width, y / height, (x + w) / width, (y + h) / height)
+        for x, y, w, h in stats[order[:MAX_PLACES], :4].tolist()
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +17,6 @@ FORMATS = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,flv,asf
 
 
 class _Bytes:
-    """A readable file over an array, without copying it."""
-
     def __init__(self, data: np.ndarray):
         self._view, self._position = data.data.cast("B"), 0
 
@@ -153,15 +150,7 @@ def frame_pixels(frame: Any, size: tuple[int, int] | None, limit: int) -> np.nda
     """A decoded frame as uint8 [H, W, 3], rotated for display and resized to ``size`` (width, height)."""
     check_pixels(frame.width, frame.height, limit, "video")
     pixels = frame.to_ndarray(format="rgb24", threads=1)
-    matrix = next((item for item in frame.side_data if item.type.name == "DISPLAYMATRIX"), None)
-    if matrix is not None and len(raw := bytes(matrix)) >= 36:
-        # The matrix maps (x, y) to (a x + c y, b x + d y); only its quarter turns and flips are applied.
-        a, b, _, c, d, *_ = struct.unpack("=9i", raw[:36])
-        if abs(a) + abs(d) < abs(b) + abs(c):
-            pixels, across, down = pixels.transpose(1, 0, 2), c, b
-        else:
-            across, down = a, d
-        pixels = np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if across < 0 else 1])
+    pixels = np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
     if size is not None and (pixels.shape[1], pixels.shape[0]) != size:
         pixels = np.array(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
     return pixels

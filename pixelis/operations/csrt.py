@@ -19,9 +19,7 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
 
 LONGEST = 640
-"""Longer side of the tracked copy: as accurate as full resolution, and faster."""
 SHORTEST_OBJECT = 24
-"""Least pixels of the object's shorter side on that copy."""
 CHUNK = 32
 """Frames decoded at once on the way back; decoders go forward only."""
 
@@ -34,14 +32,12 @@ PATIENCE = 5
 STRUCTURE = 3.0
 """Least contrast within a box (deviation of brightness, of 255, without slope and noise)."""
 MIN_INSIDE = 0.55
-"""Least share of the box inside the frame."""
 
 FOUND, FOUND_SHARE = 0.6, 0.76
 """Least similarity of an object that is found again; the same as a share of the mean so far."""
 SEARCH_SIDE = 20.0
 """Side of the object, as a square, on the copy that is searched for it."""
 SCALES = (0.76, 0.87, 1.0, 1.15, 1.32)
-"""Sizes searched, relative to the last reliable box."""
 CANDIDATES = 6
 """Best places by correlation alone whose similarity is measured."""
 
@@ -103,7 +99,7 @@ def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]])
 
 
 def _pictures(clip: Clip, numbers: list[int], longest: float) -> Iterator[np.ndarray]:
-    """Shrunk copies of frames, BGR, in the order of ``numbers``, which are consecutive and may descend."""
+    """Shrunk copies of frames, BGR, in the order of ``numbers``, which may descend."""
     if numbers[0] <= numbers[-1]:
         for frame in clip.frames(numbers):
             yield cv2.cvtColor(shrink(frame, longest), cv2.COLOR_RGB2BGR)
@@ -117,28 +113,22 @@ def _pictures(clip: Clip, numbers: list[int], longest: float) -> Iterator[np.nda
 
 
 class _Follower:
-    """Follows one object through consecutive pictures, which are numbered from 0."""
-
     def __init__(self, picture: np.ndarray, start: PixelBox):
-        nothing = OperationError("the box shows nothing that can be tracked", code="nothing_found")
         try:
             self.appearance = _Appearance(picture, start)
+            begun = self._begin(picture, start)
         except cv2.error:
-            raise nothing from None
-        if not self._begin(picture, start):
-            raise nothing
+            begun = False
+        if not begun:
+            raise OperationError("the box shows nothing that can be tracked", code="nothing_found")
         if self.appearance.structure < STRUCTURE:
-            message = (
-                "the box shows an even area, which looks the same wherever it moves: give a box "
-                "around something distinct"
-            )
+            message = "the box shows an even area: give a box around something distinct"
             raise OperationError(message, code="nothing_found")
         self.seen, self.boxes, self.scores = [0], [start], [1.0]
         self.low, self.lost = 0, False
         self.threshold, self.recovery = THRESHOLD, FOUND
 
     def _begin(self, picture: np.ndarray, box: PixelBox) -> bool:
-        """Start a tracker at a box; False if it shows nothing to track."""
         left, top = round(box[0]), round(box[1])
         tracker = create_tracker()
         try:
@@ -223,23 +213,16 @@ class _Appearance:
         self._references = [(pattern, colours), (pattern.copy(), colours.copy())]
         grey = self._patch(picture, box).mean(2)
         axis = np.arange(len(grey)) - (len(grey) - 1) / 2
-        slope = (
-            (grey * axis).sum() / axis.std() ** 2 / grey.size,
-            (grey * axis[:, None]).sum() / axis.std() ** 2 / grey.size,
-        )
-        even = grey.mean() + slope[0] * axis + slope[1] * axis[:, None]
+        across, down = ((grey * part).mean() / axis.var() for part in (axis, axis[:, None]))
+        even = grey.mean() + across * axis + down * axis[:, None]
         self.structure = float(cv2.GaussianBlur(grey - even, (0, 0), 1.5).std())
 
     def score(self, picture: np.ndarray, box: PixelBox) -> float:
         """Similarity 0..1, which the average learns from; 0 for a box mostly outside the frame."""
         height, width = picture.shape[:2]
         x0, y0, x1, y1 = box
-        inside = (
-            max(0.0, min(x1, width) - max(x0, 0))
-            * max(0.0, min(y1, height) - max(y0, 0))
-            / ((x1 - x0) * (y1 - y0))
-        )
-        if inside < MIN_INSIDE:
+        shown = max(0.0, min(x1, width) - max(x0, 0)) * max(0.0, min(y1, height) - max(y0, 0))
+        if shown / ((x1 - x0) * (y1 - y0)) < MIN_INSIDE:
             return 0.0
         score, pattern, colours = self._compare(picture, box)
         if score >= self.SURE:
@@ -269,20 +252,14 @@ class _Appearance:
                 match = cv2.matchTemplate(small, template, cv2.TM_CCOEFF_NORMED, mask=weights)
                 # Even places have no correlation.
                 _, value, _, (x, y) = cv2.minMaxLoc(np.where(np.isfinite(match), match, -1))
-                centre = (x + w / 2) / ratio, (y + h / 2) / ratio
-                half = width * scale / 2, height * scale / 2
-                places.append(
-                    (
-                        value,
-                        (centre[0] - half[0], centre[1] - half[1], centre[0] + half[0], centre[1] + half[1]),
-                    )
-                )
+                middle_x, middle_y = (x + w / 2) / ratio, (y + h / 2) / ratio
+                dx, dy = width * scale / 2, height * scale / 2
+                places.append((value, (middle_x - dx, middle_y - dy, middle_x + dx, middle_y + dy)))
         places = sorted((place for place in places if math.isfinite(place[0])), reverse=True)[:CANDIDATES]
         best = max(((self._compare(picture, box)[0], box) for _, box in places), default=(0.0, last))
         return best[1], round(best[0], 4)
 
     def _compare(self, picture: np.ndarray, box: PixelBox) -> tuple[float, np.ndarray, np.ndarray]:
-        """Similarity of a box, with its pattern and colours."""
         patch = self._patch(picture, box)
         pattern = np.ascontiguousarray(patch[self.SHIFT : -self.SHIFT, self.SHIFT : -self.SHIFT])
         colours = self._colours(pattern)
@@ -305,13 +282,10 @@ class _Appearance:
         left, top = max(0, math.floor(x0 - more_x)), max(0, math.floor(y0 - more_y))
         part = picture[top : min(height, math.ceil(y1 + more_y)), left : min(width, math.ceil(x1 + more_x))]
         across, down = self.SIDE / (x1 - x0), self.SIDE / (y1 - y0)
-        part = cv2.blur(
-            part, (max(1, round(1 / across)), max(1, round(1 / down)))
-        )  # prevents aliasing when the box is scaled down
-        matrix = np.array(
-            [[across, 0, (left - x0) * across + self.SHIFT], [0, down, (top - y0) * down + self.SHIFT]],
-            np.float32,
-        )
+        # Against aliasing when the box is scaled down.
+        part = cv2.blur(part, (max(1, round(1 / across)), max(1, round(1 / down))))
+        shift_x, shift_y = (left - x0) * across + self.SHIFT, (top - y0) * down + self.SHIFT
+        matrix = np.array([[across, 0, shift_x], [0, down, shift_y]], np.float32)
         side = self.SIDE + 2 * self.SHIFT
         return cv2.warpAffine(part, matrix, (side, side), borderMode=cv2.BORDER_CONSTANT).astype(np.float32)
 

@@ -34,7 +34,6 @@ COLOURS = (
 TINT = 0.4
 MAX_LABEL = 48
 MAX_DRAWN = 300
-"""Most items drawn of one kind."""
 
 Colour = tuple[int, int, int]
 Pixels = tuple[int, int, int, int]
@@ -141,7 +140,6 @@ def valid_box(value: Any) -> Box | None:
 
 
 def _points(value: Any) -> list[tuple[float, float]]:
-    """Valid points of unchecked data: two finite numbers each."""
     items = value[:MAX_DRAWN] if isinstance(value, (list, tuple)) else []
     boxes = [valid_box([*item, 1e3, 1e3]) for item in items if isinstance(item, (list, tuple))]
     return [box[:2] for box in boxes if box is not None]
@@ -161,7 +159,6 @@ def _is_of(item: Mapping[str, Any], key: str, value: object) -> bool:
 
 
 def _draw_track(pen: _Pen, track: Mapping[str, Any], colour: Colour, frame: int | None) -> Box | None:
-    """Draw the path of the centres and the box in this frame; returns the box."""
     frames, boxes = track.get("frames"), track.get("boxes")
     if not isinstance(frames, (list, tuple)) or not isinstance(boxes, (list, tuple)):
         return None

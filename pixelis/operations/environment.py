@@ -82,11 +82,7 @@ def select_environments(names: Iterable[str]) -> dict[str, type[Environment]]:
             raise BadConfig(
                 f"{key}: {reference} is no Environment", fix="derive it from pixelis.operations.Environment"
             )
-        missing = [name for name in ("name", "actions") if not getattr(kind, name, None)]
-        missing += [
-            name for name in ("reset", "execute") if getattr(kind, name) is getattr(Environment, name)
-        ]
-        if missing:
+        if missing := [name for name in ("name", "actions") if not getattr(kind, name, None)]:
             raise BadConfig(f"{key}: {reference} lacks {', '.join(missing)}", fix="see docs/operations.md")
         if kind.name in selected:
             raise BadConfig(f"{key}: two environments are called {kind.name!r}", fix="keep one of them")

@@ -32,9 +32,8 @@ MAX_OBJECTS = 20
 SHORTEST, LONGEST = 800, 1333
 """Sides of the picture that Grounding DINO sees."""
 GET = (
-    "download one where there is internet, for example `hf download google/owlv2-base-patch16-ensemble "
-    "--local-dir FOLDER`, and "
-    "set toolbox.detector=FOLDER; or leave find out of toolbox.operations"
+    "`hf download google/owlv2-base-patch16-ensemble --local-dir FOLDER`, set toolbox.detector=FOLDER; or "
+    "leave find out of toolbox.operations"
 )
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -51,8 +50,7 @@ class Find(Operation):
     name = "find"
     description = (
         "Find objects in an image by words. Returns a box, a score and an id (for get_properties and "
-        "track_object) for each, "
-        "best first, and shows them."
+        "track_object) for each, best first, and shows them."
     )
     Arguments = FindArguments
 
@@ -98,7 +96,6 @@ def _detector(settings: ToolboxConfig) -> Detector:
 
 
 def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dict[str, Any]:
-    """An object as other operations read it; it has a box and no mask."""
     numbers = [round(v, 6) for v in box]
     key = json.dumps([target.root, target.frame, text, numbers])
     return {

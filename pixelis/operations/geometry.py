@@ -6,9 +6,12 @@ crops composes to a box of the question's own picture.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from pixelis.errors import OperationError
 from pixelis.records import Box, ImageView, Point
@@ -21,9 +24,7 @@ WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 def as_box(value: Any) -> Box:
     """Validate four finite numbers in order; the range is not checked. Raises ``bad_box``."""
-    if not isinstance(value, (list, tuple)) or len(value) != 4:
-        raise OperationError("a box is four numbers x0,y0,x1,y1", code="bad_box")
-    x0, y0, x1, y1 = _finite(value, "a box", "bad_box")
+    x0, y0, x1, y1 = _finite(value, 4, "a box is four finite numbers x0,y0,x1,y1", "bad_box")
     if x0 >= x1 or y0 >= y1:
         raise OperationError("a box needs x0 < x1 and y0 < y1", code="bad_box")
     return x0, y0, x1, y1
@@ -31,24 +32,19 @@ def as_box(value: Any) -> Box:
 
 def as_point(value: Any) -> Point:
     """Validate two finite numbers 0..1. Raises OperationError ``bad_point`` or ``out_of_range``."""
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise OperationError("a point is two numbers x,y", code="bad_point")
-    x, y = _finite(value, "a point", "bad_point")
+    x, y = _finite(value, 2, "a point is two finite numbers x,y", "bad_point")
     if not (0 <= x <= 1 and 0 <= y <= 1):
         raise OperationError("the point lies outside the picture", code="out_of_range")
     return x, y
 
 
-def _finite(values: Sequence[Any], name: str, code: str) -> list[float]:
-    if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in values):
-        raise OperationError(f"{name} holds numbers only", code=code)
-    try:
-        numbers = [float(v) for v in values]
-    except OverflowError:
-        numbers = [math.inf]
-    if not all(math.isfinite(v) for v in numbers):
-        raise OperationError(f"{name} holds finite numbers only", code=code)
-    return numbers
+def _finite(value: Any, count: int, problem: str, code: str) -> list[float]:
+    if isinstance(value, (list, tuple)) and len(value) == count:
+        with contextlib.suppress(OverflowError):
+            numbers = [float(v) for v in value if type(v) in (int, float) or isinstance(v, np.floating)]
+            if len(numbers) == count and all(map(math.isfinite, numbers)):
+                return numbers
+    raise OperationError(problem, code=code)
 
 
 def clamp(box: Box) -> Box:

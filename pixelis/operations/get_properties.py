@@ -23,9 +23,7 @@ Group = Literal["color", "texture", "shape", "size", "position", "appearance"]
 GROUPS: tuple[Group, ...] = ("color", "texture", "shape", "size", "position", "appearance")
 
 MAX_SIDE = 512
-"""Longest side of the copy on which texture, hue and sharpness are measured."""
 SAMPLE = 40_000
-"""Most pixels that the dominant colour is taken from."""
 CATEGORIES = ((0.01, "tiny"), (0.05, "small"), (0.2, "medium"), (0.5, "large"), (math.inf, "very_large"))
 GREY_LEVELS = 32
 DATA_ONLY = {
@@ -38,9 +36,7 @@ DATA_ONLY = {
     "normalised",
     "centroid",
 }
-"""Measures that the text leaves out."""
 SELF_EVIDENT = {"name", "names", "ratio", "bool", "count", "0..1"}
-"""Units that the text leaves out."""
 
 Values = dict[str, tuple[Any, str] | tuple[Any, str, int]]
 """Value, unit, and for a float its number of digits, by default 3."""
@@ -143,7 +139,6 @@ class GetProperties(Operation):
 
 
 def _select(arguments: PropertiesArguments, target: Target, scene: Scene) -> tuple[Target, Selection, str]:
-    """The target that contains the selection, the selection, and its title in the text."""
     if arguments.object is not None:
         record = scene.object(arguments.object)
         if (record["root"], record["frame"]) != (target.root, target.frame):
@@ -309,7 +304,6 @@ def _centroid(selection: Selection) -> list[float]:
 
 
 def _place(centre: tuple[float, float], selection: Selection, target: Target, scene: Scene) -> str:
-    """Centre and box of the selection in the policy's scale, for the text of ``position``."""
     x, y = target.from_root((*centre, 2.0, 2.0))[:2]
     if not (0 <= x <= 1 and 0 <= y <= 1):
         return f"outside {target.id}, "

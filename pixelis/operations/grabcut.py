@@ -9,7 +9,6 @@ from pixelis.operations.masks import Edges
 from pixelis.operations.pixel_budget import shrink
 
 WORK = 256
-"""Longest side of the copy that is segmented."""
 MIN_PIXELS = 12
 
 _CELL = np.ones((3, 3), np.uint8)
@@ -89,7 +88,6 @@ def _tolerance(lab: np.ndarray, at: tuple[int, int]) -> list[np.ndarray]:
 
 
 def _discs(small: np.ndarray, at: tuple[int, int], seed: int) -> list[np.ndarray]:
-    """GrabCut from discs around the point, each in a window of its size."""
     height, width = small.shape[:2]
     y, x = np.ogrid[:height, :width]
     distance = np.hypot(x - at[0], y - at[1]).astype(np.float32)

@@ -25,7 +25,6 @@ _SIGNATURES = (
     (re.compile(rb"%PDF-"), "PDF"),
     (re.compile(rb"....ftyp(heic|heix|heim|heis|hevc|mif1|msf1)", re.DOTALL), "HEIC"),
 )
-"""First bytes of files that users send by mistake."""
 _MAX_SCANS, _MAX_SEGMENTS = 100, 10_000
 """Of a JPEG: each scan is decoded over all pixels, and programs write about 20."""
 _MARKER = re.compile(rb"\xff([^\x00\x01\xff\xd0-\xd8])")

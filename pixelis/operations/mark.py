@@ -49,8 +49,7 @@ class Mark(Operation):
     name = "mark"
     description = (
         "Draw boxes and points with labels on an image, to look at several places at once, to count, or to "
-        "check where something "
-        "is. Only this view has the marks."
+        "check where something is. Only this view has the marks."
     )
     Arguments = MarkArguments
     quick = True

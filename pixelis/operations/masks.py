@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import cv2
 import numpy as np
 from pycocotools import mask as coco
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from pixelis.errors import OperationError
 from pixelis.records import Box
 
 MAX_PIXELS = 200_000_000
-"""Largest picture size that a mask may declare."""
 MAX_COUNTS = 4_000_000
-"""Longest code of a mask, in characters or list entries."""
 
+Count = Annotated[int, Field(ge=0, le=MAX_PIXELS)]
 Edges = tuple[int, int, int, int]
 """Left, top, right and bottom of a region in pixels of the picture."""
 
@@ -57,7 +56,7 @@ class Mask:
         return int(np.count_nonzero(self.inside))
 
     @property
-    def edges(self) -> tuple[int, int, int, int]:
+    def edges(self) -> Edges:
         return self.left, self.top, self.left + self.inside.shape[1], self.top + self.inside.shape[0]
 
     @property
@@ -75,10 +74,7 @@ class Mask:
 
     def encode(self) -> dict[str, Any]:
         """COCO's compressed run lengths: {"size": [height, width], "counts": str}."""
-        full = np.zeros((self.height, self.width), np.uint8, order="F")
-        left, top, right, bottom = self.edges
-        full[top:bottom, left:right] = self.inside
-        code = coco.encode(full)
+        code = coco.encode(np.asfortranarray(self.full().view(np.uint8)))
         return {"size": [self.height, self.width], "counts": code["counts"].decode()}
 
 
@@ -89,6 +85,13 @@ class Segment:
     mask: Mask
     score: float
     method: str
+
+
+class _Code(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    size: Annotated[list[PositiveInt], Field(min_length=2, max_length=2)]
+    counts: str | list[Count]
 
 
 def encode(inside: np.ndarray) -> dict[str, Any]:
@@ -102,71 +105,45 @@ def decode(code: Any, height: int | None = None, width: int | None = None) -> Ma
     ``height``, ``width``: the expected picture size. Raises OperationError ``bad_arguments``, ``limit``,
     ``nothing_found``.
     """
-    if not isinstance(code, Mapping) or not {"size", "counts"} <= set(code):
-        raise OperationError('a mask is {"size": [height, width], "counts": ...}', code="bad_arguments")
-    size, counts = code["size"], code["counts"]
-    if (
-        not isinstance(size, (list, tuple))
-        or len(size) != 2
-        or any(type(n) is not int or n < 1 for n in size)
-    ):
-        raise OperationError("the mask's size is two whole numbers height, width", code="bad_arguments")
-    if size[0] * size[1] > MAX_PIXELS:
-        raise OperationError(f"the mask covers more than {MAX_PIXELS} pixels", code="limit")
-    if height is not None and width is not None and tuple(size) != (height, width):
-        message = f"the mask is {size[0]}x{size[1]} (height x width), the picture {height}x{width}"
+    try:
+        checked = _Code.model_validate(code)
+    except ValidationError:
+        message = 'a mask is {"size": [height, width], "counts": a string or whole numbers}'
+        raise OperationError(message, code="bad_arguments") from None
+    rows, columns = checked.size
+    if rows * columns > MAX_PIXELS or len(checked.counts) > MAX_COUNTS:
+        raise OperationError(f"a mask has at most {MAX_PIXELS} pixels and {MAX_COUNTS} counts", code="limit")
+    if height is not None and width is not None and (rows, columns) != (height, width):
+        message = f"the mask is {rows}x{columns} (height x width), the picture {height}x{width}"
         raise OperationError(message, code="bad_arguments")
-    height, width = size
-    if not isinstance(counts, (str, bytes, list, tuple)):
-        raise OperationError(
-            "the mask's counts are a string or a list of whole numbers", code="bad_arguments"
-        )
-    if len(counts) > MAX_COUNTS:
-        raise OperationError(f"the mask's counts are longer than {MAX_COUNTS}", code="limit")
-    if isinstance(counts, (str, bytes)):
-        counts = _unpack(counts)
-    elif all(type(n) is int and 0 <= n <= MAX_PIXELS for n in counts):
-        counts = np.asarray(counts, np.int64)
-    else:
-        raise OperationError("the mask's counts are whole numbers from 0", code="bad_arguments")
+    counts = (
+        _unpack(checked.counts) if isinstance(checked.counts, str) else np.array(checked.counts, np.int64)
+    )
     # Each count is checked before the sum, which could overflow.
-    if (counts.size and (counts.min() < 0 or counts.max() > height * width)) or int(
-        counts.sum()
-    ) != height * width:
+    if not counts.size or counts.min() < 0 or counts.max() > rows * columns or counts.sum() != rows * columns:
         raise OperationError(
-            f"the mask's counts do not add up to {height}x{width} pixels", code="bad_arguments"
+            f"the mask's counts do not add up to {rows}x{columns} pixels", code="bad_arguments"
         )
-    ends = np.cumsum(counts)
-    inside = counts[1::2] > 0
-    starts, ends = ends[0 : 2 * inside.size : 2][inside], ends[1::2][inside]
-    if not starts.size:
+    if not counts[1::2].any():
         raise OperationError("the mask is empty", code="nothing_found")
-    first, last = starts // height, (ends - 1) // height
-    left, right = int(first[0]), int(last[-1]) + 1
-    if (first != last).any():  # a run continues from one column to the next
-        top, bottom = 0, height
-    else:
-        top, bottom = int((starts % height).min()), int(((ends - 1) % height).max()) + 1
-    # +1 at each start and -1 at each end; the cumulative sum down the window's columns is the mask.
-    steps = np.zeros((right - left) * height + 1, np.int8)
-    steps[starts - left * height] += 1
-    steps[ends - left * height] -= 1
-    columns = np.cumsum(steps[:-1], dtype=np.int8).reshape(right - left, height).T
-    return Mask.of(columns[top:bottom] > 0, left, top, height, width)
+    # Empty columns on either side take no memory.
+    left, right = int(counts[0]) // rows, int(counts[-1]) // rows if counts.size % 2 else 0
+    counts[0] -= left * rows
+    counts[-1] -= right * rows
+    inside = np.repeat(np.arange(counts.size) % 2 == 1, counts).reshape(-1, rows).T
+    return Mask.of(inside, left, 0, rows, columns)
 
 
-def _unpack(code: str | bytes) -> np.ndarray:
+def _unpack(code: str) -> np.ndarray:
     """Run lengths of COCO's string, which pycocotools would trust and read past its end.
 
     5 bits a character, lowest first; 0x20: more follow; from the third run on, differences to two runs
     before.
     """
     broken = OperationError("the mask's counts are no COCO run-length string", code="bad_arguments")
-    try:
-        text = code.encode("ascii") if isinstance(code, str) else code
-    except UnicodeEncodeError:
-        raise broken from None
-    digits = np.frombuffer(text, np.uint8).astype(np.int64) - 48
+    if not code.isascii():
+        raise broken
+    digits = np.frombuffer(code.encode(), np.uint8).astype(np.int64) - 48
     if not digits.size:
         return np.zeros(0, np.int64)
     last = (digits & 0x20) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -25,17 +24,14 @@ from pixelis.operations.pixel_budget import shrink
 from pixelis.records import Box
 
 MAX_SIDE = 1600
-"""Longest side of the copy in which lines are searched."""
 MAX_SEGMENTS = 500
 LISTED, KEPT = 6, 30
-"""Lines in the text and in the data."""
 NEAR, TURN = 6.0, 3.0
 """Pixels and degrees within which two segments are one line: a stroke has two edges."""
 MIN_LENGTH = 0.08
 """Shortest line, as a share of the region's shorter side."""
 
 Line = tuple[float, float, float, float]
-"""x, y of one end and of the other."""
 
 
 class MeasureArguments(OperationArguments):
@@ -56,10 +52,8 @@ class MeasureArguments(OperationArguments):
             )
         if self.vertex is not None and self.point is None:
             raise OperationError("vertex needs point and end_point", code="bad_arguments")
-        if (
-            len({p for p in (self.point, self.end_point, self.vertex) if p}) < (3 if self.vertex else 2)
-            and self.point
-        ):
+        points = [p for p in (self.point, self.end_point, self.vertex) if p]
+        if len(set(points)) < len(points):
             raise OperationError("the points are the same", code="bad_arguments")
         return self
 
@@ -70,9 +64,8 @@ class Measure(Operation):
     name = "measure"
     description = (
         "Measure on an image: the length and angle of the line from point to end_point; the angle at "
-        "vertex between them; or, "
-        "with a box alone, the straight lines in it, longest first, with their angles. Shows what was "
-        "measured."
+        "vertex between them; or, with a box alone, the straight lines in it, longest first, with their "
+        "angles. Shows what was measured."
     )
     Arguments = MeasureArguments
 
@@ -104,10 +97,9 @@ class Measure(Operation):
             shares = length / (right - left), length / (bottom - top)
             text = (
                 f"length {length:.1f} px ({abs(x1 - x0):.1f} across, {abs(y1 - y0):.1f} down), "
-                f"{100 * shares[0]:.1f} % of "
-                f"the width and {100 * shares[1]:.1f} % of the height of {target.id}\ndirection "
-                f"{direction:.1f} deg "
-                f"counter-clockwise from right, {(90 - direction) % 360:.1f} deg clockwise from up"
+                f"{100 * shares[0]:.1f} % of the width and {100 * shares[1]:.1f} % of the height of "
+                f"{target.id}\ndirection {direction:.1f} deg counter-clockwise from right, "
+                f"{(90 - direction) % 360:.1f} deg clockwise from up"
             )
             label = f"{length:.0f} px"
             data = {
@@ -139,22 +131,6 @@ def _lines_in(box: Box, target: Target, scene: Scene) -> tuple[str, dict[str, An
         ends = [target.from_root((*p, p[0] + 1, p[1] + 1))[:2] for p in line["points"]]
         start, end = (scene.scale.write(tuple(min(max(v, 0.0), 1.0) for v in p), target.id) for p in ends)
         rows.append(f"{number}: {line['length']:.1f} px, {line['angle']:.1f} deg, {start} to {end}")
-    # Which of the listed lines are parallel or perpendicular, within TURN degrees.
-    groups: list[list[int]] = []
-    for number, line in enumerate(listed):
-        near = [group for group in groups if _turn(listed[group[0]]["angle"], line["angle"]) <= TURN]
-        near[0].append(number) if near else groups.append([number])
-    parallel = [", ".join(str(number + 1) for number in group) for group in groups if len(group) > 1]
-    square = [
-        f"{a[0] + 1} and {b[0] + 1}"
-        for a, b in itertools.combinations(groups, 2)
-        if abs(_turn(listed[a[0]]["angle"], listed[b[0]]["angle"]) - 90) <= TURN
-    ]
-    rows += [
-        f"{name}: {'; '.join(found)}"
-        for name, found in (("parallel", parallel), ("perpendicular", square))
-        if found
-    ]
     segments = [{"points": line["points"], "label": str(number)} for number, line in enumerate(listed, 1)]
     return "\n".join(rows), {"straight_lines": measured, "segments": segments}
 
@@ -205,7 +181,6 @@ def _join(line: Line, segment: Line) -> Line | None:
 
 
 def _turn(a: float, b: float) -> float:
-    """The angle between two lines, 0..90 degrees."""
     turn = abs(a - b) % 180
     return min(turn, 180 - turn)
 

@@ -20,17 +20,13 @@ from pixelis.operations.pixel_budget import shrink
 
 WEIGHTS = Path(__file__).parent / "weights" / "mobilenet.onnx"
 SIDE = 256
-"""Side of the square that a region is scaled to for the network."""
 REFINE = 768
 """Longest side up to which outlines follow the picture's edges; larger ones are enlarged."""
 MARGIN = 0.6
-"""Margin of the second look, as a share of the object's box."""
 BOX_MARGIN = 0.35
-"""Margin around a box prompt, as a share of the box."""
 WORTHWHILE = 0.75
 """No second look if it would show more than this share of the region's sides."""
 THUMB = 64
-"""Side of the copies on which masks are compared."""
 WEIGHTS_OF_CHOICE = (
     0.237, 0.542, -0.076, 0.196, -0.113, 0.087, -0.182, -0.055, -0.01,
     -0.277, -0.998, -0.1, 0.081, 0.706, 0.159, 0.657, 0.127,
@@ -38,7 +34,6 @@ WEIGHTS_OF_CHOICE = (
 """Of the features of `describe`: ridge regression to the IoU of 339 objects (`scripts/fit_segmenter.py`)."""
 TEMPERATURE = 0.08
 LEVELS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
-"""Candidate thresholds of the averaged mask."""
 CALIBRATION = -0.018, 0.529, 0.407
 """Score = first + others * features of `certainty`, fitted on the same objects."""
 GRABCUT = 0.25
@@ -48,7 +43,6 @@ BOX_CALIBRATION = -0.067, 0.799, 0.19
 MIN_BOX_CONTRAST = 0.12
 """Least contrast (0..1) of a box's object to its surroundings: empty ground has at most 0.09."""
 MIN_CONTRAST = 1.0
-"""Least standard deviation of the region's pixels."""
 
 
 @functools.cache
@@ -161,7 +155,6 @@ def certainty(thumbs: np.ndarray, shares: np.ndarray, promised: np.ndarray) -> t
 
 
 def _overlap(masks: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The IoU of soft masks [n, THUMB * THUMB] with one other or with one each."""
     return np.minimum(masks, others).sum(1) / (np.maximum(masks, others).sum(1) + 1e-6)
 
 
@@ -278,7 +271,6 @@ def around(box: Edges, size: tuple[int, int], margin: float) -> Edges:
 def _outline(
     picture: np.ndarray, region: Edges, inside: np.ndarray, point: tuple[float, float] | None
 ) -> Mask:
-    """Refine a map along the picture's edges and return the piece at the point, or the largest."""
     left, top, right, bottom = region
     guide = shrink(picture[top:bottom, left:right], REFINE)
     soft = cv2.resize(inside, guide.shape[1::-1], interpolation=cv2.INTER_LINEAR)

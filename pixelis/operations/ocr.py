@@ -37,7 +37,6 @@ MAX_RATIO = 150
 MIN_CONFIDENCE, MIN_SHORT, MIN_SYMBOL = 0.55, 0.8, 0.95
 """Least confidence of lines with three or more letters, with one or two, and with none."""
 RETRY_TURNED = 0.85
-"""A line with less confidence is also read upside down."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,6 @@ from pixelis.operations.video import Clip
 from pixelis.records import Action, Box, Observation
 
 LONGEST = 2560
-"""Longest side of an annotated picture."""
 FILM_LONGEST = 960
 SHEET_LONGEST = 400
 FILM_FRAMES = 600

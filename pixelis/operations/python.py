@@ -45,10 +45,8 @@ class Python(Operation):
     name = "python"
     description = (
         "Run Python on an image. `image` holds its pixels in full resolution (uint8 array [height, width, "
-        "3], RGB). Available: "
-        "numpy as np, cv2, PIL, math, statistics and more of the standard library; no files, no network. "
-        "print(...) to read "
-        "values, show(array or PIL image) to see up to 3 pictures."
+        "3], RGB). Available: numpy as np, cv2, PIL, math, statistics and more of the standard library; no "
+        "files, no network. print(...) to read values, show(array or PIL image) to see up to 3 pictures."
     )
     Arguments = PythonArguments
 

@@ -16,7 +16,6 @@ from pixelis.operations.operation import BoxArgument, Operation, OperationArgume
 MIN_UNDETECTED = 0.9
 """Least confidence of a region without detected text that is read as one line."""
 UNCERTAIN = 0.9
-"""Lines below this confidence are marked in the text."""
 MAX_TEXT = 1900
 
 
@@ -99,7 +98,6 @@ def _with_margin(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple
 
 
 def _inside(line: ocr.Line, inner: np.ndarray) -> ocr.Line | None:
-    """The characters of a line whose centers are in the region; None when there are none."""
     centers = [_cross_section(line.quad, position).mean(0) for position in line.positions]
     keep = [bool((inner[:2] <= center).all() and (center <= inner[2:]).all()) for center in centers]
     if not any(keep):
@@ -119,7 +117,6 @@ def _inside(line: ocr.Line, inner: np.ndarray) -> ocr.Line | None:
 
 
 def _cross_section(quad: np.ndarray, position: float) -> np.ndarray:
-    """The upper and lower point of a line at ``position``, 0..1 along it: float [2, 2]."""
     return np.stack([quad[0] + position * (quad[1] - quad[0]), quad[3] + position * (quad[2] - quad[3])])
 
 

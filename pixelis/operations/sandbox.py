@@ -108,8 +108,7 @@ def _answer(data: bytes) -> tuple[str, str | None, list[np.ndarray]]:
         raise MissingDependency(
             f"the operation python cannot lock its process: {data[1:501].decode(errors='replace')}",
             fix="use Linux with seccomp filters (in a container: a profile that allows seccomp) and "
-            "libseccomp (Debian's "
-            "libseccomp2), or leave python out of toolbox.operations",
+            "libseccomp (Debian's libseccomp2), or leave python out of toolbox.operations",
         )
     if data[:1] != b"R" or len(data) == 1:
         message = "the code was stopped: it used too much memory or CPU time, or crashed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -24,22 +25,14 @@ from pixelis.operations.video import Clip
 MAX_SAMPLES, MAX_WORD_SAMPLES = 240, 48
 """Frames that the first pass looks at; fewer by words, because a network sees each."""
 REFINED = 24
-"""Frames around each of the best that the second pass looks at."""
 MAX_MOMENTS = 4
 WIDTH = 160
-"""Columns of the copies in which a picture is searched."""
 MIN_TEMPLATE = 6
-"""Least columns and rows of a searched picture in such a copy."""
 ZOOMS = (1.0, 0.8, 1.25, 0.6, 1.6)
-"""Sizes at which the searched picture may appear, relative to its own."""
 STILL = 0.8
 """Mean change of brightness (0..255) between samples below which nothing moves."""
 SEARCHERS = {"clip": "CLIPModel", "siglip": "SiglipModel"}
-GET = (
-    "download one where there is internet, for example `hf download openai/clip-vit-base-patch32 "
-    "--local-dir FOLDER`, and set "
-    "toolbox.searcher=FOLDER"
-)
+GET = "`hf download openai/clip-vit-base-patch32 --local-dir FOLDER`, and set toolbox.searcher=FOLDER"
 
 
 class SearchClipArguments(OperationArguments):
@@ -69,8 +62,7 @@ class SearchClip(Operation):
     name = "search_clip"
     description = (
         "Find a moment in a video: where an image or a region of it appears (like), where scenes change or "
-        "most moves (event), "
-        "or by words (text). Returns times with scores and shows the frames."
+        "most moves (event), or by words (text). Returns times with scores and shows the frames."
     )
     Arguments = SearchClipArguments
 
@@ -94,7 +86,7 @@ class SearchClip(Operation):
             )
         numbers = range(clip.at(start), clip.at(end) + 1)
         if arguments.event == "cut":
-            moments, seen = _cuts(clip, numbers), len(subsample(numbers, MAX_SAMPLES))
+            moments, seen = [(cut, 1.0) for cut in _cuts(clip, numbers)], min(len(numbers), MAX_SAMPLES)
             title = f"{len(moments)} hard cut{'' if len(moments) == 1 else 's'}" if moments else "no hard cut"
         elif arguments.event == "motion":
             moments, seen = _motion(clip, numbers)
@@ -106,10 +98,7 @@ class SearchClip(Operation):
             elif scene.settings.searcher is not None:
                 score = load(scene.settings.searcher).by_words(arguments.text or "")
             else:
-                message = (
-                    "search by words needs a CLIP or SigLIP checkpoint, toolbox.searcher=FOLDER: use "
-                    "like or event instead"
-                )
+                message = "search by words needs toolbox.searcher=FOLDER: use like or event instead"
                 raise OperationError(message, code="bad_arguments")
             moments, seen = _best(
                 clip, numbers, score, MAX_WORD_SAMPLES if arguments.like is None else MAX_SAMPLES
@@ -141,55 +130,37 @@ def _frames(
         yield number, change(frame)
 
 
-def _cuts(clip: Clip, numbers: range) -> list[tuple[int, float]]:
-    """The first frame of each new scene and how much of it is new, 0..1."""
+def _cuts(clip: Clip, numbers: range) -> list[int]:
+    """The first frame of each new scene. Where samples differ, every frame between them is judged."""
     samples = subsample(numbers, MAX_SAMPLES)
-    if len(samples) == len(numbers):
-        frames = clip.frames(samples)
-        first = next(frames)
-        # Every frame is judged with its neighbours, so that a flash is no cut.
-        marked = zip(samples[1:], shots.mark_cuts(first, frames), strict=True) if len(samples) > 1 else ()
-        return [(number, 1.0) for number, (_, cut) in marked if cut]
-    out: list[tuple[int, float]] = []
-    earlier: tuple[int, np.ndarray] | None = None
-    for later in _frames(clip, samples, shots.thumbnail):
-        if earlier is not None and shots.change(earlier[1], later[1]) >= shots.CUT:
-            before, after = earlier, later
-            while after[0] - before[0] > 1:
-                (middle,) = _frames(clip, [(before[0] + after[0]) // 2], shots.thumbnail)
-                if shots.change(before[1], middle[1]) >= shots.change(middle[1], after[1]):
-                    after = middle
-                else:
-                    before = middle
-            if (value := shots.change(before[1], after[1])) >= shots.CUT:
-                sides = (
-                    range(max(before[0] - shots.FLASH, numbers[0]), before[0]),
-                    range(after[0] + 1, min(after[0] + shots.FLASH, numbers[-1]) + 1),
-                )
-                beside = [[thumb for _, thumb in _frames(clip, side, shots.thumbnail)] for side in sides]
-                if not shots.is_flash(before[1], after[1], *beside):
-                    out.append((after[0], round(value, 4)))
-        earlier = later
-    return out
+    stretches = [(numbers[0], numbers[-1])]
+    if len(samples) < len(numbers):
+        pairs = itertools.pairwise(_frames(clip, samples, shots.thumbnail))
+        stretches = [(a, b) for (a, before), (b, after) in pairs if shots.change(before, after) >= shots.CUT]
+    cuts: list[int] = []
+    for start, end in stretches:
+        # With neighbours, so that a flash is no cut.
+        around = range(max(numbers[0], start - shots.FLASH), min(numbers[-1], end + shots.FLASH) + 1)
+        frames = clip.frames(around)
+        marked = zip(around[1:], shots.mark_cuts(next(frames), frames), strict=True)
+        cuts += [number for number, (_, cut) in marked if cut and start < number <= end]
+    return cuts
 
 
 def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
     """The samples at which most changes since the one before; a cut is no motion."""
     samples = subsample(numbers, MAX_SAMPLES)
-    changes: list[tuple[int, float]] = []
-    earlier: np.ndarray | None = None
-    for number, now in _frames(clip, samples, shots.thumbnail):
-        if earlier is not None:
-            value = float(np.abs(now - earlier).mean())
-            changes.append((number, 0.0 if shots.change(earlier, now) >= shots.CUT else value))
-        earlier = now
+    changes = [
+        (number, float(np.abs(now - earlier).mean()))
+        for (_, earlier), (number, now) in itertools.pairwise(_frames(clip, samples, shots.thumbnail))
+        if shots.change(earlier, now) < shots.CUT
+    ]
     return _apart(clip, [item for item in changes if item[1] >= STILL], numbers), len(samples)
 
 
 def _best(
     clip: Clip, numbers: range, score: Callable[[np.ndarray], float], limit: int
 ) -> tuple[list[tuple[int, float]], int]:
-    """The frames with the highest scores: of a sample, then of the frames around its best."""
     samples = subsample(numbers, limit)
     scores = dict(_frames(clip, samples, score))
     step = len(numbers) / len(samples)
@@ -238,10 +209,8 @@ def _by_picture(picture: np.ndarray, edges: tuple[int, int, int, int]) -> Callab
                 sizes.setdefault((columns, rows), zoom)
         least = math.ceil(MIN_TEMPLATE * width / WIDTH)
         if min(right - left, bottom - top) < least and min(sizes.values(), default=math.inf) > 1.25:
-            message = (
-                f"the region to look for is {right - left}x{bottom - top} pixels, give one of at "
-                f"least {least}x{least}"
-            )
+            size = f"{right - left}x{bottom - top}"
+            message = f"the region to look for is {size} pixels, give one of at least {least}x{least}"
             raise OperationError(message, code="too_small")
         return [
             cv2.resize(region, size, interpolation=cv2.INTER_AREA) for size in sizes or {(WIDTH, height): 1.0}

@@ -25,7 +25,6 @@ from pixelis.operations.operation import (
 
 METHODS = {"mobilenet": "mobilenet, a small network: approximate", "sam": "sam"}
 UNSURE = 0.5
-"""Below it the mask probably shows another object, or a part."""
 
 
 class SegmentArguments(OperationArguments):
@@ -121,7 +120,6 @@ def percent(share: float) -> str:
 
 
 def _overlay(record: dict[str, Any], mask: Mask, target: Target, scene: Scene) -> View:
-    """The object with a margin of a quarter of its size, within the target; the mask tinted and outlined."""
     picture = target.picture
     bounds = target.pixels()
     left, top, right, bottom = mask.edges

@@ -42,8 +42,7 @@ class SelectFrames(Operation):
     name = "select_frames"
     description = (
         "Show frames of a video. Name them by frame number from 0 (frames), by seconds (times), or take "
-        "`rate` frames a second "
-        "between start and end seconds. Returns each frame with its number and time."
+        "`rate` frames a second between start and end seconds. Returns each frame with its number and time."
     )
     Arguments = SelectFramesArguments
 
@@ -87,13 +86,10 @@ def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) 
     rate = arguments.rate or 1.0
     steps = (end - start) * rate + 1e-6
     if steps >= limit:
-        highest = (limit - 1) / (end - start) if end > start else 0.0
-        digits = 2 - math.floor(math.log10(highest)) if highest > 0 else 0
-        # Rounded down, so that it is within the limit
-        highest = math.floor(highest * 10**digits) / 10**digits
-        count = "more than 10000" if steps > 1e4 else str(math.floor(steps) + 1)
-        advice = f"use rate {highest:g} or less, or a shorter range" if highest > 0 else "use times"
-        raise OperationError(f"{count} frames requested, the limit is {limit}: {advice}", code="limit")
+        message = (
+            f"{min(steps, 1e9) + 1:.0f} frames requested, the limit is {limit}: use a lower rate, or times"
+        )
+        raise OperationError(message, code="limit")
     return [clip.at(start + step / rate) for step in range(math.floor(steps) + 1)]
 
 

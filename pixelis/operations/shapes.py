@@ -12,20 +12,15 @@ import cv2
 import numpy as np
 
 LARGEST = 1024
-"""Longest side of the copy that contours are taken from."""
 BLUR = 0.7
 STRAIGHT = 0.5
 """Pixels, chosen with BLUR: perimeters of discs, ellipses and polygons are exact within 0.5 %."""
 CORNER = 0.68
 """Pixels of contour length that the blur removes at a right angle."""
-ROUND = 0.006
-"""Largest relative area difference of a round shape to its ellipse; a square has 0.047."""
+ROUND = 0.002
+"""Largest relative area difference of a round shape to its ellipse; a regular octagon has 0.0025."""
 TOLERANCE = 0.02
 """Tolerance of an outline's polygon, as a share of its length."""
-MOST_CORNERS = 12
-"""A regular polygon with more corners is taken for round."""
-NOISE = 0.2
-"""Pixels by which a contour differs from the drawn shape."""
 
 
 def centroid(inside: np.ndarray) -> tuple[float, float]:
@@ -58,11 +53,7 @@ def measure(inside: np.ndarray) -> dict[str, float | int | None]:
     if inner:
         rounded = 4 * math.pi * outer_area > 0.95 * (outer_length * scale) ** 2
     else:
-        rounded = (
-            abs(ellipse / area - 1) < ROUND
-            and solidity > 0.97
-            and (scale < 1 or _is_ellipse(outline, outer_length, scale))
-        )
+        rounded = abs(ellipse / area - 1) < ROUND and solidity > 0.97
     corners = 0 if rounded else len(cv2.approxPolyDP(outline, TOLERANCE * outer_length, True))
     perimeter = (outer_length + CORNER * corners + sum(map(_length, inner))) * scale
     return {
@@ -82,7 +73,6 @@ def measure(inside: np.ndarray) -> dict[str, float | int | None]:
 
 
 def _moments(inside: np.ndarray, area: float) -> tuple[float, float | None, float]:
-    """Eccentricity, orientation in degrees, and area of the ellipse with the same second moments."""
     m = cv2.moments(np.ascontiguousarray(inside).view(np.uint8), binaryImage=True)
     xx, yy, xy = m["mu20"] / area + 1 / 12, m["mu02"] / area + 1 / 12, -m["mu11"] / area  # y up
     spread = math.sqrt(((xx - yy) / 2) ** 2 + xy * xy)
@@ -118,23 +108,6 @@ def _contours(inside: np.ndarray) -> tuple[np.ndarray, list[np.ndarray], float]:
     first = int(np.argmax(np.abs(sizes)))
     holes = [c for c, size in zip(contours, sizes, strict=True) if size * sizes[first] < 0 and abs(size) > 1]
     return contours[first], holes, scale
-
-
-def _is_ellipse(outline: np.ndarray, length: float, scale: float) -> bool:
-    """Whether the ellipse of the same moments fits the outline better than a polygon."""
-    points = outline[:: max(1, len(outline) // 200), 0].astype(np.float64)
-    m = cv2.moments(outline)
-    centre = np.array([m["m10"], m["m01"]]) / m["m00"]
-    spread = np.array([[m["mu20"], m["mu11"]], [m["mu11"], m["mu02"]]]) / m["m00"]
-    offsets = points - centre
-    radii = np.sqrt(np.einsum("ni,ij,nj->n", offsets, np.linalg.inv(4 * spread), offsets))  # 1 on the ellipse
-    from_ellipse = np.linalg.norm(offsets, axis=1) * (1 - 1 / radii)
-    polygons = [cv2.approxPolyDP(outline, share * TOLERANCE * length, True) for share in (1.0, 0.7, 0.5)]
-    polygon = [p for p in polygons if 3 <= len(p) <= MOST_CORNERS][-1:]
-    if not polygon:
-        return True
-    from_polygon = np.array([cv2.pointPolygonTest(polygon[0], (x, y), True) for x, y in points.tolist()])
-    return bool(np.sqrt(np.mean(from_ellipse**2)) < max(NOISE / scale, np.sqrt(np.mean(from_polygon**2))))
 
 
 def _length(contour: np.ndarray) -> float:

@@ -9,9 +9,7 @@ import cv2
 import numpy as np
 
 WIDTH = 112
-"""Columns of the copies that are compared."""
 BLOCK, REACH = 16, 8
-"""Side of a block, and how far it may have moved between frames."""
 SIMILAR, EQUAL = 0.75, 6.0
 """Least correlation of a block with its best place before; without texture, the largest difference."""
 FLAT = 4.0
@@ -50,7 +48,6 @@ def change(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def _new(before: np.ndarray, after: np.ndarray) -> float:
-    """Share of the blocks of ``after`` without a similar place up to REACH beside theirs."""
     height, width = after.shape
     padded = cv2.copyMakeBorder(before, REACH, REACH, REACH, REACH, cv2.BORDER_REPLICATE)
     new = count = 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import cv2
+import numpy as np
 from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
@@ -33,7 +34,6 @@ from pixelis.records import Box
 
 STATIONARY_PX = 10.0
 LISTED = 12
-"""Boxes in the text, of all tracks together."""
 MAX_OBJECTS = 8
 MAX_MASKS = 64
 """Segmenting a frame takes much longer than tracking through it."""
@@ -65,10 +65,8 @@ class TrackObject(Operation):
     name = "track_object"
     description = (
         "Track an object through a video. Give its box in frame start (default: the target's frame, or 0), "
-        "or the id of a known "
-        "object. Returns its box in the frames up to end (before start: backward), its status (completed, "
-        "lost, active), when it "
-        "was hidden, and its motion."
+        "or the id of a known object. Returns its box in the frames up to end (before start: backward), its "
+        "status (completed, lost, active), when it was hidden, and its motion."
     )
     Arguments = TrackObjectArguments
 
@@ -83,13 +81,9 @@ class TrackObject(Operation):
         first, boxes = _begin(arguments, target, scene)
         last = len(clip.times) - 1
         end = last if arguments.end is None else arguments.end
-        if arguments.end is None and first == last:
-            message = f"frame {first} is the last frame: set end to an earlier one to track backward"
-            raise OperationError(message, code="out_of_range")
         if end == first or not 0 <= end <= last:
-            raise OperationError(
-                f"end must be in 0..{last} and differ from start {first}", code="out_of_range"
-            )
+            message = f"end must be in 0..{last} and differ from start {first}"
+            raise OperationError(message, code="out_of_range")
         most = max(2, scene.settings.max_track_frames // len(boxes)) - 1
         stop = first + max(-most, min(most, end - first))
         if arguments.masks and (count := (abs(stop - first) + 1) * len(boxes)) > MAX_MASKS:
@@ -118,14 +112,12 @@ class TrackObject(Operation):
 
 
 def _begin(arguments: TrackObjectArguments, target: Target, scene: Scene) -> tuple[int, list[Box]]:
-    """The frame of the given boxes, and the boxes, 0..1 of the frame."""
     last = len(target.clip.times) - 1
     if arguments.object is not None:
         record, name = scene.object(arguments.object), arguments.object[:20]
         if record.get("root") != target.root or record.get("frame") is None:
-            raise OperationError(
-                f"object {name} is in {record.get('root')}, set that as target", code="bad_target"
-            )
+            message = f"object {name} is in {record.get('root')}, set that as target"
+            raise OperationError(message, code="bad_target")
         first = int(record["frame"])
         if arguments.start not in (None, first):
             message = f"object {name} is tracked from its own frame {first}, omit start"
@@ -166,37 +158,31 @@ def motion(
     ``times`` in seconds, and numbers of ``frames``, by default consecutive. Direction of the displacement: 0
     degrees is right, 90 down. Stationary: always within 10 pixels of the start.
     """
-    centres = [((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in boxes]
-    steps = [math.dist(a, b) for a, b in itertools.pairwise(centres)]
-    intervals = [b - a for a, b in itertools.pairwise(times)]
-    strides = [b - a for a, b in itertools.pairwise(range(len(boxes)) if frames is None else frames)]
-    path, displacement = math.fsum(steps), math.dist(centres[0], centres[-1])
+    centres = np.array([((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in boxes])
+    steps = np.hypot(*np.diff(centres, axis=0).T)
+    intervals, strides = np.diff(times), np.diff(range(len(boxes)) if frames is None else frames)
+    across, down = centres[-1] - centres[0]
     seconds = times[-1] - times[0]
-    farthest = max(math.dist(centres[0], centre) for centre in centres)
-    angle = math.degrees(math.atan2(centres[-1][1] - centres[0][1], centres[-1][0] - centres[0][0]))
-    speeds = [step / interval for step, interval in zip(steps, intervals, strict=True) if interval > 0]
+    moving = intervals > 0
     values = {
-        "total_distance": (path, "px"),
-        "path_length": (path, "px"),
-        "displacement": (displacement, "px"),
-        "average_velocity": (path / sum(strides) if steps else 0.0, "px/frame"),
-        "max_velocity": (
-            max((step / stride for step, stride in zip(steps, strides, strict=True)), default=0.0),
-            "px/frame",
-        ),
-        "average_speed": (path / seconds if seconds > 0 else 0.0, "px/s"),
-        "max_speed": (max(speeds, default=0.0), "px/s"),
-        "direction": (angle, "deg"),
+        "total_distance": (steps.sum(), "px"),
+        "path_length": (steps.sum(), "px"),
+        "displacement": (math.hypot(across, down), "px"),
+        "average_velocity": (steps.sum() / max(1, strides.sum()), "px/frame"),
+        "max_velocity": ((steps / strides).max(initial=0.0), "px/frame"),
+        "average_speed": (steps.sum() / seconds if seconds > 0 else 0.0, "px/s"),
+        "max_speed": ((steps[moving] / intervals[moving]).max(initial=0.0), "px/s"),
+        "direction": (math.degrees(math.atan2(down, across)), "deg"),
     }
     statistics: dict[str, dict[str, Any]] = {
-        name: {"value": round(v, 3), "unit": unit} for name, (v, unit) in values.items()
+        name: {"value": round(float(v), 3), "unit": unit} for name, (v, unit) in values.items()
     }
-    statistics["is_stationary"] = {"value": farthest < STATIONARY_PX, "unit": "bool"}
+    farthest = np.hypot(*(centres - centres[0]).T).max()
+    statistics["is_stationary"] = {"value": bool(farthest < STATIONARY_PX), "unit": "bool"}
     return statistics
 
 
 def _describe(track: Track, status: str, clip: Clip, root: str, first: int) -> dict[str, Any]:
-    """The track as plain values. ``first``: the frame of the given box."""
     size = (clip.width, clip.height)
     boxes = [
         [round(min(1.0, max(0.0, v / size[i % 2])), 6) for i, v in enumerate(box)] for box in track.boxes
@@ -242,39 +228,27 @@ def _track_lines(
         f"{frames[i]}: {scene.scale.around(target.from_root(tuple(boxes[i])), target.id)}" for i in indices
     )
     seconds = clip.times[frames[-1]] - clip.times[frames[0]]
+    direction = f"direction {value['direction']:.0f} deg (0 right, 90 down)"
     lines = [
-        (
-            f"track {entry['id']}: {status}, frames {frames[0]} to {frames[-1]} of {target.root} "
-            f"({seconds:.2f} s)."
-        ),
+        f"track {entry['id']}: {status}, frames {frames[0]} to {frames[-1]} of {target.root} ({seconds:.2f} s).",
         f"Box by frame: {places}.",
         f"Motion in px of the full frame: path {value['path_length']:.0f}, displacement "
-        f"{value['displacement']:.0f}, "
-        f"average {value['average_velocity']:.1f} per frame ({value['average_speed']:.0f} per second), "
-        f"maximum {value['max_velocity']:.1f} per frame; "
-        + (
-            "stationary."
-            if value["is_stationary"]
-            else f"direction {value['direction']:.0f} deg (0 right, 90 down)."
-        ),
+        f"{value['displacement']:.0f}, average {value['average_velocity']:.1f} per frame "
+        f"({value['average_speed']:.0f} per second), maximum {value['max_velocity']:.1f} per frame; "
+        f"{'stationary' if value['is_stationary'] else direction}.",
     ]
     if hidden:
         lines.append(f"The object was hidden in frames {', '.join(f'{a} to {b}' for a, b in hidden[:6])}.")
     if status == "lost":
-        lines.append(
-            "The object was not seen "
-            f"{f'after frame {frames[-1]}' if forward else f'before frame {frames[0]}'}."
-        )
+        place = f"after frame {frames[-1]}" if forward else f"before frame {frames[0]}"
+        lines.append(f"The object was not seen {place}.")
     elif status == "active":
-        lines.append(
-            f"Stopped at the limit of {scene.settings.max_track_frames} frames: continue with "
-            f"object={entry['id']}."
-        )
+        limit = scene.settings.max_track_frames
+        lines.append(f"Stopped at the limit of {limit} frames: continue with object={entry['id']}.")
     return lines
 
 
 def _views(entries: list[dict[str, Any]], clip: Clip, scene: Scene) -> list[View]:
-    """Up to four frames spread over the tracks, with the boxes of all objects."""
     numbers = subsample(sorted({frame for entry in entries for frame in entry["frames"]}), 4)
     views = scene.show_frames(clip, numbers)
     for view in views:

@@ -247,7 +247,6 @@ def _index(data: np.ndarray, settings: ToolboxConfig) -> Clip:
 
 
 def _demux(source: Source, settings: ToolboxConfig) -> tuple[Packets, bool]:
-    """The packets, and whether each is intact and has a time of its own."""
     times: list[float | None] = []
     keys: list[float | None] = []
     intact, low, high = True, np.inf, -np.inf
@@ -396,8 +395,6 @@ class _Reader:
 
 
 class _Frames:
-    """LRU cache of decoded frames by backend, SHA-256 of the clip, and number."""
-
     def __init__(self) -> None:
         self._frames: OrderedDict[tuple[str, str, int], np.ndarray] = OrderedDict()
         self._bytes = 0
@@ -420,7 +417,6 @@ _READERS: OrderedDict[str, _Reader | DecordReader] = OrderedDict()
 
 
 def _reader(clip: Clip) -> _Reader | DecordReader:
-    """The open reader of a clip; those of two clips stay open."""
     key = f"{clip.backend} {clip.sha256}"
     reader = _READERS.pop(key, None)
     if reader is None and clip.backend == "decord":

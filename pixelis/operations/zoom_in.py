@@ -80,8 +80,7 @@ class ZoomIn(Operation):
     name = "zoom_in"
     description = (
         "Zoom in on a region of an image, in full resolution and enlarged. Give the region, or its center "
-        "and a factor; "
-        "padding adds some surroundings."
+        "and a factor; padding adds some surroundings."
     )
     Arguments = ZoomInArguments
     quick = True

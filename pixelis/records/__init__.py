@@ -1,8 +1,7 @@
 """Records shared by all packages: one versioned schema for synthesis, SFT, RFT, memory, serving and logs.
 
 Records contain references, never pixels or tensors: an image has an id within a trajectory (``img0``,
-``obs1``), a URI or content hash, and a size. Records serialise to JSON with ``model_dump_json`` and
-``model_validate_json``. No torch, no ray.
+``obs1``), a URI or content hash, and a size.
 """
 
 from __future__ import annotations

@@ -11,11 +11,9 @@ from pixelis.records.trajectory import Action, Observation
 
 
 class Verbatim(Record):
-    """A turn in the row of another system: the assistant's ``text`` in ``dialect``, and the user turn that
-    follows it.
+    """A turn in another system's row: the assistant's ``text`` in ``dialect``, and the user turn after it.
 
-    ``result`` is the text of that turn, with its marks of images, ``images`` are their files. ``failed``: it
-    reports an error.
+    ``result`` is that turn's text with its marks of ``images`` (files). ``failed``: it reports an error.
     """
 
     dialect: str
@@ -29,11 +27,10 @@ class Step(Record):
     """One assistant turn of a demonstration: an operation or the answer, after an optional thought.
 
     Flat in files (``{"op": "zoom_in", "box": [...]}``): unknown keys are arguments of the operation. The
-    default ``target`` is the first picture or clip. ``further`` are more calls of the same turn, ``{"op",
-    "target", "arguments"}`` each. ``learn`` False excludes the turn from the loss, for a mistake that the
-    next turn corrects. ``observation`` is the result of the operation when the demonstration was created.
-    ``verbatim`` is the turn as another system wrote it; a turn without ``op`` and ``answer`` is a call that
-    cannot be read, which only stays in the context.
+    default ``target`` is the first picture or clip. ``further`` are more calls of the same turn. ``learn``
+    False excludes the turn from the loss. ``observation`` is the operation's result when the demonstration
+    was created. ``verbatim`` is the turn as another system wrote it; without ``op`` and ``answer`` it is an
+    unreadable call, which only stays in the context.
     """
 
     think: str | None = None
@@ -53,9 +50,7 @@ class Step(Record):
             return values
         flat = {key: value for key, value in values.items() if key not in cls.model_fields}
         if flat and values.get("arguments"):
-            raise ValueError(
-                f"give arguments either in `arguments` or beside `op` ({', '.join(flat)}), not both"
-            )
+            raise ValueError("give arguments either in `arguments` or beside `op`, not both")
         fields = {key: value for key, value in values.items() if key in cls.model_fields}
         return {**fields, "arguments": flat} if flat else fields
 
@@ -70,8 +65,6 @@ class Step(Record):
 
 
 class Provenance(Record):
-    """The origin of a demonstration: source and row, method of creation, and injected errors."""
-
     source: str
     original_id: str
     method: str
@@ -88,9 +81,8 @@ Level = Literal["simple", "medium", "hard"]
 class Demonstration(Question):
     """A question with the turns of an assistant: a Chain-of-Thought-Action sample.
 
-    ``turns`` end with an answer. The kinds golden and self_correction are right and may be imitated; the
-    others are intentionally wrong and never imitated. ``weight`` is a sampling weight, ``difficulty`` is
-    0.1..1, ``quality`` is 0..1.
+    The kinds golden and self_correction are right and may be imitated; the others are intentionally wrong.
+    ``weight`` is a sampling weight, ``difficulty`` is 0.1..1, ``quality`` is 0..1.
     """
 
     turns: Annotated[list[Step], Field(min_length=1)]
@@ -108,5 +100,4 @@ class Demonstration(Question):
 
     @property
     def final(self) -> str | None:
-        """The answer of the last turn."""
         return self.turns[-1].answer

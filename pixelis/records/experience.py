@@ -27,12 +27,11 @@ class Vote(Record):
 
 
 class Verdict(Record):
-    """The result of a vote with its provenance. ``answer`` None means abstention; ``confidence`` is in [0,
-    1].
+    """The result of a vote with its provenance; ``answer`` None means abstention, ``confidence`` is 0..1.
 
     ``self_answer``: the first sample's answer. ``neighbours``: number of retrieved experiences, of which the
-    compatible ones are in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``:
-    weights by class of equal answers. ``strategies``: the answer of each strategy of an ensemble.
+    compatible ones are in ``votes``. ``partial``: some memory shards did not answer. ``answer_weights``: by
+    class of equal answers. ``strategies``: the answer of each strategy of an ensemble.
     """
 
     answer: str | None
@@ -48,10 +47,6 @@ class Verdict(Record):
 
 
 class Feedback(Record):
-    """A user's feedback on a served answer: whether it is ``correct``, the right ``answer``, and a
-    comment.
-    """
-
     correct: bool | None = None
     answer: str | None = None
     comment: str = ""
@@ -59,9 +54,9 @@ class Feedback(Record):
 
 
 def initial_priority(fields: dict[str, Any]) -> float:
-    """Priority of an experience that is made without one: .4 (1 - confidence) + .4 |reward|, at least .01.
+    """.4 (1 - confidence) + .4 |reward|, at least .01 (Pixelis' experience buffer, arXiv 2603.25091).
 
-    Source: Pixelis' experience buffer (arXiv 2603.25091); its third part, recency, is 0 for a new experience.
+    Its third part, recency, is 0 for a new experience.
     """
     return max(0.01, 0.4 * (1 - fields["verdict"].confidence) + 0.4 * abs(fields["trajectory"].reward or 0.0))
 
@@ -69,9 +64,9 @@ def initial_priority(fields: dict[str, Any]) -> float:
 class Experience(Record):
     """A served episode as stored in memory: text redacted, pictures stored separately, no data URLs.
 
-    ``user`` is a pseudonym (see ``evolution.privacy``). The memory counts ``retrievals`` and ``successes``: a
-    retrieval succeeds if the verdict agrees with this experience; each retrieval id counts once. ``response``
-    are the request's parameters and the usage of one that ``/v1/responses`` answered.
+    ``user`` is a pseudonym. A retrieval is among ``successes`` if the verdict agrees with this experience;
+    each retrieval id counts once. ``response``: parameters and usage of a request that ``/v1/responses``
+    answered.
     """
 
     id: str = Field(default_factory=lambda: new_id("exp"))
@@ -100,8 +95,7 @@ class Neighbour(Record):
 class UpdateTask(Record):
     """A learner task from traffic: trajectories scored against the *pseudo-label*, never against a truth.
 
-    ``user`` is the pseudonym of who asked, empty if unknown: shares of an update are capped by it. ``trace``:
-    W3C ``traceparent`` of the request.
+    ``user`` is the pseudonym of who asked, empty if unknown. ``trace``: W3C ``traceparent`` of the request.
     """
 
     id: str = Field(default_factory=lambda: new_id("task"))
@@ -116,16 +110,12 @@ class UpdateTask(Record):
 
 
 class VersionStatus(enum.StrEnum):
-    """Status of a policy version."""
-
     CANDIDATE = "candidate"
     PROMOTED = "promoted"
     ROLLED_BACK = "rolled_back"
 
 
 class PolicyVersion(Record):
-    """A published set of weights: increasing number, content hash, parent, status."""
-
     version: Annotated[int, Field(ge=0)]
     parent: int | None = None
     sha256: str = ""

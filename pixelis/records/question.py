@@ -20,7 +20,7 @@ Point = tuple[float, float]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 Span = tuple[Seconds, Seconds]
-"""A part of a clip from start to end."""
+"""From start to end."""
 
 Coordinates = Literal["thousand", "pixels", "unit"]
 """A model's coordinate scale: 0..1000, pixels of the view, or 0..1."""
@@ -28,7 +28,6 @@ Coordinates = Literal["thousand", "pixels", "unit"]
 
 _MARK = re.compile(r"<(image|video)>")
 _OBSERVATION = re.compile(r"obs\d+(\.\d+)?")
-"""Ids of the images that operations return."""
 
 
 def new_id(prefix: str) -> str:
@@ -37,7 +36,7 @@ def new_id(prefix: str) -> str:
 
 
 class Record(BaseModel):
-    """Base class of all records. Unknown keys are errors, so that schema differences are detected early."""
+    """Base class of all records. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=False, ser_json_inf_nan="constants")
 
@@ -45,10 +44,10 @@ class Record(BaseModel):
 class Media(Record):
     """A picture or clip of a question.
 
-    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name (the embedded data set). A clip may also be a
-    list of pictures, ``frames``, at ``fps`` per second. ``spans`` cuts a clip to its parts from ``start`` to
-    ``end`` seconds, in order: only their frames exist, numbered from 0, and keep their times in the whole
-    clip. ``width`` and ``height`` in pixels; None until it is decoded.
+    ``uri`` is a file path, a ``data:`` URL or a ``cards:`` name. A clip may also be a list of pictures,
+    ``frames``, at ``fps`` per second. ``spans`` cuts a clip to its parts from start to end seconds: only
+    their frames exist, numbered from 0, with their times in the whole clip. ``width`` and ``height`` in
+    pixels; None until it is decoded.
     """
 
     id: str
@@ -79,8 +78,7 @@ class Media(Record):
 
 
 def place_media(text: str, kinds: Sequence[str]) -> list[int | str]:
-    """The text in pieces with the number of each medium at its ``<image>`` or ``<video>``; ``kinds`` are
-    those of the media.
+    """The text in pieces with the number of each medium at its ``<image>`` or ``<video>``.
 
     Media of a kind without marks come first. If a kind has another number of marks than media, its marks are
     text.
@@ -115,7 +113,7 @@ class Region(Record):
 
 
 class Line(Record):
-    """Annotated text: a word, line or paragraph, with its box (0..1 of ``media``) if known."""
+    """Annotated text with its box (0..1 of ``media``) if known."""
 
     text: str
     box: Box | None = None
@@ -125,8 +123,6 @@ class Line(Record):
 
 
 class Event(Record):
-    """An annotated event in a clip from ``start`` to ``end`` seconds."""
-
     text: str
     start: Annotated[float, Field(ge=0)]
     end: Annotated[float, Field(ge=0)]
@@ -142,10 +138,7 @@ class Relation(Record):
 
 
 class Annotations(Record):
-    """Annotations of a question's media, from which demonstrations are synthesised.
-
-    Never shown to a policy.
-    """
+    """Annotations of a question's media, never shown to a policy."""
 
     regions: list[Region] = Field(default_factory=list)
     lines: list[Line] = Field(default_factory=list)
@@ -155,8 +148,7 @@ class Annotations(Record):
 
 
 class Exchange(Record):
-    """An earlier question of a conversation and its answer. ``media`` are the ids of the pictures and clips
-    sent with it."""
+    """An earlier question of a conversation and its answer; ``media``: ids of what was sent with it."""
 
     question: str
     answer: str
@@ -166,11 +158,10 @@ class Exchange(Record):
 class Question(Record):
     """A question about media. ``answers`` are the accepted answers; None means unlabelled.
 
-    ``history`` are the earlier exchanges of its conversation, oldest first; the media that none of them names
-    came with the question itself. ``media`` are sorted as the conversation shows them: at the ``<image>`` and
-    ``<video>`` in a text, others before it. For annotated pictures without a question, ``question`` is empty
-    and ``annotations`` is set. ``tools`` names the operations that the policy may use for this question; None
-    means all of the run. ``environment`` names the environment whose actions the policy uses instead.
+    ``history`` are the earlier exchanges, oldest first; media that none of them names came with the question.
+    ``media`` are sorted as shown: at the ``<image>`` and ``<video>`` in a text, others before it. Annotated
+    pictures without a question have an empty ``question`` and ``annotations``. ``tools`` names the operations
+    of this question; None means all of the run. ``environment``: its actions replace them.
     """
 
     id: str
@@ -189,12 +180,10 @@ class Question(Record):
 
     @property
     def origin(self) -> tuple[str, str] | None:
-        """The file and the number of the row that the question was read from, for messages; not a part of its
-        JSON."""
+        """The file and row that the question was read from, for messages; not a part of its JSON."""
         return self._origin
 
     def read_from(self, file: str, row: str) -> Self:
-        """The question with this origin."""
         self._origin = (file, row)
         return self
 
@@ -208,7 +197,7 @@ class Question(Record):
 
     @property
     def conversation(self) -> str:
-        """The texts of the earlier exchanges and of the question, one a line: what the question means."""
+        """The texts of the earlier exchanges and of the question, one a line."""
         earlier = [text for exchange in self.history for text in (exchange.question, exchange.answer)]
         return "\n".join([*earlier, self.question])
 
@@ -219,19 +208,15 @@ class Question(Record):
         if repeated := sorted({id for id in ids if ids.count(id) > 1}):
             raise ValueError(f"several `media` have the id {', '.join(repeated)}")
         if taken := [id for id in ids if _OBSERVATION.fullmatch(id)]:
-            raise ValueError(
-                f"`media` cannot be named {', '.join(taken)}: the images of observations have these ids"
-            )
+            raise ValueError(f"`media` cannot be named {', '.join(taken)}, as observations are")
         if len(set(names)) < len(names) or not set(names) <= set(ids):
             raise ValueError("each medium named in `history` must be one of `media`, and be named once")
-        shown = list[Media]()
-        own = [item for item in self.media if item.id not in names]
-        for text, items in [
-            *((e.question, [item for item in self.media if item.id in e.media]) for e in self.history),
-            (self.question, own),
-        ]:
-            shown += [
-                items[i] for i in place_media(text, [item.kind for item in items]) if isinstance(i, int)
-            ]
-        self.media = shown
+        asked = [(e.question, [item for item in self.media if item.id in e.media]) for e in self.history]
+        asked.append((self.question, [item for item in self.media if item.id not in names]))
+        self.media = [
+            items[i]
+            for text, items in asked
+            for i in place_media(text, [item.kind for item in items])
+            if isinstance(i, int)
+        ]
         return self

@@ -16,7 +16,7 @@ class Action(Record):
     """A pixel operation requested by the policy.
 
     ``arguments`` are canonical: coordinates 0..1 of ``target`` (a media or observation id; empty for an
-    environment's action).
+    environment).
     """
 
     op: str
@@ -28,9 +28,8 @@ class ImageView(Record):
     """An image as shown to the policy: its source and its size.
 
     ``box`` is relative to ``parent``; a question's own picture has neither. For a frame of a clip ``parent``
-    is the clip, ``frame`` its number from 0, ``time`` its seconds, and ``box`` a region of the frame.
-    ``source_size`` is the size of the full-resolution region, ``view_size`` that of the resized view; both
-    (width, height) in pixels.
+    is the clip, ``time`` in seconds, and ``box`` a region of the frame. ``source_size`` (full resolution) and
+    ``view_size`` are (width, height) in pixels.
     """
 
     id: str
@@ -46,8 +45,8 @@ class ImageView(Record):
 class Observation(Record):
     """The result of an operation. ``id`` is assigned only on success; ``seconds`` is the execution time.
 
-    The policy reads ``text``, with coordinates in the policy's scale. ``data`` is for rewards, evaluation and
-    pages: plain values, with coordinates 0..1 of the question's own picture or of a frame of its clip.
+    The policy reads ``text``, with coordinates in its scale. ``data`` is for rewards, evaluation and pages:
+    plain values, with coordinates 0..1 of the question's own picture or of a frame of its clip.
     """
 
     status: Literal["ok", "error"]
@@ -62,11 +61,10 @@ class Observation(Record):
 class Turn(Record):
     """A contiguous run of tokens by one author.
 
-    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural log-probabilities under the
-    sampling distribution) has one entry per token of a generated turn and is empty for all others. The loss
-    covers exactly the policy turns with ``learn``. ``further_actions`` are the calls after ``action`` of a
-    turn with several; a tool turn follows for each. ``top_log_probs`` are the most likely tokens at each
-    place of a generated turn, for a request that asks for them; they are never written.
+    ``tokens`` are exact ids (image pads expanded). ``log_probs`` (natural, under the sampling distribution)
+    has one entry per token of a generated turn and is empty for others. ``further_actions`` follow ``action``
+    in a turn with several calls; a tool turn follows for each. ``top_log_probs``: the most likely tokens at
+    each place, for a request that asks for them; never written.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -83,18 +81,14 @@ class Turn(Record):
 
     @property
     def actions(self) -> list[Action]:
-        """The calls of the turn in order."""
         return [self.action, *self.further_actions] if self.action is not None else []
 
     @property
     def is_policy(self) -> bool:
-        """True when the policy generated these tokens."""
         return self.role == "assistant"
 
 
 class StopReason(enum.StrEnum):
-    """Why an episode ended."""
-
     ANSWER = "answer"
     NO_ACTION = "no_action"
     DONE = "done"
@@ -109,9 +103,9 @@ class StopReason(enum.StrEnum):
 class Trajectory(Record):
     """One episode: prompt turns, policy turns, observations, answer, rewards.
 
-    ``augmentation`` names the correction under which the policy saw the views (``dialogue.augmentation``),
-    None if it saw them as they are. ``rewards`` are the raw terms by name, ``weighted`` their contributions
-    to ``reward``; ``unscored`` is the reason if there is no reward.
+    ``augmentation`` names the correction under which the policy saw the views (``dialogue.augmentation``).
+    ``rewards`` are the raw terms by name, ``weighted`` their contributions to ``reward``; ``unscored`` is the
+    reason if there is none.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -136,9 +130,7 @@ class Trajectory(Record):
     @classmethod
     def _known_version(cls, value: int) -> int:
         if value != SCHEMA_VERSION:
-            raise ValueError(
-                f"trajectory schema {value} is not supported, expected {SCHEMA_VERSION}: convert the file"
-            )
+            raise ValueError(f"trajectory schema {value} is not supported, expected {SCHEMA_VERSION}")
         return value
 
     @property
@@ -148,7 +140,6 @@ class Trajectory(Record):
 
     @property
     def observations(self) -> list[Observation]:
-        """Results of the operations in order."""
         return [turn.observation for turn in self.turns if turn.observation is not None]
 
     @property
@@ -163,17 +154,14 @@ class Trajectory(Record):
 
     @property
     def operations_ok(self) -> int:
-        """Number of successfully executed operations."""
         return sum(o.status == "ok" for o in self.observations)
 
     @property
     def policy_turns(self) -> int:
-        """Number of policy turns."""
         return sum(t.is_policy for t in self.turns)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens."""
         return sum(len(turn.tokens) for turn in self.turns)
 
     @property
@@ -186,11 +174,11 @@ class Trajectory(Record):
         return [token for turn in self.turns for token in turn.tokens]
 
     def loss_mask(self) -> list[int]:
-        """1 for the tokens of policy turns with ``learn``, else 0; aligned with ``token_ids``."""
+        """1 for the tokens of policy turns with ``learn``, else 0; aligned with `token_ids`."""
         return [int(turn.is_policy and turn.learn) for turn in self.turns for _ in turn.tokens]
 
     def behaviour_log_probs(self) -> list[float]:
-        """Behaviour log-probabilities aligned with ``token_ids``; 0.0 for tokens that were not sampled."""
+        """Behaviour log-probabilities aligned with `token_ids`; 0.0 for tokens that were not sampled."""
         return [value for turn in self.turns for value in turn.log_probs or [0.0] * len(turn.tokens)]
 
     @model_validator(mode="after")

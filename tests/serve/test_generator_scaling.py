@@ -92,8 +92,12 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
             return {"sessions": answer}
 
     monkeypatch.setattr(generator_scaler, "POLL_S", 0.001)
-    monkeypatch.setattr(generator_scaler, "HEALTH_S", 0.01)
-    overrides = [f"run.dir={tmp_path}", "engine.workers=1", "engine.max_workers=2"]
+    overrides = [
+        f"run.dir={tmp_path}",
+        "engine.health_timeout_s=0.01",
+        "engine.workers=1",
+        "engine.max_workers=2",
+    ]
     config = load(None, [*overrides, "serve.timeout_s=" + ("30" if asked else "1")])
     scaler = GeneratorScaler.__ray_metadata__.modified_class(config, "s", ["s-generator-0"], "store")
     generator, killed = Generator(), list[Any]()

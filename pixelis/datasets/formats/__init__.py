@@ -66,8 +66,8 @@ FORMATS = {
     "sharegpt": Entry("sharegpt:CONVERSATIONS", "conversations", excluded="messages message_list"),
     "sharegpt_messages": Entry("sharegpt:MESSAGES", "messages", excluded="conversations message_list"),
     "ttrl": Entry("columns:TTRL", "prompt", any_of="answer source", excluded=_NO_MEDIA),
-    "ttrl_parquet": Entry("verl:TTRL_PARQUET", "prompt reward_model", excluded="images videos env_name"),
-    "deepeyes": Entry("verl:DEEPEYES", "prompt reward_model", any_of="images videos env_name"),
+    "ttrl_parquet": Entry("verl:VERL", "prompt reward_model", excluded="images videos env_name"),
+    "deepeyes": Entry("verl:VERL", "prompt reward_model", any_of="images videos env_name"),
     "mini_o3": Entry(
         "columns:MINI_O3", "problem solution", any_of="doc_id images", excluded="answer image cot"
     ),
@@ -108,7 +108,7 @@ def detect(columns: Iterable[str], row: str = "the row") -> str:
     raise BadInput(message, code="unknown_format", fix="\n".join([fix, *lines]))
 
 
-# -- reading -------------------------------------------------------------------------------------------------
+# -- reading
 
 
 class Record(NamedTuple):

@@ -6,13 +6,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.errors import BadInput
-from pixelis.records import Demonstration, Media, Question, place_media
+from pixelis.records import Media, Question, place_media
 
 Row = dict[str, Any]
 Read = Callable[[Row, str, MediaRoot], Question | list[Question]]
@@ -48,18 +46,13 @@ VIDEOS = ("video", "videos", "video_path", "clip")
 
 @dataclass(frozen=True)
 class Format:
-    """How rows of a format are read and written; ``write`` and ``write_chat`` are None where they are not.
+    """How rows of a format are read: ``read(row, name, root)``, ``name`` for a row without an id.
 
-    ``read(row, name, root)``: ``name`` is the id of a row without one. ``demonstrate`` reads a question with
-    its answer as a demonstration. ``write_chat(record, replies, images)``: the assistant's turns, rendered in
-    ``dialect``, and the image files of each call.
+    ``demonstrate`` reads a question with its answer as a demonstration.
     """
 
     read: Read
-    write: Callable[[Question], Row] | None = None
-    write_chat: Callable[[Demonstration, list[str], list[list[str]]], Row] | None = None
     demonstrate: Read | None = None
-    dialect: str = ""
 
 
 def first_column(row: Row, names: Sequence[str]) -> str:
@@ -137,40 +130,3 @@ def _is_json(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-# -- writing -------------------------------------------------------------------------------------------------
-
-
-def marked(record: Question, placeholder: str) -> str:
-    if "<image>" in record.question or "<video>" in record.question:
-        return record.question
-    return "".join(placeholder.format(item.kind) for item in record.media) + record.question
-
-
-def image_paths(record: Question, limit: int | None = None, clips: bool = False) -> list[str]:
-    """The image files of a question; BadInput for more than ``limit``, or for other media."""
-    paths = [item.uri for item in record.media if item.kind == "image" and item.uri]
-    unsupported = not clips and len(paths) != len(record.media)
-    if unsupported or (limit is not None and len(paths) > limit):
-        count = "any number of" if limit is None else f"at most {limit}" if limit else "no"
-        raise BadInput(f"{record.id}: rows of this format hold {count} images and no clips")
-    return paths
-
-
-def single_image(record: Question) -> str:
-    if not (paths := image_paths(record, 1)):
-        raise BadInput(f"{record.id}: rows of this format need an image", code="no_media")
-    return paths[0]
-
-
-def image_bytes(path: str) -> Row:
-    return {"bytes": Path(path).read_bytes(), "path": None}
-
-
-def whole_clip(record: Question, clip: Media) -> list[str] | str:
-    """The frames or the file of a clip; BadInput for spans, which other systems cannot express."""
-    if clip.spans:
-        message = f"{record.id}: rows of this format hold whole clips, not spans of one"
-        raise BadInput(message, fix="cut the clip into a file")
-    return clip.frames or clip.uri

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +14,11 @@ from pixelis.datasets import fields
 from pixelis.datasets.annotation_geometry import header_size
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats.base import Row, other_columns, question_text
-from pixelis.datasets.formats.messages import RESPONSE, RESPONSE_END, ChatTurn
-from pixelis.dialogue.dialects import DIALECTS, Dialect, default_target
-from pixelis.errors import BadInput, OperationError
+from pixelis.datasets.formats.messages import RESPONSE, ChatTurn
+from pixelis.dialogue.dialects import DIALECTS, Dialect
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, Exchange, Media, Question, Step, Verbatim, place_media
+from pixelis.records import Demonstration, Exchange, Media, Question, Step, Verbatim, place_media
 
 ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", re.IGNORECASE)
 """Beginning of a user turn that reports an error of the call before it."""
@@ -229,75 +227,3 @@ class _ImageSizes(dict[str, tuple[int, int]]):
 
 def _observation_ids(number: int, count: int) -> list[str]:
     return [f"obs{number}"] if count == 1 else [f"obs{number}.{i}" for i in range(count)]
-
-
-# -- writing -------------------------------------------------------------------------------------------------
-
-
-def calls_of(record: Demonstration) -> list[Step]:
-    """The turns that a result follows."""
-    return [turn for turn in record.turns if turn.answer is None]
-
-
-def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
-    sizes = dict[str, tuple[int, int]]()
-    for item in record.media:
-        for name in (item.id, *(f"{item.id}.{i}" for i in range(len(item.frames or [])))):
-            sizes[name] = (item.width or 0, item.height or 0)
-    scale = Scale("thousand", sizes, clips=tuple(item.id for item in record.media if item.kind == "video"))
-    writer, replies, results, successes = DIALECTS[dialect], [], iter(images), 0
-    for i, turn in enumerate(record.turns):
-        target = turn.target or default_target(sizes)
-        calls = [Action(op=turn.op or "", target=target, arguments=turn.arguments), *turn.further]
-        try:
-            if turn.verbatim is not None and turn.verbatim.dialect == dialect:
-                replies.append(turn.verbatim.text)
-            elif turn.further and not writer.parallel_calls:
-                raise OperationError(f"a turn has one call, not {len(calls)}", code="limit")
-            else:
-                content = turn.answer if turn.answer is not None else calls
-                replies.append("".join(writer.render(content, scale, turn.think)))
-        except OperationError as error:
-            message = f"{record.id}, turn {i}: the dialect {dialect} cannot express it: {error.message}"
-            raise BadInput(message, code=error.code) from None
-        if turn.answer is not None:
-            continue
-        files = next(results)
-        if not has_failed(turn, files) and (turn.op is not None or files):
-            for count in _counts(turn, files):
-                successes += 1
-                sizes |= dict.fromkeys(_observation_ids(successes, count), (0, 0))
-    return replies
-
-
-def _counts(turn: Step, files: Sequence[str]) -> list[int]:
-    if not turn.further:
-        return [len(files)]
-    counts = [1] * (1 + len(turn.further))
-    if turn.verbatim is not None and turn.verbatim.result is not None:
-        counts = [part.count("<image>") for part in turn.verbatim.result.split(RESPONSE)[1:]]
-    if sum(counts) != len(files):
-        message = f"a turn has {len(counts)} calls and {len(files)} images"
-        raise BadInput(message, code="media_count", fix="give one image a call")
-    return counts
-
-
-def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
-    """The user turn that reports the result of a call; ``mark`` stands for each file in the text."""
-    if turn.verbatim is not None and turn.verbatim.result is not None:
-        text = turn.verbatim.result
-        return mark * (len(files) - text.count(mark)) + text if mark else text.replace("<image>", "")
-    if turn.further:
-        return "\n".join(f"{RESPONSE}{mark * count}{RESPONSE_END}" for count in _counts(turn, files))
-    text = turn.observation.text if turn.observation is not None else ""
-    if has_failed(turn, files):
-        return f"error: {text or 'the call was refused'}"
-    return mark * len(files) if files else text or "The operation returned text only."
-
-
-def has_failed(turn: Step, files: Sequence[str]) -> bool:
-    if turn.verbatim is not None and turn.verbatim.result is not None:
-        return turn.verbatim.failed
-    return (
-        turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pixelis.datasets import fields
-from pixelis.datasets.formats.base import Format, Row, image_bytes, image_paths, marked, scorer_of
+from pixelis.datasets.formats.base import Format, Row, scorer_of
 from pixelis.datasets.formats.chat import read_chat
 from pixelis.datasets.formats.messages import show_media, turns_of
 from pixelis.datasets.media_root import MediaRoot
@@ -53,38 +53,4 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
     return question.model_copy(update=own)
 
 
-def _write(record: Question, style: str, ability: str) -> Row:
-    meta = record.meta
-    source, system = meta.get("data_source", record.task), meta.get("system")
-    model, extra = meta.get("reward_model", {}), meta.get("extra_info", {})
-    index = record.id.removeprefix(f"{source}-")
-    return {
-        "data_source": source,
-        "prompt": [
-            *([{"role": "system", "content": system}] if system else []),
-            {"role": "user", "content": marked(record, "<{}>\n")},
-        ],
-        "ability": meta.get("ability", ability),
-        "reward_model": {"style": style, **model}
-        | ({"ground_truth": record.answers[0]} if record.answers else {}),
-        "extra_info": {
-            **extra,
-            "split": record.split,
-            "index": extra["index"] if str(extra.get("index")) == index else index,
-        },
-    }
-
-
-def _write_deepeyes(record: Question) -> Row:
-    images = [image_bytes(path) for path in image_paths(record)]
-    tools = record.environment or ("visual_toolbox_v2" if record.tools != [] else "")
-    return _write(record, "model", "vl") | {"images": images, "env_name": record.meta.get("env_name", tools)}
-
-
-def _write_ttrl(record: Question) -> Row:
-    image_paths(record, 0)
-    return _write(record, "rule", "math")
-
-
-DEEPEYES = Format(_read, _write_deepeyes)
-TTRL_PARQUET = Format(_read, _write_ttrl)
+VERL = Format(_read)

@@ -17,7 +17,7 @@ from pyarrow import fs
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError, number, text
-from pixelis.datasets.files import Part, read_part
+from pixelis.datasets.files import FIELD_CHARACTERS, Part, read_part
 from pixelis.datasets.formats.base import choices
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, MissingFile
@@ -26,29 +26,22 @@ from pixelis.records import Annotations, Media, Question
 Rows = Iterator[Question | BadRow]
 Size = tuple[int | None, int | None]
 """Width and height of an image in pixels, where they are known."""
-MAX_FIELD_CHARACTERS = 1 << 28
-"""Of one field of a table: some hold whole images."""
 
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set and the layout of its official release, as ``datasets.toml`` describes it.
-
-    ``read``: a function, or its name as ``module:function`` in this package.
-    """
+    """One data set and the layout of its official release, as ``datasets.toml`` describes it."""
 
     name: str
     task: str
-    read: Callable[[DatasetRoot], Rows] | str
+    read: str
     layout: str
     source: str
     options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
     exhaustive: bool = False
 
     def rows(self, root: DatasetRoot) -> Rows:
-        if not isinstance(self.read, str):
-            return self.read(root)
-        module, _, function = self.read.partition(":")
+        module, function = self.read.split(":")
         return getattr(importlib.import_module(f"pixelis.datasets.readers.{module}"), function)(root)
 
 
@@ -121,7 +114,7 @@ class AnnotationFile:
             yield
         except RowError as error:
             self._errors.append(BadRow(str(self.path), str(name), error.column, error.code, error.message))
-        except ValueError as error:  # values that do not fit each other, or no record
+        except (TypeError, ValueError) as error:  # values that do not fit each other, or no record
             message = " ".join(str(error).split())[:300]
             self._errors.append(BadRow(str(self.path), str(name), "all", "wrong_type", message))
 
@@ -189,7 +182,7 @@ class AnnotationFile:
     def table_rows(
         self, columns: Iterable[str], delimiter: str = ","
     ) -> Iterator[tuple[str, dict[str, str]]]:
-        csv.field_size_limit(MAX_FIELD_CHARACTERS)
+        csv.field_size_limit(FIELD_CHARACTERS)
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restval="")
             there = reader.fieldnames or []

@@ -132,10 +132,11 @@ def superclevr(root: DatasetRoot) -> Rows:
     file, folder = root.file("superCLEVR_questions_30k.json"), root.path("images")
 
     def question(row: dict[str, Any]) -> Question:
+        key = need(row, "question_index", (int, str))
         if not isinstance(answer := row.get("answer"), str | int):
             raise RowError("answer", "no_label", f"{answer!r:.60} is not an answer")
         return file.question(
-            need(row, "question_index", (int, str)),
+            key,
             image(below(folder, text(row, "image_filename"), "image_filename")),
             question=text(row, "question"),
             answers=[str(answer)],

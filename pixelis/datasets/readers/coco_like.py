@@ -59,7 +59,7 @@ def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, li
     return groups
 
 
-# -- images --------------------------------------------------------------------------------------------------
+# -- images
 
 
 def _images(
@@ -111,7 +111,7 @@ def _region(annotation: dict[str, Any], category: dict[str, Any], width: int, he
     )
 
 
-# -- clips ---------------------------------------------------------------------------------------------------
+# -- clips
 
 
 def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot], Rows]:
@@ -165,7 +165,7 @@ def _track(
     return regions
 
 
-# -- SA-1B ---------------------------------------------------------------------------------------------------
+# -- SA-1B
 
 
 def sa1b(root: DatasetRoot) -> Rows:
@@ -220,7 +220,7 @@ def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width:
     )
 
 
-# -- data sets -----------------------------------------------------------------------------------------------
+# -- data sets
 
 coco = _images("annotations/instances_{split}.json")
 lvis = _images(

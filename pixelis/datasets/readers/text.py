@@ -42,7 +42,7 @@ def _add_line(
     lines.append(Line(text=content, box=enclosing_box(points, corners), level=level))
 
 
-# -- questions about documents -------------------------------------------------------------------------------
+# -- questions about documents
 
 
 def _documents(
@@ -137,7 +137,7 @@ def _textract_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tu
     return lines, (None, None)
 
 
-# -- text in images ------------------------------------------------------------------------------------------
+# -- text in images
 
 
 def textcaps(root: DatasetRoot) -> Rows:

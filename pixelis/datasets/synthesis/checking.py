@@ -11,7 +11,7 @@ import numpy as np
 from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis import naming
 from pixelis.errors import DataFailure
-from pixelis.records import Annotations, Question
+from pixelis.records import Annotations, Question, SampleKind
 from pixelis.rewards.scorers import (
     Services,
     canonical,
@@ -26,6 +26,12 @@ T = TypeVar("T")
 
 RIGHT = {"iou": 0.5, "anls": 0.9, "cer": 0.9}
 """Lowest score of a right answer, where it is not 1."""
+SAMPLE_WEIGHTS: dict[SampleKind, float] = {
+    "trap_perceptual": 1.5,
+    "trap_logical": 1.5,
+    "self_correction": 1.2,
+}
+"""Sampling weight of a kind; 1 for the others (Pixelis, arXiv 2603.25091)."""
 WRONG = {"partial": 0.5, "cer": 0.5, "iou": 0.3, "func_seq": 0.5, "func_seq_eval": 0.5}
 """Highest score of a wrong answer, where mere similarity earns a score; 0 for every other scorer."""
 

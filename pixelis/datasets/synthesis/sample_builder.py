@@ -13,7 +13,7 @@ import numpy as np
 
 from pixelis.config import DialogueConfig, RewardsConfig, ToolboxConfig
 from pixelis.config.synthesis import SynthesisConfig
-from pixelis.datasets.synthesis.checking import is_right
+from pixelis.datasets.synthesis.checking import SAMPLE_WEIGHTS, is_right
 from pixelis.datasets.synthesis.corrections import make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
 from pixelis.datasets.synthesis.executor import Executor, sample_id
@@ -74,9 +74,9 @@ class SampleBuilder:
         self.rewriter = LlmRewriter(settings.writer, cache) if settings.writer.url else None
         self.imitator = self.distiller = None
         if settings.method == "imitation":
-            self.imitator = Imitator(settings.imitation, self.executor, examples, dialogue, rewards, cache)
+            self.imitator = Imitator(settings.teacher, self.executor, examples, dialogue, rewards, cache)
         if settings.method == "distillation":
-            self.distiller = Distiller(settings.distillation, rewards, cache)
+            self.distiller = Distiller(settings.teacher, rewards, cache)
 
     def build(self, attempt: Attempt, question: Question) -> Demonstration:
         """The sample of an attempt, which depends only on seed, source, row, task and kind.
@@ -99,9 +99,7 @@ class SampleBuilder:
         except Exception as error:  # a broken row or task costs one sample, not the run
             log.exception("%s of %s row %d crashed", attempt.task, attempt.source, attempt.row)
             raise DataFailure(f"{question.id}: {type(error).__name__}: {error}", code="crashed") from error
-        weights = self.settings.weights
-        weight = {"golden": 1.0, "outcome_negative": 1.0, "self_correction": weights.self_correction}
-        return sample.model_copy(update={"weight": weight.get(sample.kind, weights.trap)})
+        return sample.model_copy(update={"weight": SAMPLE_WEIGHTS.get(sample.kind, 1.0)})
 
     def close(self) -> None:
         """Close the clients."""

@@ -51,12 +51,6 @@ def test_rows_come_back_from_json_however_it_is_laid_out(
             assert read(folder / name) == rows, name
 
 
-def test_a_suffix_may_be_in_capitals(tmp_path: Path) -> None:
-    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(b'{"id": 1}'))
-    (tmp_path / "B.JSON").write_text('[{"id": 2}]', encoding="utf-8")
-    assert [read(path) for path in sorted(tmp_path.iterdir())] == [[{"id": 1}], [{"id": 2}]]
-
-
 def test_a_parquet_file_gives_its_rows_in_order_with_nested_and_binary_columns(tmp_path: Path) -> None:
     rows = [{"id": i, "image": {"bytes": bytes([i]), "path": None}, "answer": [str(i)]} for i in range(50)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=7)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nano_lessons import Lessons, Views
-from nano_losses import Heads, answer, evaluate, lesson_loss
+from nano_losses import Heads, evaluate, lesson_loss
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from pixelis.datasets import cards
@@ -142,12 +142,3 @@ def test_the_base_sees_unseen_digits_on_unseen_photographs(base):
     assert scores["read"] > 0.9
     assert scores["point"] > 0.85
     assert scores["both"] > 0.8
-
-
-def test_the_base_knows_no_protocol(base):
-    scenes = [cards.scene_of("test", 4, index) for index in range(50)]
-    world = Views(cards.world("test").backgrounds)
-    views = [world.overview(scene) for scene in scenes]
-    questions = [f"Which digit is in the {scene.target.colour} frame?" for scene in scenes]
-    answers = answer(base, TOKENIZER, views, questions, 20)
-    assert not any(re.search(r"<answer>\d</answer>|<tool_call>\{", text) for text in answers)

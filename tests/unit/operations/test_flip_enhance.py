@@ -72,26 +72,3 @@ def test_small_regions_are_enlarged_and_large_ones_shrunk_to_the_budget(method: 
         assert 112 * 112 <= view.shape[0] * view.shape[1] <= 224 * 224
     assert COFFEE.flags.writeable
     np.testing.assert_array_equal(COFFEE, skimage.data.coffee())
-
-
-@pytest.mark.parametrize(
-    "extra", [{"op": "flip", "direction": "horizontal"}, {"op": "enhance", "method": "contrast"}]
-)
-@pytest.mark.parametrize(
-    ("box", "code"),
-    [([1, 0, 0, 1], "bad_box"), ([2, 2, 3, 3], "out_of_range"), ([0, 0, 0.001, 1], "too_small")],
-)
-def test_errors_have_codes(extra: dict, box: list, code: str):
-    arguments = dict(extra)
-    observation, view = run(arguments.pop("op"), box=box, **arguments)
-    assert (observation.code, view) == (code, None)
-
-
-def test_unknown_choices_are_bad_arguments():
-    for op, arguments in (
-        ("flip", {}),
-        ("flip", {"direction": "both"}),
-        ("enhance", {}),
-        ("enhance", {"method": "magic"}),
-    ):
-        assert run(op, **arguments)[0].code == "bad_arguments"

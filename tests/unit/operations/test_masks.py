@@ -88,7 +88,7 @@ def of(counts, size=(3, 4)):
         (of("52203", (0, 4)), "bad_arguments"),
         (of("52203", (3, 4, 1)), "bad_arguments"),
         (of("52203", (10**9, 10**9)), "limit"),
-        (of([10**18], (10**9, 10**9)), "limit"),
+        (of([10**18], (10**9, 10**9)), "bad_arguments"),
         (of("0" * 4_000_001), "limit"),
         (of(12), "bad_arguments"),
         (of(["3", 9]), "bad_arguments"),

@@ -161,17 +161,6 @@ def test_a_point_of_a_crop_gives_a_mask_of_the_whole_picture():
     assert "of obs1" in observation.text
 
 
-@pytest.mark.long
-def test_a_large_photo_keeps_its_outline():
-    small, mask, _ = photo_objects()["patch"]
-    picture = cv2.resize(small, None, fx=5.5, fy=5.5, interpolation=cv2.INTER_CUBIC)
-    left, top, w, h = cv2.boundingRect(mask.astype(np.uint8))
-    box = tuple(round(5.5 * v) for v in (left, top, left + w, top + h))
-    result = mobilenet.segment(picture, (0, 0, *picture.shape[1::-1]), None, box)
-    truth = cv2.resize(mask.astype(np.uint8), picture.shape[1::-1], interpolation=cv2.INTER_LINEAR) > 0
-    assert iou(result.mask.full(), truth) > 0.85
-
-
 NAN = float("nan")
 
 

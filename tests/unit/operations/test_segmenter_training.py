@@ -62,32 +62,6 @@ def test_a_crop_contains_the_framed_object_whole(framing: str):
         assert min(shares) < 0.1
 
 
-def test_a_wrong_box_holds_no_object_or_cuts_one():
-    rng, whole = np.random.default_rng(3), photograph()
-    empty, cuts = 0, 0
-    for _ in range(60):
-        view = data.wrong_box(whole, 96, rng)
-        if view is None:
-            continue
-        box, *objects = view.masks
-        x, y, w, h = cv2.boundingRect(box.astype(np.uint8))
-        assert box[y : y + h, x : x + w].mean() > 0.99  # but for the corners
-        if objects:
-            cuts += 1
-            (cut,) = objects
-            assert (cut & box).any()
-            left, top, across, down = cv2.boundingRect(cut.astype(np.uint8))
-            both = max(0, min(x + w, left + across) - max(x, left)) * max(
-                0, min(y + h, top + down) - max(y, top)
-            )
-            # What of the object is out of view makes its box smaller than it is.
-            assert both / (w * h + across * down - both) < data.LARGEST_CUT + 0.25
-        else:
-            empty += 1
-    assert empty > 10
-    assert cuts > 10
-
-
 def test_the_packaged_network_is_loaded_for_further_training():
     pytest.importorskip("onnx")
     import torch

@@ -16,10 +16,9 @@ MIN_PIXELS = 200
 
 
 def _run(sample: Sample, code: str, media: str, **place: Any) -> str:
-    """Run a program; what it prints. ``measure_differs`` for an error."""
-    observation = sample.session.call(
-        sample.think("compute", sample.topic), "python", target=media, code=code, **place
-    )
+    """Run a program; what it prints."""
+    think = sample.think("compute", sample.topic)
+    observation = sample.session.call(think, "python", target=media, code=code, **place)
     sample.check(observation.data["error"] is None, "measure_differs")
     sample.narrator.remark("printed", value=observation.text)
     return observation.text
