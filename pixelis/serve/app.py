@@ -21,7 +21,7 @@ from pixelis.serve.agent import DRAIN_S
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import Gateway
 from pixelis.serve.keys import KeyFile, digest, key_file
-from pixelis.serve.limits import burst_limit, running_limit
+from pixelis.serve.limits import admission_limits
 
 APP_NAME = "pixelis"
 _SERVICE = re.compile(r"(?P<name>(?P<run>.+)-serve-[0-9a-f]{6})-store")
@@ -38,14 +38,14 @@ def build(
     default = min(2 if (os.cpu_count() or 1) >= 4 else 1, config.serve.max_replicas or 2)
     s = config.serve.model_copy(update={"replicas": config.serve.replicas or default})
     config = config.model_copy(update={"serve": s})
-    max_requests = running_limit(config) + burst_limit(config) + SPARE_REQUESTS
+    running, _, burst = admission_limits(config)
+    max_requests = running + burst + SPARE_REQUESTS
     scaling: dict[str, Any] = {"num_replicas": s.replicas}
     if s.max_replicas is not None:
-        load = float(max(1, running_limit(config)))
         limits = AutoscalingConfig(
             min_replicas=s.replicas,
             max_replicas=s.max_replicas,
-            target_ongoing_requests=load,
+            target_ongoing_requests=float(running),
             # A gateway holds no model: it starts in seconds and costs little.
             upscale_delay_s=5.0,
             downscale_delay_s=60.0,

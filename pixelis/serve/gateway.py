@@ -29,7 +29,7 @@ from pixelis.serve.access import Shield, is_loopback
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.dependencies import openapi
-from pixelis.serve.limits import burst_limit, running_limit, waiting_limit
+from pixelis.serve.limits import admission_limits
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
@@ -110,8 +110,7 @@ async def _follow_generators(state: GatewayState) -> None:
                 scaler = await asyncio.to_thread(ray.get_actor, backends.scaler, backends.namespace)
                 names = await scaler.generators.remote()
             state.agent.router.set_members(names)
-            n = len(names)
-            state.admission.resize(running_limit(config, n), waiting_limit(config, n), burst_limit(config, n))
+            state.admission.resize(*admission_limits(config, len(names)))
         await asyncio.sleep(POLL_S)
 
 

@@ -30,12 +30,10 @@ def running_limit(config: Config, generators: int | None = None) -> int:
     return max(1, -(-requests // (config.serve.replicas or 1)))
 
 
-def waiting_limit(config: Config, generators: int | None = None) -> int:
-    return config.serve.max_queue or running_limit(config, generators)
-
-
-def burst_limit(config: Config, generators: int | None = None) -> int:
-    return config.serve.max_queue or BURST * running_limit(config, generators)
+def admission_limits(config: Config, generators: int | None = None) -> tuple[int, int, int]:
+    """Requests that run, that may wait, and that may wait in the first seconds of an overload."""
+    running, most = running_limit(config, generators), config.serve.max_queue
+    return running, most or running, most or BURST * running
 
 
 @dataclass(eq=False, slots=True)

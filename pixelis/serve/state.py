@@ -22,9 +22,7 @@ from pixelis.serve.limits import (
     ByteBudget,
     RateLimits,
     Uploads,
-    burst_limit,
-    running_limit,
-    waiting_limit,
+    admission_limits,
 )
 from pixelis.serve.protocol.errors import ApiError
 
@@ -49,8 +47,7 @@ class GatewayState:
         self.config, self.agent = config, agent
         self.created = int(time.time())
         self.access = Access(config, key_digest)
-        limits = running_limit(config), waiting_limit(config), burst_limit(config)
-        self.admission = Admission(*limits, live=config.serve.priority)
+        self.admission = Admission(*admission_limits(config), live=config.serve.priority)
         self.uploads = Uploads(CLIENT_UPLOADS, UPLOADS * config.serve.max_body_bytes)
         self.pictures = ByteBudget(max(DECODED_BYTES, 3 * config.serve.max_request_pixels))
         self.rates = RateLimits(config.serve.per_minute, config.serve.per_hour)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -43,25 +44,16 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A failed request: HTTP status and the fields of an OpenAI error. Never carries internals."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        code: str,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-        extra_headers: dict[str, str] | None = None,
-    ):
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.retry_after_s = retry_after_s
-        self.extra_headers = extra_headers or {}
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+    retry_after_s: float | None = None
+    extra_headers: dict[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")

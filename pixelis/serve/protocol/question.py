@@ -60,12 +60,17 @@ class Conversation:
     places: dict[str, str] = field(default_factory=dict, compare=False)
 
     def attach(self, images: Sequence[Placed], clips: Sequence[Placed]) -> list[str]:
+        """Raises ApiError 400 for an address that is no data URL of its kind."""
         ids = []
-        for prefix, known, new in (("img", self.images, images), ("vid", self.clips, clips)):
-            for url, place in new:
-                ids.append(f"{prefix}{len(known)}")
-                self.places[ids[-1]] = place
-                known.append(url)
+        for url, place in images:
+            check_data_url(url, "image", place)
+            ids.append(f"img{len(self.images)}")
+            self.images.append(url)
+        for url, place in clips:
+            check_data_url(url, "video", place)
+            ids.append(f"vid{len(self.clips)}")
+            self.clips.append(url)
+        self.places |= zip(ids, (place for _, place in [*images, *clips]), strict=True)
         return ids
 
     @property
@@ -183,10 +188,6 @@ def agent_query(
         frames = f", with {config.dialogue.frames} frames of each clip" if conversation.clips else ""
         message = f"{shown} pictures{frames}; at most {most} are allowed"
         raise ApiError(400, message, "too_many_images", body.image_param)
-    for n, url in enumerate(conversation.images):
-        check_data_url(url, "image", conversation.places.get(f"img{n}", body.image_param))
-    for n, url in enumerate(conversation.clips):
-        check_data_url(url, "video", conversation.places[f"vid{n}"])
     default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
     temperature = temperature and max(temperature, MIN_TEMPERATURE)

@@ -25,9 +25,7 @@ from pixelis.serve.limits import (
     ByteBudget,
     RateLimits,
     Uploads,
-    burst_limit,
-    running_limit,
-    waiting_limit,
+    admission_limits,
 )
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until
@@ -169,9 +167,9 @@ def test_slots_are_given_in_the_order_of_ranks(moves: list[tuple[str, int]]) -> 
 
 def test_a_configured_queue_holds_no_more() -> None:
     config = load(None, ["engine.workers=1", "engine.max_num_seqs=8", "serve.samples=4", "serve.replicas=1"])
-    assert (running_limit(config), waiting_limit(config), burst_limit(config)) == (2, 2, 8)
+    assert admission_limits(config) == (2, 2, 8)
     config = load(None, ["serve.max_queue=3"])
-    assert waiting_limit(config) == burst_limit(config) == 3
+    assert admission_limits(config)[1:] == (3, 3)
 
 
 # -- rates ---------------------------------------------------------------------------------------------------
