@@ -21,10 +21,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
-
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.files import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
+from pixelis.memory.lease import Lease
 from pixelis.memory.salvage import Salvage, damaged, salvage
 from pixelis.memory.schema import SCHEMA, create, prepare
 
@@ -55,7 +54,7 @@ class _Write(NamedTuple):
 
 
 class Database:
-    """The file of one shard, which one process at a time may open.
+    """The file of one shard, whose folder a lease gives to one process at a time.
 
     ``failure`` is why the disk refused the last write; ``salvaged`` is what opening saved from a damaged
     file.
@@ -65,21 +64,13 @@ class Database:
         self.path = folder / "shard.sqlite"
         self.failure: InfraFailure | None = None
         self.salvaged: Salvage | None = None
-        self._lock = filelock.FileLock(folder / "lock", mode=0o600, thread_local=False)
-        try:
-            with disk_failures(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                self._lock.acquire(timeout=wait_s)
-        except filelock.Timeout:
-            raise InfraFailure(
-                f"the memory in {folder} is in use by another process",
-                code="locked",
-                fix="stop the service that uses this memory.dir, or configure another one",
-            ) from None
+        with disk_failures(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lease = Lease(folder, wait_s)
         try:
             self._open()
         except BaseException:
-            self._lock.release()
+            self._lease.release()
             raise
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
         self._pending: queue.Queue[_Write | None] = queue.Queue()
@@ -186,6 +177,7 @@ class Database:
             return
         outcomes: list[tuple[_Write, Any]] = []
         try:
+            self._lease.check()
             self._writer.execute("BEGIN IMMEDIATE")
             for write in batch:
                 self._writer.execute("SAVEPOINT change")
@@ -201,10 +193,10 @@ class Database:
                 self._writer.execute("RELEASE change")
             self._writer.execute("COMMIT")
             self.commits += 1
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, InfraFailure) as error:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
-            failure = self._failed(error)
+            failure = error if isinstance(error, InfraFailure) else self._failed(error)
             for write in batch:
                 if not write.done.done():
                     write.done.set_exception(failure)
@@ -248,7 +240,9 @@ class Database:
 
     @property
     def refusal(self) -> str:
-        """The code of ``failure``, or empty."""
+        """The code of ``failure``, ``locked`` after another process took the folder over, or empty."""
+        if self._lease.lost:
+            return "locked"
         return self.failure.code if self.failure is not None else ""
 
     def forget(self) -> None:
@@ -274,4 +268,4 @@ class Database:
         while not self._readers.empty():
             self._readers.get().close()
         self._writer.close()
-        self._lock.release()
+        self._lease.release()
