@@ -104,28 +104,6 @@ def caption(picture: np.ndarray, text: str) -> np.ndarray:
     return canvas
 
 
-def contact_sheet(pictures: Sequence[np.ndarray], columns: int = 4, width: int = 1600) -> np.ndarray:
-    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, w, 3]."""
-    gap = 6
-    columns = max(1, min(columns, len(pictures)))
-    cell = min((width - gap * (columns + 1)) // columns, max(p.shape[1] for p in pictures))
-    scaled = []
-    for picture in pictures:
-        height = max(1, round(picture.shape[0] * cell / picture.shape[1]))
-        method = cv2.INTER_AREA if cell < picture.shape[1] else cv2.INTER_CUBIC
-        scaled.append(cv2.resize(np.ascontiguousarray(picture), (cell, height), interpolation=method))
-    rows = [scaled[i : i + columns] for i in range(0, len(scaled), columns)]
-    heights = [max(p.shape[0] for p in row) for row in rows]
-    sheet = np.full((sum(heights) + gap * (len(rows) + 1), columns * (cell + gap) + gap, 3), 24, np.uint8)
-    top = gap
-    for row, height in zip(rows, heights, strict=True):
-        for place, picture in enumerate(row):
-            left = gap + place * (cell + gap)
-            sheet[top : top + picture.shape[0], left : left + cell] = picture
-        top += height + gap
-    return sheet
-
-
 def valid_box(value: Any) -> Box | None:
     """Convert unchecked data to a box; None unless it is four finite numbers with an area."""
     if not isinstance(value, (list, tuple)) or len(value) != 4:

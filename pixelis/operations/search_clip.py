@@ -237,8 +237,8 @@ class Searcher:
         self.side = int(self.model.config.vision_config.image_size)
         self.length = int(self.model.config.text_config.max_position_embeddings)
         self.crops = kind == "clip"
-        clip = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-        self.mean, self.std = clip if self.crops else ((0.5,) * 3, (0.5,) * 3)
+        plain = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}
+        self.settings = {**(checkpoints.CLIP if self.crops else plain), **self.settings}
 
     def by_words(self, text: str) -> Callable[[np.ndarray], float]:
         """Scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of ``text``."""
@@ -270,7 +270,7 @@ class Searcher:
             side = min(frame.shape[:2])
             top, left = (frame.shape[0] - side) // 2, (frame.shape[1] - side) // 2
             frame = np.ascontiguousarray(frame[top : top + side, left : left + side])
-        return checkpoints.normalised(frame, (self.side, self.side), self.settings, self.mean, self.std)
+        return checkpoints.normalised(frame, (self.side, self.side), self.settings)
 
 
 def _features(output: Any) -> Any:
