@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pixelis.errors import OperationError
 from pixelis.operations import masks
-from pixelis.operations.geometry import WHOLE
+from pixelis.operations.geometry import WHOLE, as_box
 from pixelis.records import Box
 
 COLOURS = (
@@ -106,15 +106,11 @@ def caption(picture: np.ndarray, text: str) -> np.ndarray:
 
 def valid_box(value: Any) -> Box | None:
     """Convert unchecked data to a box; None unless it is four finite numbers with an area."""
-    if not isinstance(value, (list, tuple)) or len(value) != 4:
-        return None
     try:
-        x0, y0, x1, y1 = (float(v) for v in value)
-    except (TypeError, ValueError, OverflowError):
+        box = as_box(value)
+    except OperationError:
         return None
-    if not all(math.isfinite(v) and abs(v) < 1e4 for v in (x0, y0, x1, y1)) or x0 >= x1 or y0 >= y1:
-        return None
-    return x0, y0, x1, y1
+    return box if max(map(abs, box)) < 1e4 else None
 
 
 def _points(value: Any) -> list[tuple[float, float]]:
@@ -208,8 +204,6 @@ class _Pen:
 
     def tint(self, code: Any, colour: Colour) -> tuple[np.ndarray, int, int] | None:
         """Tint a mask of the whole picture; returns its part (uint8 [h, w], left, top), or None."""
-        if code is None:
-            return None
         try:
             decoded = masks.decode(code)
         except OperationError:
