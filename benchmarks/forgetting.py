@@ -21,10 +21,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from scipy import stats
+
 from benchmarks.harness import keep_arguments, machine, parse_args
 from pixelis.actors import placement
 from pixelis.config import absolute, load
-from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap, student_interval
+from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
 from pixelis.jobs import evaluate, rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.quickstart import newest
@@ -125,8 +127,11 @@ def summarise(runs: list[list[Scores]]) -> dict[str, Any]:
 
 
 def _over_seeds(values: list[float]) -> dict[str, Any]:
-    """The values of each seed and the interval of their mean by Student's t; no interval for one seed."""
-    return {"by_seed": values, "ci95_seeds": list(student_interval(values)) if len(values) > 1 else None}
+    """The values of each seed, and the interval of their mean by Student's t for more than one."""
+    if len(values) < 2:
+        return {"by_seed": values, "ci95_seeds": None}
+    interval = stats.t.interval(0.95, len(values) - 1, statistics.fmean(values), stats.sem(values))
+    return {"by_seed": values, "ci95_seeds": [float(end) for end in interval]}
 
 
 def _accuracy(scores: dict[str, float]) -> dict[str, Any]:

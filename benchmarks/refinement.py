@@ -30,7 +30,7 @@ summary = refine.run(load(None, sys.argv[1:]))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(json.dumps({"kept": summary["kept"], "seconds": time.monotonic() - started, "peak": 1024 * peak}))
 """
-GATES = ("total", "per_task", "critical", "level_share", "level_tasks")
+GATES = ("per_task", "sizes")
 TASKS = ("object_counting", "text_extraction", "detail_perception", "geometric_comparison")
 
 
@@ -96,7 +96,7 @@ def measure(count: int, folder: Path) -> dict[str, float]:
         "policy.model=nano",
         "telemetry.progress=false",
     ]
-    overrides += ["refinement.duplicates.pictures=bytes", "refinement.examples=0"]
+    overrides += ["refinement.duplicates.pictures=bytes"]
     overrides += ["refinement.sft.size=1000", "refinement.rft.size=1000"]
     overrides += [f"refinement.gates.{name}=0" for name in GATES]
     environment = {

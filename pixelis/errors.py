@@ -1,11 +1,8 @@
 """The failure taxonomy. Every error names the problem and its fix.
 
-Three families decide how a failure is handled:
-
-- ``BadInput``: an error of the caller (config, image, request, data row). Reported to the caller, never
-  retried.
-- ``InfraFailure``: a process, node, device or deadline failed. Retried under a budget on another actor.
-- ``DataFailure``: one sample cannot be used. The sample is dropped and counted by cause.
+``BadInput``, an error of the caller, is reported and never retried. ``InfraFailure`` of a process, node,
+device or deadline is retried under a budget on another actor. ``DataFailure`` drops one sample, which is
+counted by cause.
 """
 
 from __future__ import annotations
@@ -17,24 +14,14 @@ from typing import Any, NamedTuple, Self
 
 
 def install_extra(extra: str) -> str:
-    """Command that installs an optional part of Pixelis.
-
-    Names no package index, where the name may be somebody else's.
-    """
+    """Command that installs an optional part, without a package index: the name may be another's there."""
     if (Path(__file__).parents[1] / "pyproject.toml").is_file():
-        return (
-            "make install-gpu"
-            if extra == "gpu"
-            else f"pip install -e '.[{extra}]' in the checkout of Pixelis"
-        )
+        return "make install-gpu" if extra == "gpu" else f"pip install -e '.[{extra}]' in the checkout"
     return f"pip install 'FILE.whl[{extra}]' with the wheel that Pixelis was installed from"
 
 
 class PixelisError(Exception):
-    """Base class of Pixelis's errors.
-
-    ``code`` is a stable machine-readable name; ``fix`` tells what to do.
-    """
+    """Base class: ``code`` is a stable machine-readable name; ``fix`` tells what to do."""
 
     code = "error"
 
@@ -61,10 +48,7 @@ def _rebuild(kind: type[PixelisError], message: str, code: str, fix: str | None)
 
 
 class BadInput(PixelisError):
-    """The caller's input cannot be used.
-
-    ``place``: where in a request the picture or clip stands that is the cause.
-    """
+    """The caller's input cannot be used. ``place``: of the picture or clip in a request that is the cause."""
 
     code = "bad_input"
     place: str | None = None
@@ -83,13 +67,13 @@ class BadImage(BadInput):
 
 
 class MissingFile(BadInput):
-    """A model, checkpoint, dataset or configuration file does not exist."""
+    """A model, checkpoint, data set or configuration file does not exist."""
 
     code = "missing_file"
 
 
 class MissingDependency(BadInput):
-    """An optional package or system tool is not installed; ``fix`` tells how to install it."""
+    """An optional package or system tool is not installed."""
 
     code = "missing_dependency"
 
@@ -143,7 +127,7 @@ class OperationError(DataFailure):
 
 
 class Problem(NamedTuple):
-    """The first problem of a value: ``path`` of the field, ``code``, and a message without the path."""
+    """The first problem of a value, and the ``path`` of its field."""
 
     path: str
     code: str
@@ -175,9 +159,7 @@ _BOUNDS = {
 
 
 def first_problem(error: Any, names: Iterable[str] = ()) -> Problem:
-    """Convert the first finding of a pydantic ValidationError; ``names`` are candidates for misspelt
-    fields.
-    """
+    """The first finding of a pydantic ValidationError; ``names``: candidates for misspelt fields."""
     finding = error.errors()[0]
     kind, context = finding["type"], finding.get("ctx") or {}
     path = ".".join(str(part) for part in finding["loc"])
@@ -185,26 +167,18 @@ def first_problem(error: Any, names: Iterable[str] = ()) -> Problem:
         return Problem(path, "missing_column", "is missing")
     if kind == "extra_forbidden":
         similar = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(names), n=1)
-        return Problem(
-            path,
-            "unknown_column",
-            "is not a known field" + (f": did you mean `{similar[0]}`?" if similar else ""),
-        )
+        hint = f": did you mean `{similar[0]}`?" if similar else ""
+        return Problem(path, "unknown_column", f"is not a known field{hint}")
     if kind in _KINDS:
         message = f"{_KINDS[kind]}, not {str(finding['input'])[:40]!r}"
     elif kind in _BOUNDS:
         message = f"must be {_BOUNDS[kind]} {next(iter(context.values()))}, not {finding['input']!r}"
     elif kind == "literal_error":
         message = f"must be one of {context['expected']}, not {str(finding['input'])[:40]!r}"
-    elif kind in ("too_short", "string_too_short"):
+    elif kind.endswith(("too_short", "too_long")):
+        bound, side = ("min_length", "at least") if kind.endswith("short") else ("max_length", "at most")
         message = (
-            f"needs at least {context['min_length']} "
-            f"{'characters' if kind.startswith('string') else 'entries'}"
-        )
-    elif kind in ("too_long", "string_too_long"):
-        message = (
-            f"may have at most {context['max_length']} "
-            f"{'characters' if kind.startswith('string') else 'entries'}"
+            f"must have {side} {context[bound]} {'characters' if kind.startswith('string') else 'entries'}"
         )
     else:
         message = finding["msg"].removeprefix("Value error, ")

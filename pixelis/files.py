@@ -1,6 +1,4 @@
-"""Durable files: written aside and renamed, locked between processes, and failures of the disk by their
-reason.
-"""
+"""Durable files: written aside and renamed, locked between processes; failures of the disk by their reason."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ _ERRORS = _FULL | _FORBIDDEN | {errno.EIO, errno.EFBIG}
 
 
 def disk_failure(path: Path, error: OSError | sqlite3.Error) -> InfraFailure:
-    """The failure to write ``path`` (or to read it, if it is damaged) as an InfraFailure whose code names the
-    reason.
-    """
+    """The failure to write ``path``, or to read it if damaged, as an InfraFailure by its reason."""
     code = _code(path, error)
     reason = {NO_SPACE: "no space", READ_ONLY: "read-only", IO_ERROR: "I/O error", DAMAGED: "damaged"}[code]
     return InfraFailure(f"the disk refuses {path}: {reason} ({error})", code=code, fix=FIXES[code])
@@ -65,10 +61,10 @@ def has_space(path: Path) -> bool:
 
 @contextmanager
 def replacing(path: str | Path, mode: str = "wb", permissions: int | None = None) -> Iterator[IO[Any]]:
-    """Open a file beside ``path`` to write; at the end it is flushed to disk and takes the place of ``path``.
+    """Open a file beside ``path``; at the end it is flushed to disk and takes the place of ``path``.
 
     Readers see the old content or the new, also after a power failure. An error leaves the old content.
-    Creates the folder. ``permissions``: mode bits of the file; None: those that the process's umask leaves.
+    ``permissions``: mode bits; None: those that the umask leaves.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,17 +83,15 @@ def replacing(path: str | Path, mode: str = "wb", permissions: int | None = None
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Replace a JSON file as `replacing` does."""
     with replacing(path, "w") as file:
         json.dump(value, file, indent=1)
 
 
 @contextmanager
 def locked(path: str | Path, wait: bool = True) -> Iterator[None]:
-    """Hold the lock file ``path`` against other processes and threads; the kernel frees it when its holder
-    dies.
+    """Hold the lock file ``path``; the kernel frees it when its holder dies.
 
-    Raises filelock.Timeout if it is held and ``wait`` is false. Creates the folder.
+    Raises filelock.Timeout if it is held and ``wait`` is false.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path, mode=0o600, blocking=wait):
@@ -128,9 +122,7 @@ def _code(path: Path, error: OSError | sqlite3.Error) -> str:
 
 
 def _is_read_only(folder: Path) -> bool:
-    """Whether no file can be created in ``folder``: a disk that the kernel made read-only says so only
-    then.
-    """
+    """Whether no file can be created in ``folder``: some read-only disks say so only then."""
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

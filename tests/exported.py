@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import httpx
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from pixelis.telemetry.metrics import ACTOR_METRICS, metric_name
+from pixelis.telemetry.metrics import metric_name
+
+PAGE = Path(__file__).parents[1] / "docs/monitoring.md"
+ACTOR_METRICS = {
+    name: (re.match(r"[a-z]+?(?=s?\b)", labels)[0], re.findall(r"`(\w+)`", labels))  # type: ignore[index]
+    for names, labels in re.findall(
+        r"^\| (`\w+/.*?) \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    for name in re.findall(r"`(\w+/\w+)`", names)
+}
+"""The documented metrics of actors: kind and labels."""
 
 
 def exported() -> dict[str, tuple[str, set[str]]]:
@@ -25,14 +37,12 @@ def exported() -> dict[str, tuple[str, set[str]]]:
 
 
 def missing(keys: Iterable[str], timeout_s: float = 30.0) -> set[str]:
-    """The keys that no node exports within ``timeout_s``: those of ACTOR_METRICS as registered, others as a
-    gauge of a run.
-    """
+    """The keys that no node exports in time: those of ACTOR_METRICS as documented, others as a gauge of a run."""
     deadline = time.monotonic() + timeout_s
     while True:
         found, absent = exported(), set()
         for key in keys:
-            kind, tags, _ = ACTOR_METRICS.get(key, ("gauge", ("run",), ""))
+            kind, tags = ACTOR_METRICS.get(key, ("gauge", ["run"]))
             actual, labels = found.get(f"ray_{metric_name(key)}", ("", set[str]()))
             if actual != kind or not labels >= set(tags):
                 absent.add(key)

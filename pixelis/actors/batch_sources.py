@@ -1,7 +1,6 @@
 """Sources of learner batches: the protocol, and scored groups from the Coordinator for RFT and TTRL.
 
-The sources of SFT and of online evolution are in ``demonstrations`` and ``update_source``. Every worker holds
-its own copy of a source. All workers call each method together and take the same decisions.
+Every worker holds its own copy. All workers call each method together and take the same decisions.
 """
 
 from __future__ import annotations
@@ -77,9 +76,7 @@ class BatchSource(ABC):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Report that ``batch`` is learnt and published as ``version``; returns results that are available by
-        now.
-        """
+        """Report that ``batch`` is learnt and published as ``version``; returns what is known by now."""
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint beside that of the last batch. Called on the first worker only."""
@@ -107,79 +104,63 @@ class RolloutSource(BatchSource):
         self.incarnation = 0
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Publish the weights of the checkpoint and start the Coordinator at its batch."""
         self.last_state, self.version = state, self.weights.publish(self.trainer, {}, restart=True)
         self._start_actor(resumes_rewards=True)
 
     def _start_actor(self, **options: bool) -> None:
-        """Start the actor at the trainer's batch and share its incarnation with the other workers."""
         incarnation = 0
         if self.rank == 0:
-            incarnation = ray.get(
-                self.actor.begin.remote(self.trainer.batches, self.last_state, self.version, **options)
-            )
+            position = self.trainer.batches, self.last_state, self.version
+            incarnation = ray.get(self.actor.begin.remote(*position, **options))
         self.incarnation = int(sum_over_workers([float(incarnation)])[0])
 
     def next(self) -> LearnerBatch | None:
-        """This worker's groups with their views.
-
-        Computes KL penalties of rewards and advantages of tokens, if configured.
-        """
+        """This worker's groups with KL penalties of rewards and advantages of tokens, if configured."""
         share = self._share()
         if share is None:
             return None
         views = fetch_groups(share.views)
         samples, metrics, loss = samples_of(share.groups, views), share.metrics, self.config.rft.loss
         if self.config.rft.by_token:
-            rewards = [
-                t.reward or 0.0 for g in share.groups for t in g.trajectories if t.advantage is not None
-            ]
-            metrics = metrics | assign_token_advantages(
-                self.trainer, samples, rewards, self.config.rft.advantage
-            )
+            trained = [t for g in share.groups for t in g.trajectories if t.advantage is not None]
+            rewards, advantage = [t.reward or 0.0 for t in trained], self.config.rft.advantage
+            metrics = metrics | assign_token_advantages(self.trainer, samples, rewards, advantage)
         elif loss.kl > 0 and loss.kl_in == "reward":
             sums = self.trainer.model.kl_to_reference(samples)
             counts = [s.policy_tokens for s, k in zip(samples, sums, strict=True) if k is not None]
-            total, tokens = self.trainer.model.sequence.sum(
-                [float(sum(k or 0.0 for k in sums)), float(sum(counts))]
-            )
+            totals = [float(sum(k or 0.0 for k in sums)), float(sum(counts))]
+            total, tokens = self.trainer.model.sequence.sum(totals)
             divergence = iter(sums)
             kl = [
                 [(next(divergence) or 0.0) if t.advantage is not None else 0.0 for t in g.trajectories]
                 for g in share.groups
             ]
-            weighted = {
-                "greedy": share.greedy,
-                "kl": kl,
-                "kl_weight": self.trainer.rft.kl_coefficient,
-                "sum_workers": self.trainer.model.sequence.sum,
-            }
-            metrics = metrics | assign_advantages(share.groups, self.config.rft.advantage, **weighted)  # type: ignore[arg-type]
+            metrics = metrics | assign_advantages(
+                share.groups,
+                self.config.rft.advantage,
+                greedy=share.greedy,
+                kl=kl,
+                kl_weight=self.trainer.rft.kl_coefficient,
+                sum_workers=self.trainer.model.sequence.sum,
+            )
             samples = samples_of(share.groups, views)
             self.trainer.rft.adapt_kl(total / max(tokens, 1.0))
         self.last_state = share.state
         return LearnerBatch(share.step, samples, "policy", metrics, share.state)
 
     def _share(self) -> RolloutBatch | None:
-        """This worker's part of the batch.
-
-        If the actor has restarted, all workers start it again at the same batch.
-        """
+        """This worker's part of the batch. If the actor has restarted, all workers start it again there."""
         for _ in range(MAX_RESTARTS):
             share, has_restarted = None, False
+            request = self.share, self.shares, self.trainer.batches, self.incarnation
             try:
-                share = ray.get(
-                    self.actor.next_batch.remote(
-                        self.share, self.shares, self.trainer.batches, self.incarnation
-                    )
-                )
-            except (RayActorError, InfraFailure) as error:
-                cause = unwrap_ray_error(error)
-                has_restarted = isinstance(error, RayActorError) or (
-                    cause is not None and cause.code == "restarted"
-                )
-                if not has_restarted:
+                share = ray.get(self.actor.next_batch.remote(*request))
+            except RayActorError:
+                has_restarted = True
+            except InfraFailure as error:
+                if (cause := unwrap_ray_error(error)) is None or cause.code != "restarted":
                     raise
+                has_restarted = True
             if not sum_over_workers([float(has_restarted)])[0]:
                 return share
             self._start_actor(resumes_rewards=False)
@@ -190,10 +171,6 @@ class RolloutSource(BatchSource):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Load the version on the generators and advance the rewards.
-
-        Waits for evaluations only after the last batch.
-        """
         if self.config.engine.colocate:
             release_cached_memory()
         if self.rank:
@@ -204,25 +181,21 @@ class RolloutSource(BatchSource):
         timeout = None if is_last or not self.config.rft.max_off_policy_steps else 0
         ready, self.pending = ray.wait(self.pending, num_returns=len(self.pending), timeout=timeout)
         results: list[StepResult] = ray.get(ready)
-        merged = {name: value for result in results for name, value in result.metrics.items()}
+        merged = StepResult.merged(results)
         if is_last:
-            merged |= ray.get(self.actor.finish.remote())
-        return StepResult(merged, next((result.boundary for result in results if result.boundary), None))
+            merged.metrics |= ray.get(self.actor.finish.remote())
+        return merged
 
     def state(self) -> dict[str, Any]:
-        """The running state of the rewards."""
         return ray.get(self.actor.reward_state.remote())
 
     def end(self) -> None:
-        """Wait for running evaluations, also if the run was stopped early."""
         if self.rank == 0:
             ray.get(self.actor.finish.remote())
 
 
 def samples_of(groups: list[Group], views: list[Views]) -> list[TrainSample]:
-    """Samples of the trajectories that have an advantage and whose log-probabilities are those of the
-    pictures as they are.
-    """
+    """Samples of the trajectories with an advantage that saw the pictures as they are."""
     return [
         from_trajectory(trajectory, group_views[trajectory.id])
         for group, group_views in zip(groups, views, strict=True)

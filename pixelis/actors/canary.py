@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
 from pixelis.actors.generator_router import GeneratorRouter, RouterTimeouts
-from pixelis.actors.group_views import Picture, UpdatePictures
+from pixelis.actors.group_views import Stored, UpdatePictures
 from pixelis.actors.rollout_messages import RolloutRequest
 from pixelis.config import CanaryConfig, Config, RewardWeightsConfig
 from pixelis.datasets.questions import read_questions
@@ -25,29 +25,19 @@ from pixelis.records import Group, Question
 from pixelis.rewards.terms import score_group
 
 Pictures = Mapping[str, ray.ObjectRef]
-"""References to the decoded pictures of a question by media id; empty if they are to be opened."""
+"""References to decoded pictures by media id; empty if they are to be opened."""
 
 
 def canary_questions(config: CanaryConfig) -> list[Question]:
-    """The labelled questions.
-
-    Raises MissingFile, and BadInput for unreadable questions, too few, or ones without answers.
-    """
-    questions = list(
-        itertools.islice(read_questions(config.questions, limit=config.count, epochs=1), config.count)
-    )
-    unlabelled = next((q for q in questions if not q.answers), None)
-    if unlabelled is not None:
-        message = f"evolution.canary.questions: {unlabelled.id} in {config.questions} has no answer"
+    """The labelled questions. Raises MissingFile; BadInput for too few, or ones without answers."""
+    rows = read_questions(config.questions, limit=config.count, epochs=1)
+    questions = list(itertools.islice(rows, config.count))
+    if unlabelled := [q.id for q in questions if not q.answers]:
+        message = f"evolution.canary.questions: {unlabelled[0]} in {config.questions} has no answer"
         raise BadInput(message, code="unlabelled_canary", fix="use questions that have answers")
     if len(questions) < (least := least_questions(config)):
-        message = (
-            f"evolution.canary: {len(questions)} questions cannot rule out a drop of {config.tolerance:g}"
-        )
-        fix = (
-            f"set evolution.canary.questions and count to {least} questions or more, or raise tolerance "
-            "or risk"
-        )
+        message = f"{len(questions)} canary questions cannot rule out a drop of {config.tolerance:g}"
+        fix = f"set evolution.canary.questions and count to {least} or more, or raise tolerance or risk"
         raise BadInput(message, code="small_canary", fix=fix)
     return questions
 
@@ -55,18 +45,14 @@ def canary_questions(config: CanaryConfig) -> list[Question]:
 class Canary:
     """Answers `evolution.canary.count` questions greedily and scores the answers.
 
-    Ground truth never leaves this class.
-
-    generator: one that serves no requests, because it loads candidates; pictures: stores those of traffic
-    questions.
+    Ground truth never leaves this class. generator: one that serves no requests, because it loads candidates.
     """
 
     def __init__(self, config: Config, generator: ActorHandle, pictures: UpdatePictures):
         self.config, self.pictures = config, pictures
-        timeout_s = config.evolution.canary.timeout_s
-        self.router = GeneratorRouter([generator], RouterTimeouts(timeout_s, timeout_s))
+        self.router = GeneratorRouter([generator], RouterTimeouts.of(config))
         self.questions: list[Question] = []
-        self.traffic: dict[str, dict[str, Picture]] = {}
+        self.traffic: dict[str, dict[str, Stored]] = {}
         """Stored pictures of traffic questions by media id, by question."""
         self.lock = asyncio.Lock()
         # Only the raw term `accuracy` is used; other terms may call a judge.
@@ -75,7 +61,6 @@ class Canary:
         )
 
     async def ready(self) -> None:
-        """Read the questions. Raises the errors of `canary_questions`."""
         if not self.questions:
             self.questions = await asyncio.to_thread(canary_questions, self.config.evolution.canary)
 
@@ -89,24 +74,24 @@ class Canary:
         return await self._judge(version, [(question, {}) for question in self.questions])
 
     async def judge_traffic(self, version: int, items: Sequence[TrafficQuestion]) -> dict[str, float | None]:
-        """Score of `version` by id of these questions of the traffic; as `judge`."""
         current = {item.question.id for item in items}
         for name in self.traffic.keys() - current:
             del self.traffic[name]
         stored = dict(self.traffic)  # a copy: `keep` may replace pictures meanwhile
         for item in items:
             if item.question.id not in stored:
-                pictures = [
-                    (id, await asyncio.to_thread(self.pictures.add, array))
+                pictures = {
+                    id: await asyncio.to_thread(self.pictures.add, array)
                     for id, array in item.pictures.items()
-                ]
-                self.traffic[item.question.id] = stored[item.question.id] = dict(pictures)
-        shown = [{id: picture.ref for id, picture in stored[item.question.id].items()} for item in items]
-        return await self._judge(
-            version, [(item.question, pictures) for item, pictures in zip(items, shown, strict=True)]
-        )
+                }
+                self.traffic[item.question.id] = stored[item.question.id] = pictures
 
-    def keep(self, question: str, pictures: Mapping[str, Picture]) -> None:
+        def shown(question: Question) -> Pictures:
+            return {id: picture.ref for id, picture in stored[question.id].items()}
+
+        return await self._judge(version, [(item.question, shown(item.question)) for item in items])
+
+    def keep(self, question: str, pictures: Mapping[str, Stored]) -> None:
         """Keep the stored pictures of a new traffic question, by media id, until it is judged."""
         self.traffic[question] = dict(pictures)
 
@@ -117,9 +102,7 @@ class Canary:
             rollouts = list[asyncio.Future[Group | None]]()
             try:
                 await self.router.load(version)
-                rollouts += [
-                    asyncio.ensure_future(self._rollout(q, version, pictures)) for q, pictures in questions
-                ]
+                rollouts += [asyncio.ensure_future(self._rollout(q, version, p)) for q, p in questions]
                 groups = [group for group in await asyncio.gather(*rollouts) if group is not None]
             except RayError as error:
                 raise unwrap_ray_error(error) or error from error
@@ -135,11 +118,8 @@ class Canary:
         d = self.config.dialogue
         greedy = SamplingParams(0.0, 1.0, d.max_turn_tokens, self.config.run.seed, BATCH_PRIORITY)
         unlabelled = question.model_copy(update={"answers": None, "annotations": None})
-        has_operations = self.config.toolbox.has_tools
-        name = f"canary-{version}-{question.id}"
-        request = RolloutRequest(
-            unlabelled, name, 1, greedy, has_operations, d.max_turns, pictures, views=False
-        )
+        name, tools = f"canary-{version}-{question.id}", self.config.toolbox.has_tools
+        request = RolloutRequest(unlabelled, name, 1, greedy, tools, pictures=pictures, views=False)
         try:
             group = (await self.router.rollout(request)).group
         except (DataFailure, BadInput):

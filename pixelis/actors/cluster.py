@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,9 @@ LOCAL_ENV = {
     # A local machine is never preempted, and the end of a training run should be noticed within two seconds.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    # The head keeps 100,000 ended calls for the dashboard, 3 MB a thousand; a service makes hundreds a
-    # second.
+    # The head keeps 100,000 ended calls for the dashboard, 3 MB a thousand.
     "RAY_task_events_max_num_task_in_gcs": "1000",
-    # Logs are not shown, but Ray would look for new ones ten times a second, a fiftieth of a core after
-    # hundreds of processes.
+    # Logs are not shown, but Ray would look for new ones ten times a second.
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "LOG_NAME_UPDATE_INTERVAL_S": "5",
 }
@@ -69,20 +67,17 @@ LOCAL_ENV = {
 
 
 def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> None:
-    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one.
+    """Join the cluster at `cluster.address` or RAY_ADDRESS, else start a local one. Idempotent.
 
-    Does nothing if connected.
-
-    Warns if a joined cluster has less than ``store_bytes`` in all object stores. Raises InfraFailure if no
-    node can hold ``largest_object`` bytes, and with the cause if a cluster cannot start.
+    Raises InfraFailure if no node can hold ``largest_object`` bytes, and with the cause if a cluster cannot
+    start.
     """
     if ray.is_initialized():
         return
     address = config.cluster.address or os.environ.get("RAY_ADDRESS")
     address = None if address == "local" else address
     env = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "DS_BUILD_OPS": "0"}
-    # Hides the GPUs from processes that reserve none, before any library looks for them; see
-    # `use_reserved_gpus`.
+    # Hides the GPUs from processes that reserve none, before any library looks for them.
     env["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"
     forwarded, secrets = worker_variables(config, os.environ)
     env |= forwarded
@@ -94,22 +89,17 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
     inherited: dict[str, str] = {}
     if address:
         # Ray refuses variables that the job was submitted with; its workers have them already.
-        submitted = (
-            json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-            .get("runtime_env", {})
-            .get("env_vars", {})
-        )
-        secrets = {name: value for name, value in secrets.items() if name not in submitted}
-        options["runtime_env"] = {
-            "env_vars": {name: value for name, value in env.items() if name not in submitted}
-        }
-        if secrets:
-            options["runtime_env"]["worker_process_setup_hook"] = _set_secrets(secrets)
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+        submitted = job.get("runtime_env", {}).get("env_vars", {})
+        variables = {name: value for name, value in env.items() if name not in submitted}
+        options["runtime_env"] = {"env_vars": variables}
+        if secrets := {name: value for name, value in secrets.items() if name not in submitted}:
+            # Ray logs and shows the variables of a runtime_env, but not this function.
+            options["runtime_env"]["worker_process_setup_hook"] = lambda: os.environ.update(secrets)
     else:
         check_session_folder()
         check_token_folder()
-        # Inherited rather than in a runtime_env, because a job with a runtime_env cannot use processes that
-        # Ray has prestarted.
+        # Inherited, because a job with a runtime_env cannot use processes that Ray has prestarted.
         inherited = {name: os.environ.get(name, value) for name, value in LOCAL_ENV.items()} | env
         options |= {
             "num_cpus": local_cpus(config),
@@ -118,10 +108,8 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         }
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        stage(
-            f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster",
-            config.telemetry.progress,
-        )
+        doing = f"joining the Ray cluster at {address}" if address else "starting a local Ray cluster"
+        stage(doing, config.telemetry.progress)
         with _environment(inherited):
             ray.init(address=address or "local", **options)
     except ConnectionError as error:
@@ -139,10 +127,9 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
 
 
 def worker_variables(config: Config, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """The variables of a driver's environment that its workers get: those that may be logged, and secrets.
+    """The driver's variables that workers get: those that may be logged, and secrets.
 
-    Secrets are passwords, keys and tokens by name, addresses with a password, and what the configuration
-    names (`*_env`).
+    Secrets are passwords, keys and tokens by name, addresses with a password, and what `*_env` keys name.
     """
     keys = {
         str(value)
@@ -160,59 +147,31 @@ def worker_variables(config: Config, environment: Mapping[str, str]) -> tuple[di
     return {name: value for name, value in passed.items() if name not in secret}, secret
 
 
-def _set_secrets(secrets: dict[str, str]) -> Callable[[], None]:
-    """A function that sets variables in a worker.
-
-    Ray logs and shows the variables of a runtime_env, but not this function.
-    """
-
-    def set_secrets() -> None:
-        os.environ.update(secrets)
-
-    return set_secrets
-
-
 def local_cpus(config: Config) -> float:
-    """CPU slots of a local cluster: at least 4 even on fewer cores, because most actors wait most of the
-    time.
-    """
+    """CPU slots of a local cluster: at least 4, because most actors wait most of the time."""
     return config.cluster.cpus or max(4, os.cpu_count() or 4)
 
 
 def _local_store_bytes(needed: int) -> int:
-    """Size of a local object store: what is needed, as far as the shared memory of this machine holds it."""
     shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else needed
     return max(SMALLEST_STORE, min(max(needed, DEFAULT_STORE), int(0.8 * shared)))
 
 
-def check_object_stores(nodes: Sequence[Mapping[str, Any]], needed: int, largest: int) -> str:
-    """Warn if the object stores of the nodes, as `ray.nodes()` returns them, are smaller than needed; returns
-    the warning.
-
-    Raises InfraFailure if none can hold the largest object.
-    """
+def check_object_stores(nodes: Sequence[Mapping[str, Any]], needed: int, largest: int) -> None:
+    """Raise InfraFailure if no node's store holds the largest object; warn if all together are too small."""
     sizes = [int(node["Resources"].get("object_store_memory", 0)) for node in nodes if node["Alive"]]
     advice = "start the nodes with `ray start --object-store-memory BYTES` and as much /dev/shm"
     if largest > max(sizes, default=0):
         raise InfraFailure(
-            f"a policy version takes {largest / 1e9:.3g} GB, but the largest object store of the cluster has "
-            f"{max(sizes, default=0) / 1e9:.3g} GB",
-            fix=advice,
+            f"a policy version takes {largest / 1e9:.3g} GB, more than the largest object store", fix=advice
         )
-    if needed <= sum(sizes):
-        return ""
-    warning = (
-        f"the object stores of the cluster have {sum(sizes) / 1e9:.3g} GB, the job may need "
-        f"{needed / 1e9:.3g} GB: Ray would "
-        f"spill the rest to disk, which is slow; {advice}"
-    )
-    log.warning(warning)
-    return warning
+    if needed > sum(sizes):
+        message = "the object stores have %.3g GB, the job may need %.3g GB: Ray would spill to disk; %s"
+        log.warning(message, sum(sizes) / 1e9, needed / 1e9, advice)
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables temporarily, for processes started meanwhile to inherit."""
     previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -223,16 +182,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def spawn(kind: Any, *arguments: Any, **options: Any) -> ActorHandle:
-    """Start an actor of a `ray.remote` class with these options."""
     return kind.options(**options).remote(*arguments)
 
 
 def use_reserved_gpus() -> list[str]:
     """Restrict this process to the GPUs that it has reserved, if any; returns their ids.
 
-    Call it before CUDA is used.
-
-    Ray shows a process that reserved no GPU all GPUs of its node.
+    Call it before CUDA is used: Ray shows a process that reserved no GPU all GPUs of its node.
     """
     ids = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
@@ -240,29 +196,18 @@ def use_reserved_gpus() -> list[str]:
 
 
 def lower_priority(config: Config) -> None:
-    """Without a GPU, raise the niceness of this busy process: short requests to other processes come
-    first.
-    """
+    """Without a GPU, raise the niceness of this busy process: short requests come first."""
     if not config.engine.gpus:
         os.nice(4)
 
 
 def yield_to_serving() -> None:
-    """Raise the niceness of this thread, and of those it starts, to that of the generators.
-
-    For a learner beside a service on one machine: it must neither delay replies nor starve while requests
-    keep it busy.
-    """
+    """Raise the niceness of this thread to that of the generators: a learner must not delay replies."""
     os.nice(4)
 
 
 def freeze_gc() -> None:
-    """Exclude all existing objects from garbage collection.
-
-    Call it when a process has loaded its model and libraries.
-
-    A full collection stops all requests, in a gateway for 0.13 s.
-    """
+    """Exclude all existing objects from garbage collection: a full collection stops all requests."""
     gc.collect()
     gc.freeze()
 
@@ -278,10 +223,6 @@ def first_answer(method: Any) -> ray.ObjectRef:
 
 
 def wait_ready(roles: dict[str, list[ray.ObjectRef]], timeout_s: float) -> None:
-    """Wait for the first answers of the actors of each role.
-
-    Raises InfraFailure with the role that exceeds the timeout.
-    """
     deadline = time.monotonic() + timeout_s
     for role, refs in roles.items():
         if not refs:
@@ -302,9 +243,7 @@ _TYPED = re.compile(r"pixelis\.errors\.(\w+): (.*?)(?:\n *fix: (.*?))?\s*\Z", re
 
 
 def unwrap_ray_error(error: BaseException) -> PixelisError | None:
-    """The PixelisError in errors of Ray, or a failure of Ray itself or of a disk as an InfraFailure; None for
-    any other error.
-    """
+    """The PixelisError in errors of Ray; a failure of Ray or of a disk as an InfraFailure; else None."""
     pending, failure = [error], None
     while pending:
         inner = pending.pop()

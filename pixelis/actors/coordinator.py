@@ -1,9 +1,7 @@
-"""The Coordinator actor: admits questions, buffers scored groups, serves batches to the learner, runs
-evaluations.
+"""The Coordinator actor: admits questions, buffers scored groups, serves batches, runs evaluations.
 
-Admission bounds staleness: groups accepted or running never exceed ``(max_off_policy_steps + step + 1) *
-prompts_per_step``, where ``step`` counts the batches whose weights the generators have loaded. With 0, a
-batch is rolled out only after the weights of the previous one are loaded: exactly on-policy.
+Groups accepted or running never exceed ``(max_off_policy_steps + step + 1) * prompts_per_step``, where
+``step`` counts the batches whose weights the generators have loaded. 0 is exactly on-policy.
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.stream import question_stream
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.policy.replay import informative
 from pixelis.records import Group, Question
 from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
@@ -46,10 +45,9 @@ __all__ = ["Coordinator", "RolloutBatch", "StepResult"]
 class Coordinator:
     """Handles records and references only, never pixels or tensors.
 
-    Generators, scorers and the embedder are actors or their names; those named in ``elastic`` join when they
-    have started. ``store``: name of the PolicyStore if the learner broadcasts its versions. A restarted
-    Coordinator has no state: the learner notices the new ``incarnation`` and starts it at its current batch,
-    and groups in flight are rolled out again.
+    Generators named in ``elastic`` join when they have started. ``store``: name of the PolicyStore if
+    versions are broadcast. A restarted Coordinator has no state: the learner notices the new ``incarnation``
+    and starts it at its current batch, and groups in flight are rolled out again.
     """
 
     def __init__(
@@ -88,17 +86,15 @@ class Coordinator:
         self.log = EventLog(config.run.dir)
         self.evaluations = Evaluations(config, self.router, self.rollouts, self.log)
 
-    # -- training --------------------------------------------------------------------------------------------
+    # -- training
 
     async def begin(
         self, step: int, state: dict[str, Any], version: int, resumes_rewards: bool = True
     ) -> int:
-        """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation, which later
-        calls must pass.
+        """(Re)start production at ``step`` with ``version`` loaded; returns the incarnation for later calls.
 
-        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted. In
-        the latter case the scorers keep their state (``resumes_rewards`` is false). Raises InfraFailure
-        ``restarted`` if another call overtakes it.
+        ``state`` comes from a checkpoint, or from the last batch if only the Coordinator has restarted: then
+        ``resumes_rewards`` is false. Raises InfraFailure ``restarted`` if another call overtakes it.
         """
         # Calls of the learner before, also waiting ones, change nothing
         incarnation = self.incarnation = random.getrandbits(48)
@@ -106,8 +102,7 @@ class Coordinator:
             self.changed.notify_all()
         if self.producer is not None:
             self.producer.cancel()
-            # Otherwise a group that just finished would enter the new buffer
-            await asyncio.wait([self.producer])
+            await asyncio.wait([self.producer])  # else a group that just finished would enter the new buffer
         self._check(incarnation)
         self.step, self.consumed, self.buffer = step, Consumed.of(state), RolloutBuffer(self.config.rft, step)
         self.bad_rows.clear()
@@ -121,10 +116,7 @@ class Coordinator:
             rewards = base64.b64decode(state["rewards"]) if state.get("rewards") else None
             await asyncio.gather(*(scorer.load.remote(rewards) for scorer in self.scorers))
         elif step:  # the previous incarnation may have ended before it advanced the scorers
-            advances = await asyncio.gather(*(scorer.advance.remote(step - 1) for scorer in self.scorers))
-            self.evaluations.metrics |= {
-                name: value for advance in advances for name, value in advance.metrics.items()
-            }
+            self.evaluations.metrics |= (await self._advance(step - 1)).metrics
         self._check(incarnation)
         prompts = Prompts(self._questions(), self.config.data.train)
         try:
@@ -135,18 +127,16 @@ class Coordinator:
             raise
         if step == 0 and self.config.rft.evaluate_first:
             self.evaluations.start(step, version)
-        self.producer = asyncio.get_running_loop().create_task(self._produce(prompts))
+        self.producer = asyncio.create_task(self._produce(prompts))
         self.producer.add_done_callback(lambda _: prompts.close())
         while self.elastic:
-            self.joining.append(asyncio.get_running_loop().create_task(self._join(self.elastic.pop())))
+            self.joining.append(asyncio.create_task(self._join(self.elastic.pop())))
         return incarnation
 
     async def has_begun(self) -> bool:
-        """Whether a learner runs."""
         return self.incarnation != 0
 
     async def _join(self, name: str) -> None:
-        """Give a generator work from when it has started."""
         while True:
             try:
                 generator = await asyncio.to_thread(actor_handle, name)
@@ -158,10 +148,7 @@ class Coordinator:
         self.log.write(events.JOINED, generator=name, generators=len(self.router.members))
 
     async def _produce(self, prompts: Prompts) -> None:
-        """Admit questions whenever the staleness bound allows it.
-
-        The learner gets the error that ends production.
-        """
+        """Admit questions whenever the staleness bound allows it; the learner gets the error that ends this."""
         try:
             async with asyncio.TaskGroup() as groups:
                 while True:
@@ -178,8 +165,6 @@ class Coordinator:
                 self.changed.notify_all()
 
     def _questions(self) -> Iterator[tuple[int, Question]]:
-        """Questions that no batch has used yet, with their numbers in the stream."""
-
         def skipped(row: BadRow) -> None:  # within data.max_bad_rows
             self.bad_rows[row.code] += 1
             self.log.write("bad_row", **row._asdict())
@@ -191,21 +176,19 @@ class Coordinator:
         return ((number, question) for number, question in enumerate(questions, start) if number not in ahead)
 
     async def _group(self, number: int, question: Question, step: int) -> None:
-        """Roll out one question and add the result to the buffer."""
         started = time.monotonic()
         result = await self.rollouts.group(question, step)
         async with self.changed:
             self.first_started = min(self.first_started or started, started)
             if isinstance(result, str):
                 self.buffer.add_failed(number, result)
-                outcome = result
             else:
                 result.number = number
-                if (abstained := abstains(result.group)) or not self.rollouts.informative(result):
+                if (abstained := abstains(result.group)) or not informative(result.group, self.config.rft):
                     self.buffer.add_unusable(result, abstained)
                 else:
                     self.buffer.add(result)
-                outcome = result.outcome
+            outcome = result if isinstance(result, str) else result.outcome
             count("rollouts/groups", tags={"outcome": outcome})
             observe("rollouts/group_seconds", time.monotonic() - started)
             self.changed.notify_all()
@@ -213,8 +196,7 @@ class Coordinator:
     async def next_batch(
         self, rank: int, world: int, step: int, incarnation: int | None = None
     ) -> RolloutBatch | None:
-        """Share of ``rank`` in batch ``step``: whole groups of about equally many tokens; None at the end of
-        the run.
+        """Share of ``rank`` in batch ``step``: whole groups of about equally many tokens; None at the end.
 
         Raises the error that stopped production, and InfraFailure ``restarted`` for another ``incarnation``.
         """
@@ -259,9 +241,11 @@ class Coordinator:
         if self.error is not None or self.stopped:
             return False
         admitted = self.buffer.admitted
-        selection = self.buffer.take(
-            lambda scored: step - self.step_of_version.get(scored.group.policy_version, step)
-        )
+
+        def age(group: Group) -> int:
+            return step - self.step_of_version.get(group.policy_version, step)
+
+        selection = self.buffer.take(lambda scored: age(scored.group))
         if self.buffer.admitted != admitted:
             self.changed.notify_all()  # dropped stale groups have made room
         if selection is None:
@@ -276,28 +260,23 @@ class Coordinator:
         seconds = now - max(self.last_ready, self.first_started or now)
         self.last_ready, self.first_started = now, None
         groups = [s.group for s in (*selection.chosen, *selection.uninformative, *selection.abstained)]
-        ages = [step - self.step_of_version.get(g.policy_version, step) for g in batch.groups]
+        ages = [age(group) for group in batch.groups]
+        tokens = sum(t.tokens for g in groups for t in g.trajectories)
         batch.metrics |= {
             "rollout/seconds": seconds,
-            "rollout/tokens_per_s": sum(t.tokens for g in groups for t in g.trajectories)
-            / max(seconds, 1e-9),
+            "rollout/tokens_per_s": tokens / max(seconds, 1e-9),
             "rollout/staleness": float(max(ages)),
             "rollout/staleness_mean": sum(ages) / len(ages),
             "rollout/generators": self.router.stats()["generators/able"],
         }
-        for scored in selection.stale:
-            age = step - self.step_of_version.get(scored.group.policy_version, step)
-            self.log.write(
-                "stale_group", step=step, id=scored.group.question.id, group=scored.group.id, age=age
-            )
+        for group in (scored.group for scored in selection.stale):
+            self.log.write("stale_group", step=step, id=group.question.id, group=group.id, age=age(group))
         self._account(batch)
         self.current = (step, batch)
         return True
 
     def _account(self, batch: RolloutBatch) -> None:
-        """Record the batch: question numbers for checkpoints, ids in ``consumed.jsonl``, sample groups in
-        ``rollouts.jsonl``.
-        """
+        """Record the batch: question numbers for checkpoints, ``consumed.jsonl`` and ``rollouts.jsonl``."""
         if self.bad_rows:
             batch.metrics["rollout/bad_rows"] = float(self.bad_rows.total())
         batch.metrics |= self.evaluations.take_metrics()
@@ -306,20 +285,15 @@ class Coordinator:
         folder, samples = Path(self.config.run.dir), batch.groups[: self.config.telemetry.rollouts]
         with (folder / "rollouts.jsonl").open("a", encoding="utf-8") as lines:
             lines.writelines(group.model_dump_json() + "\n" for group in samples)
-        row = {
-            "step": batch.step,
-            "numbers": batch.numbers,
-            "ids": [group.question.id for group in batch.groups],
-        }
+        ids = [group.question.id for group in batch.groups]
+        row = {"step": batch.step, "numbers": batch.numbers, "ids": ids}
         with (folder / "consumed.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 
     async def step_done(self, step: int, version: int, incarnation: int | None = None) -> StepResult:
-        """Load ``version``, which the learner published after batch ``step``; admit questions; start an
-        evaluation if due.
+        """Load ``version``, published after batch ``step``; admit questions; start an evaluation if due.
 
-        Returns reward metrics after the generators have loaded the version. Ignores calls of another
-        ``incarnation``, and does nothing more once another learner has begun.
+        Returns reward metrics after the generators have loaded it. Ignores calls of another ``incarnation``.
         """
         if self._outdated(incarnation):
             return StepResult()
@@ -339,8 +313,7 @@ class Coordinator:
             )
         if self._outdated(incarnation):  # the scorers have the next learner's state
             return StepResult()
-        is_last = step + 1 == self.config.rft.steps
-        advances = await asyncio.gather(*(scorer.advance.remote(step, is_last) for scorer in self.scorers))
+        result = await self._advance(step, step + 1 == self.config.rft.steps)
         if self._outdated(incarnation):
             return StepResult()
         every = self.config.rft.evaluate_every
@@ -350,25 +323,22 @@ class Coordinator:
             loaded = self.router.version  # possibly a newer version
             self.step = max(self.step, self.step_of_version.get(version if loaded is None else loaded, 0))
             self.changed.notify_all()
-        metrics |= {name: value for advance in advances for name, value in advance.metrics.items()}
-        return StepResult(metrics, next((advance.boundary for advance in advances if advance.boundary), None))
+        return StepResult(metrics | result.metrics, result.boundary)
+
+    async def _advance(self, step: int, is_last: bool = False) -> StepResult:
+        advances = await asyncio.gather(*(scorer.advance.remote(step, is_last) for scorer in self.scorers))
+        return StepResult.merged(advances)
 
     async def reward_state(self) -> dict[str, Any]:
-        """Running state of the rewards for a checkpoint, if they have any."""
         if not self.config.rewards.stateful:
             return {}
         return {"rewards": base64.b64encode(await self.scorers[0].state.remote()).decode()}
 
     async def finish(self) -> dict[str, float]:
-        """Wait for running evaluations; returns their metrics."""
         await self.evaluations.wait()
         return self.evaluations.take_metrics()
 
     async def stop(self, evaluations: bool = True) -> None:
-        """Stop production and, unless ``evaluations`` is false, evaluations.
-
-        The learner then writes its last checkpoint.
-        """
         async with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -377,31 +347,25 @@ class Coordinator:
                 task.cancel()
 
     async def progress(self) -> dict[str, Any]:
-        """Finished steps, evaluated episodes, skipped rows by cause and the router's statistics."""
         counts = {"evaluated": dict(self.evaluations.finished), "bad_rows": dict(self.bad_rows)}
         return {"step": self.step, **counts, **self.router.stats()}
 
-    # -- evaluation ------------------------------------------------------------------------------------------
+    # -- evaluation
 
     async def evaluate(
         self, source: str, count: int, version: int, operations: bool, **options: Any
     ) -> tuple[list[Group], list[GroupViews]]:
-        """Episodes of the first ``count`` questions (0: all) of ``source`` with ``version``, as scored groups
-        and their views.
+        """Scored groups of the first ``count`` questions (0: all) of ``source``, and their views.
 
-        Options: ``name`` of the evaluation; ``seed`` that shuffles the questions; ``samples`` per question;
-        ``seeds`` that replace ``run.seed``, with ``samples`` episodes of each; ``share`` of the generators
-        that are reserved. Raises InfraFailure if that fails, and an error for an unusable question: a
-        held-out set must be complete.
+        Options: ``name`` of the evaluation; ``seed`` that shuffles; ``samples`` per question; ``seeds`` that
+        replace ``run.seed``; ``share`` of the generators to reserve. Raises an error for an unusable
+        question.
         """
         return await self.evaluations.evaluate(source, count, version, operations, **options)
 
     async def evaluate_held_out(
         self, step: int, version: int, count: int, levels: Sequence[str]
     ) -> dict[str, float]:
-        """Metrics of ``count`` questions of each held-out set after ``step``; see
-        ``Evaluations.held_out``.
-        """
         return (await self.evaluations.held_out(step, version, count, levels=levels))[1]
 
 
@@ -413,7 +377,6 @@ class Consumed:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Consumed:
-        """Restore from a checkpoint's state."""
         questions = state.get("questions") or {}
         return cls(questions.get("cursor", 0), set(questions.get("ahead", [])))
 
@@ -425,5 +388,4 @@ class Consumed:
             self.cursor += 1
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {"cursor": self.cursor, "ahead": sorted(self.ahead)}

@@ -1,8 +1,7 @@
-"""SFT's batch source: demonstrations by Ray Data, evaluation during training, and the mixture of the
-curriculum.
+"""SFT's batch source: demonstrations by Ray Data, evaluation during training, and the curriculum's mixture.
 
-After each evaluation the Schedule chooses the mixture of the following batches. A batch depends only on the
-seed, its step and the mixture, so a resumed run gets the same batches.
+A batch depends only on the seed, its step and the mixture, which the Schedule chooses after each evaluation,
+so a resumed run gets the same batches.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from pixelis.policy.train_step import Trainer
 
 EXAMPLES = 5
-"""Number of unusable demonstrations listed in the error about too many of them."""
+"""Unusable demonstrations listed in the error about too many of them."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=64)
@@ -49,10 +48,6 @@ class Schedule:
         self.changed = asyncio.Condition()
 
     async def begin(self, step: int, state: dict[str, Any]) -> dict[str, float]:
-        """Start or restart at `step` from the state of a checkpoint (empty for a new run).
-
-        Returns metrics.
-        """
         self.curriculum = Curriculum(self.settings)
         self.curriculum.load_state_dict(state)
         async with self.changed:
@@ -71,7 +66,6 @@ class Schedule:
     async def evaluated(
         self, step: int, loss: float, accuracy: float | None
     ) -> tuple[Event | None, dict[str, float]]:
-        """Record an evaluation after `step` steps. Returns the resulting event, if any, and metrics."""
         event = self.curriculum.evaluated(step, loss, accuracy)
         async with self.changed:
             self.mixtures[step // self.every] = self.curriculum.mixture
@@ -79,16 +73,11 @@ class Schedule:
         return event, self.curriculum.metrics(event)
 
     async def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return self.curriculum.state_dict()
 
 
 class DemonstrationSource(BatchSource):
-    """Batches of demonstrations by Ray Data.
-
-    start: step of the dataset's first batch; schedule: Schedule actor of a curriculum; actors: for episodes
-    during evaluation.
-    """
+    """Batches of demonstrations by Ray Data; start: step of the dataset's first batch."""
 
     kind: Literal["sft", "policy"] = "sft"
 
@@ -108,10 +97,7 @@ class DemonstrationSource(BatchSource):
         self.unusable, self.log = 0, events.EventLog(config.run.dir)
 
     def prepare(self, step: int) -> None:
-        """Start preparing this worker's first batch.
-
-        A worker restarted within a run skips the batches before `step`.
-        """
+        """Start preparing this worker's first batch; a restarted worker skips those before `step`."""
         import ray.train
 
         context = ray.train.get_context()
@@ -126,14 +112,12 @@ class DemonstrationSource(BatchSource):
         self.first: Future | None = ThreadPoolExecutor(1).submit(next, self.batches, None)
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Restore the schedule and publish the first weights for evaluation."""
         self.unusable = state.get("unusable", 0)
         if self.rank == 0:
             events.drop_steps(Path(self.config.run.dir) / "consumed.jsonl", self.trainer.batches)
         if self.schedule is not None and self.rank == 0:
-            self.curriculum = ray.get(
-                self.schedule.begin.remote(self.trainer.batches, state.get("curriculum", {}))
-            )
+            position = self.trainer.batches, state.get("curriculum", {})
+            self.curriculum = ray.get(self.schedule.begin.remote(*position))
         version = self.weights.publish(self.trainer, {}, restart=True)
         if version is not None:
             ray.get(version)
@@ -141,10 +125,7 @@ class DemonstrationSource(BatchSource):
             self.evaluation.load(self.share, self.shares)
 
     def next(self) -> LearnerBatch | None:
-        """The next batch, None at the end.
-
-        Raises DataFailure if more than `data.max_bad_rows` demonstrations are unusable.
-        """
+        """The next batch, None at the end. Raises DataFailure beyond `data.max_bad_rows`."""
         from pixelis.datasets.demonstration_stream import samples_of
 
         if (step := self.trainer.batches) >= self.steps:
@@ -154,9 +135,8 @@ class DemonstrationSource(BatchSource):
             return None
         levels = Counter(rows["level"].tolist())
         errors = [BadRow(*json.loads(text)) for text in rows["error"] if text]
-        *counts, failed = self.trainer.model.sequence.sum(
-            [*(float(levels[level]) for level in LEVELS), float(len(errors))]
-        )
+        own = [*(float(levels[level]) for level in LEVELS), float(len(errors))]
+        *counts, failed = self.trainer.model.sequence.sum(own)
         self.unusable += int(failed)
         for error in errors:
             self.log.write(BAD_ROW, **error._asdict())
@@ -164,20 +144,13 @@ class DemonstrationSource(BatchSource):
         if self.unusable > (limit if limit >= 1 else limit * self.steps * self.config.sft.batch):
             examples = "; ".join(map(str, errors[:EXAMPLES])) or "on another learner"
             raise DataFailure(
-                (
-                    f"{self.unusable} demonstrations cannot be played, more than "
-                    f"data.max_bad_rows={limit:g}: "
-                    f"{examples}"
-                ),
+                f"{self.unusable} demonstrations cannot be played, data.max_bad_rows={limit:g}: {examples}",
                 code=errors[0].code if errors else "unusable",
                 fix="correct or remove them, or raise data.max_bad_rows",
             )
-        metrics = (
-            {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)}
-            if any(counts)
-            else {}
-        )
-        metrics |= {**self.curriculum, "data/unusable": float(self.unusable)}
+        metrics = {**self.curriculum, "data/unusable": float(self.unusable)}
+        if any(counts):
+            metrics |= {f"curriculum/count_{level}": n for level, n in zip(LEVELS, counts, strict=True)}
         if self.rank == 0:
             with (Path(self.config.run.dir) / "consumed.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"step": step, "ids": rows["id"].tolist()}) + "\n")
@@ -186,7 +159,6 @@ class DemonstrationSource(BatchSource):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Evaluate if it is due, and report the result to the schedule."""
         steps, every = batch.step + 1, self.config.sft.evaluate_every
         if not every or steps % every:
             return StepResult()
@@ -203,21 +175,17 @@ class DemonstrationSource(BatchSource):
         return StepResult(results)
 
     def state(self) -> dict[str, Any]:
-        """The curriculum's state."""
         return {"curriculum": ray.get(self.schedule.state.remote())} if self.schedule is not None else {}
 
 
 class HeldOut:
-    """Evaluation during SFT: loss on held-out demonstrations and, with a Coordinator, accuracy of
-    episodes.
-    """
+    """Loss on held-out demonstrations and, with a Coordinator, accuracy of episodes."""
 
     def __init__(self, config: Config, coordinator: ActorHandle | None):
         self.config, self.coordinator = config, coordinator
         self.samples: list[tuple[str, TrainSample]] = []
 
     def load(self, share: int, shares: int) -> None:
-        """Read one of `shares` parts of the validation demonstrations of the kinds in `sft.kinds`."""
         from pixelis.datasets.demonstration_stream import demonstrations, train_sample
         from pixelis.datasets.demonstrations import Player
 
@@ -225,38 +193,27 @@ class HeldOut:
         count = self.config.sft.validation_size
         source = demonstrations(self.config, self.config.sft.validation, count)
         rows = itertools.islice((row for row in source if row.kind in self.config.sft.kinds), count)
-        self.samples = [
-            (row.level or "", train_sample(player, row))
-            for row in itertools.islice(rows, share, None, shares)
-        ]
+        own = itertools.islice(rows, share, None, shares)
+        self.samples = [(row.level or "", train_sample(player, row)) for row in own]
 
     def loss(self, trainer: Trainer) -> dict[str, float]:
-        """Mean negative log-likelihood of the held-out tokens, over all and by level.
-
-        All workers must call it together.
-        """
-        sums = dict.fromkeys(["", *LEVELS], (0.0, 0))
-        for (level, _), values in zip(
-            self.samples, trainer.model.log_probs([sample for _, sample in self.samples]), strict=True
-        ):
+        """Mean negative log-likelihood of the held-out tokens, over all and by level. Collective."""
+        names = ["", *LEVELS]
+        nll, tokens = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+        log_probs = trainer.model.log_probs([sample for _, sample in self.samples])
+        for (level, _), values in zip(self.samples, log_probs, strict=True):
             for name in {"", level}:
-                sums[name] = (sums[name][0] - float(values.sum(dtype="float64")), sums[name][1] + len(values))
-        flat = sum_over_workers([float(value) for pair in sums.values() for value in pair])
-        means = {
-            name: nll / tokens
-            for name, nll, tokens in zip(sums, flat[::2], flat[1::2], strict=True)
-            if tokens
-        }
-        if "" not in means:
-            raise DataFailure(
-                f"{self.config.sft.validation} gave no demonstration to evaluate on", fix="set sft.validation"
-            )
-        return {f"evaluate/loss{'_' + name if name else ''}": mean for name, mean in means.items()}
+                nll[name] -= float(values.sum(dtype="float64"))
+                tokens[name] += len(values)
+        flat = sum_over_workers([*nll.values(), *tokens.values()])
+        totals = zip(names, flat[: len(names)], flat[len(names) :], strict=True)
+        means = {f"evaluate/loss_{name}".rstrip("_"): total / count for name, total, count in totals if count}
+        if not means:
+            message = f"{self.config.sft.validation} gave no demonstration to evaluate on"
+            raise DataFailure(message, fix="set sft.validation")
+        return means
 
     def episodes(self, step: int, version: int, last: bool) -> dict[str, float]:
-        """Accuracy of `version` on the held-out sets, answered in episodes: their mean, by set and by
-        level.
-        """
         if self.coordinator is None:
             return {}
         request = (step, version, self.config.sft.evaluate_episodes, LEVELS)

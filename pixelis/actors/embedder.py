@@ -1,6 +1,4 @@
-"""The Embedder actor: vectors of the frozen base model, of episodes for rewards and of questions for
-memory.
-"""
+"""The Embedder actor: vectors of the frozen base model, of episodes for rewards and questions for memory."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ Parts = list[tuple[np.ndarray | None, np.ndarray | None]]
 
 @ray.remote(max_restarts=-1, max_task_retries=2)
 class Embedder:
-    """The policy's base model without an adapter, so that its vectors stay the same while the policy
-    learns.
-    """
+    """The policy's base model without an adapter: its vectors stay while the policy learns."""
 
     def __init__(self, config: Config):
         use_reserved_gpus()
@@ -41,13 +37,10 @@ class Embedder:
         freeze_gc()
 
     def health(self) -> str:
-        """Answers when alive."""
         return "ok"
 
     def states(self, group: Group, views: GroupViews | Views) -> dict[str, list[list[float]]]:
-        """Vectors by trajectory id, one more than policy turns; trajectories that the model cannot process
-        are left out.
-        """
+        """Vectors by trajectory id, one more than policy turns; without those that the model cannot process."""
         from pixelis.policy.embed import turn_states
 
         if isinstance(views, GroupViews):
@@ -63,9 +56,7 @@ class Embedder:
         }
 
     def first_features(self, groups: Sequence[Group], views: Sequence[GroupViews]) -> Parts:
-        """Mean features of the pictures that the episodes of each group began with, and of its question's
-        text.
-        """
+        """Mean features of the pictures that each group's episodes began with, and of its question's text."""
         from pixelis.policy.embed import mean_feature
 
         shown = []
@@ -78,15 +69,11 @@ class Embedder:
         return self._parts([group.question for group in groups], shown, mean_feature)
 
     def question_vector(self, question: Question, views: list[np.ndarray]) -> np.ndarray:
-        """Vector of a question for memory, float32 [hidden size]; views uint8 [h, w, 3] are fitted to the
-        pixel budget.
-        """
         return self.question_vectors([question], [views])[0]
 
     def question_vectors(
         self, questions: Sequence[Question], views: Sequence[list[np.ndarray]]
     ) -> list[np.ndarray]:
-        """Vectors of several questions and their views."""
         from pixelis.policy.embed import image_vector
         from pixelis.records.vectors import combine
 

@@ -1,8 +1,4 @@
-"""The tools of an episode on a toolbox pool, as `dialogue.agent` calls them.
-
-Pure operations run on whatever worker is free, and equal calls once. An environment belongs to one episode
-and one process.
-"""
+"""The tools of an episode on a toolbox pool, as `dialogue.agent` calls them."""
 
 from __future__ import annotations
 
@@ -15,13 +11,10 @@ from pixelis.telemetry import tracing
 
 
 class BoundTools:
-    """Operations on the images of a question, as `dialogue.agent` calls them."""
-
     def __init__(self, pool: ToolboxPool, opened: Opened):
         self.pool, self.opened = pool, opened
 
     async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
-        """Run an operation on the pool."""
         with tracing.span(action.op, target=action.target) as span:
             observation, views = await self.pool.execute(action, images, objects, self.opened)
             if observation.status == "error":
@@ -30,7 +23,7 @@ class BoundTools:
 
 
 class EnvironmentTools:
-    """The environment of one episode, as `dialogue.agent` calls it. It lives in one process and ends with it.
+    """The environment of one episode. It lives in one process and ends with it.
 
     Raises InfraFailure with a code `environment_...` when it is lost, takes too long, or fails itself.
     """
@@ -41,14 +34,12 @@ class EnvironmentTools:
         self.worker.environments.add(self.episode)
 
     async def reset(self) -> Outcome:
-        """Start the environment."""
         self.worker.environments.add(self.episode)
         return await self._call(
             Call(Action(op="reset", target=""), [], {}, episode=self.episode, question=self.question)
         )
 
     async def execute(self, action: Action, images: list[ImageView], objects: Objects) -> Outcome:
-        """Carry out an action."""
         if self.episode not in self.worker.environments:
             raise InfraFailure("the process of the environment ended", code="environment_lost")
         return await self._call(Call(action, images, objects, episode=self.episode))
@@ -63,7 +54,6 @@ class EnvironmentTools:
         return observation, views
 
     def close(self) -> None:
-        """Release the environment. Idempotent."""
         if self.episode in self.worker.environments:
             self.worker.environments.discard(self.episode)
             self.worker.handle.release.remote(self.episode)

@@ -1,6 +1,4 @@
-"""Clusters the questions of an evaluation by features of the Embedder; drivers see neither pictures nor
-vectors.
-"""
+"""Clusters the questions of an evaluation by features of the Embedder, out of the driver's sight."""
 
 from __future__ import annotations
 
@@ -24,10 +22,7 @@ BATCH = 8
 def find(
     config: Config, embedder: ActorHandle, groups: Sequence[Group], views: Sequence[GroupViews]
 ) -> list[dict[str, Any]]:
-    """The `evaluate.clusters` clusters of the scored questions, see `error_clusters`.
-
-    Raises BadInput for too few of them.
-    """
+    """The `evaluate.clusters` clusters of the scored questions; BadInput for too few of them."""
     scored = [pair for pair in zip(groups, views, strict=True) if correctness(pair[0].trajectories)]
     require_questions(len(scored), config.evaluate.clusters, "the evaluation")
     batches = [zip(*scored[start : start + BATCH], strict=True) for start in range(0, len(scored), BATCH)]

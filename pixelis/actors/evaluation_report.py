@@ -1,6 +1,4 @@
-"""Episodes of an evaluation for its report: why they are wrong, examples of clusters, and the pictures as
-files.
-"""
+"""Episodes of an evaluation for its report: why they are wrong, examples of clusters, pictures as files."""
 
 from __future__ import annotations
 
@@ -22,16 +20,13 @@ from pixelis.records import Group
 def choose_with_causes(
     arm: str, groups: Sequence[Group], views: Sequence[GroupViews | None], count: int
 ) -> list[Chosen]:
-    """As `choose`, with the cause of each error where it is known."""
     return choose(arm, groups, views, count, [cause_of(group, group.trajectories[0]) for group in groups])
 
 
 def choose_wrong(
     clusters: Sequence[dict[str, Any]], groups: Sequence[Group], views: Sequence[GroupViews]
 ) -> list[list[Chosen]]:
-    """The first wrong episode of each of the examples of each cluster; the title names its cause if that is
-    known.
-    """
+    """The first wrong episode of each example of each cluster; the title names its cause if known."""
     pairs = {group.question.id: (group, refs) for group, refs in zip(groups, views, strict=True)}
 
     def first_wrong(id: str) -> Chosen:
@@ -44,8 +39,7 @@ def choose_wrong(
 
 @ray.remote(num_cpus=0)
 def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> dict[str, list[str]]:
-    """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory, in the
-    order of images.
+    """Write what the policy saw as ``FOLDER/QUESTION/SAMPLE/ID.png``; returns the paths by trajectory.
 
     Beside them ``conversation.json`` has the turns: role, text and the files of the images that each shows.
     """
@@ -58,15 +52,11 @@ def save_images(folder: str, groups: list[Group], views: list[GroupViews]) -> di
             files = [place / f"{file_name(image.id)}.png" for image in trajectory.images]
             for file, view in zip(files, by_trajectory[trajectory.id], strict=True):
                 Image.fromarray(view).save(file)
-            names = dict(
-                zip((image.id for image in trajectory.images), (file.name for file in files), strict=True)
-            )
             turns = [
-                {"role": t.role, "text": t.text, "images": [names[id] for id in t.images]}
+                {"role": t.role, "text": t.text, "images": [f"{file_name(id)}.png" for id in t.images]}
                 for t in trajectory.turns
             ]
-            (place / "conversation.json").write_text(
-                json.dumps(turns, indent=2, ensure_ascii=False), encoding="utf-8"
-            )
+            content = json.dumps(turns, indent=2, ensure_ascii=False)
+            (place / "conversation.json").write_text(content, encoding="utf-8")
             paths[trajectory.id] = [str(file) for file in files]
     return paths

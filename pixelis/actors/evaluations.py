@@ -33,10 +33,6 @@ SEED_STRIDE = 1_000_003
 
 
 class Evaluations:
-    """Runs evaluations; ``finished`` counts their episodes, ``metrics`` are those of evaluations during
-    training.
-    """
-
     def __init__(self, config: Config, router: GeneratorRouter, rollouts: Rollouts, log: EventLog):
         self.config, self.router, self.rollouts, self.log = config, router, rollouts, log
         self.finished: Counter[str] = Counter()
@@ -46,7 +42,9 @@ class Evaluations:
 
     def start(self, step: int, version: int) -> None:
         """Evaluate ``version`` during training, after evaluations that run."""
-        task = asyncio.get_running_loop().create_task(self._during_training(step, version))
+        self._track(asyncio.create_task(self._during_training(step, version)))
+
+    def _track(self, task: asyncio.Future) -> None:
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 
@@ -56,7 +54,6 @@ class Evaluations:
             await asyncio.gather(*self.running, return_exceptions=True)
 
     def take_metrics(self) -> dict[str, float]:
-        """The metrics since the last call."""
         metrics, self.metrics = self.metrics, {}
         return metrics
 
@@ -64,9 +61,8 @@ class Evaluations:
         """Evaluate on all held-out sets. A failure is logged and does not end the run."""
         async with self.turn:
             try:
-                summaries, metrics = await self.held_out(
-                    step, version, self.config.evaluate.questions, TRAINING_SHARE
-                )
+                count = self.config.evaluate.questions
+                summaries, metrics = await self.held_out(step, version, count, TRAINING_SHARE)
             except Exception as error:
                 cause = unwrap_ray_error(error) or error
                 self.log.write(events.ALARM, step=step, text=f"the evaluation failed: {cause}")
@@ -74,7 +70,7 @@ class Evaluations:
         for name, summary in summaries.items():
             if (problem := diagnosis.of_evaluation(summary)) is not None:
                 self.log.write(
-                    events.ALARM, step=step, text=f"the evaluation{f' of {name}' if name else ''}: {problem}"
+                    events.ALARM, step=step, text=f"the evaluation{name and f' of {name}'}: {problem}"
                 )
         self.log.write("evaluation", step=step, version=version, **metrics)
         self.metrics |= {**metrics, "evaluate/step": float(step)}
@@ -93,19 +89,13 @@ class Evaluations:
         summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
         metrics = evaluation_metrics(summaries)
         for level in levels:
-            of_level = [
-                group
-                for groups, _ in results.values()
-                for group in groups
-                if group.question.meta.get("level") == level
-            ]
+            every = [group for groups, _ in results.values() for group in groups]
+            of_level = [group for group in every if group.question.meta.get("level") == level]
             if (accuracy := summarise(of_level)["accuracy"]) is not None:
                 metrics[f"evaluate/accuracy_{level}"] = accuracy
         name, (groups, views) = next(iter(results.items()))
         if (page := report.sample(self.config, step, summaries[name], groups, views)) is not None:
-            writing = asyncio.ensure_future(page)
-            self.running.add(writing)
-            writing.add_done_callback(self.running.discard)
+            self._track(asyncio.ensure_future(page))
         return summaries, metrics
 
     async def evaluate(
@@ -120,7 +110,6 @@ class Evaluations:
         share: float = 1.0,
         seeds: Sequence[int] = (),
     ) -> tuple[list[Group], list[GroupViews]]:
-        """See ``Coordinator.evaluate``."""
         questions = await asyncio.to_thread(self._questions, source, seed, count)
         if not questions:
             raise DataFailure(f"{source} has no questions", fix="check data.evaluate")
@@ -134,9 +123,8 @@ class Evaluations:
 
             async def answer(question: Question, label: str, seed: int) -> ScoredGroup:
                 sampling = SamplingParams(e.sampling.temperature, e.sampling.top_p, d.max_turn_tokens, seed)
-                request = RolloutRequest(
-                    question, f"{label}-{question.id}", samples, sampling, operations, d.max_turns_test
-                )
+                id = f"{label}-{question.id}"
+                request = RolloutRequest(question, id, samples, sampling, operations, d.max_turns_test)
                 async with gate:
                     scored = await self.rollouts.episodes(request, reserved=reserved)
                 self.finished[name] += 1
@@ -151,17 +139,11 @@ class Evaluations:
                 # After a failure the others would wait for a reservation that is released
                 for task in answers:
                     task.cancel()
-        if len(streams) > 1:
-            results = [
-                _merged(name, results[i : i + len(streams)]) for i in range(0, len(results), len(streams))
-            ]
+        if (n := len(streams)) > 1:
+            results = [_merged(name, results[i : i + n]) for i in range(0, len(results), n)]
         return [scored.group for scored in results], [scored.views for scored in results]
 
     def _questions(self, source: str, seed: int | None, count: int) -> list[Question]:
-        """The first questions of ``source``, all with a ``count`` of 0.
-
-        Where rewards use no truth, rows may lack one.
-        """
         cut: dict[str, Labels] = {}
         on_labels = None if self.config.rewards.labelled else cut.__setitem__
         rows = read_questions(source, seed=seed, epochs=1, on_labels=on_labels)
@@ -170,7 +152,6 @@ class Evaluations:
 
 
 def _merged(name: str, same: Sequence[ScoredGroup]) -> ScoredGroup:
-    """The episodes of several groups of a question as one group."""
     id = f"{name}-{same[0].group.question.id}"
     trajectories = [
         t.model_copy(update={"group_id": id}) for scored in same for t in scored.group.trajectories

@@ -1,5 +1,4 @@
-"""The Evolution actor: takes update tasks from traffic, gives the learner batches, judges and promotes its
-versions.
+"""The Evolution actor: gives update tasks from traffic to the learner, and judges and promotes its versions.
 
 The path of a task: ``submit`` -> ``update_intake`` -> ``update_queue`` -> ``next_batch`` -> the learner ->
 ``step_done`` -> ``promotion``. The learner calls the same methods as on the Coordinator.
@@ -31,7 +30,7 @@ from pixelis.actors.rollouts import RolloutBatch, StepResult
 from pixelis.actors.update_intake import UpdateIntake, UpdateScoring, representative
 from pixelis.actors.update_queue import TASK_COUNTS, QueuedTask, Rehearsal, UpdateQueue
 from pixelis.config import Config
-from pixelis.errors import BadConfig, InfraFailure
+from pixelis.errors import InfraFailure
 from pixelis.evolution.gate import RateLimit
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.evolution.privacy import redact
@@ -41,20 +40,16 @@ from pixelis.records import Feedback, PolicyVersion, Question, UpdateTask, Verdi
 from pixelis.telemetry import logs, tracing
 
 SAVE_S, EXPIRE_S = 10.0, 3600.0
-"""Seconds between writes of the users in the share window, and between deletions by
-``memory.retention_days``.
-"""
+"""Seconds between writes of the shares of users, and between deletions by ``memory.retention_days``."""
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Evolution:
     """Queues at most ``evolution.queue`` tasks and gives the learner ``evolution.batch`` of them per step.
 
-    ``generators`` serve; ``canary`` is a Generator that does not serve, required with
-    ``evolution.canary.enabled``. Actors are handles or names; with names, a restart does not depend on the
-    process that placed them. ``memory``: names of the shards; ``scoring``: those for ``UpdateScoring``. A
-    restarted actor keeps what is on disk (reviews, approved tasks, audit log, alerts, the promoted version,
-    traffic questions, the shares of users) and loses other tasks and counts.
+    ``canary``: a Generator that serves no requests; ``memory``: names of the shards. A restarted actor keeps
+    what is on disk (reviews, approved tasks, audit log, alerts, versions, traffic questions, shares) and
+    loses other tasks.
     """
 
     def __init__(
@@ -73,16 +68,8 @@ class Evolution:
         self.memory = Memory(memory, ray.get_runtime_context().namespace, config.memory) if memory else None
         self.review_queue = ReviewQueue(Path(config.run.dir) / "review.db", config.rewards)
         self.deciding = asyncio.Lock()
-        if e.canary.enabled and canary is None:
-            raise BadConfig(
-                "the canary has no generator", fix="place one, or set evolution.canary.enabled=false"
-            )
         pictures = UpdatePictures()
-        judge = (
-            Canary(config, actor_handle(canary), pictures)
-            if e.canary.enabled and canary is not None
-            else None
-        )
+        judge = Canary(config, actor_handle(canary), pictures) if canary is not None else None
         router = GeneratorRouter([actor_handle(g) for g in generators], RouterTimeouts.serving(config))
         traffic = TrafficQuestions(e.canary, Path(config.run.dir) / "versions" / "traffic")
         self.promotion = Promotion(config, actor_handle(store), router, judge, self.monitor.note, traffic)
@@ -109,11 +96,9 @@ class Evolution:
         self.background: list[asyncio.Task] = []
 
     async def use_generators(self, names: Sequence[str]) -> None:
-        """Load versions on the generators of these names from now on."""
         await self.promotion.use_generators(names)
 
     async def _open(self) -> None:
-        """Run ``_start`` once per process, on the first call, and again after a failure."""
         if self.opening is None or (self.opening.done() and self.opening.exception() is not None):
             self.opening = asyncio.create_task(self._start())
         await asyncio.shield(self.opening)
@@ -141,7 +126,7 @@ class Evolution:
         await self._open()
         return "ok"
 
-    # -- from the gateways -----------------------------------------------------------------------------------
+    # -- from the gateways
 
     async def submit(
         self,
@@ -152,13 +137,11 @@ class Evolution:
         originals: dict[str, ray.ObjectRef] | None = None,
         unclear: int = 0,
     ) -> bool:
-        """Queue a task for the learner or for review; False when the task is dropped, which ``stats`` counts
-        by cause.
+        """Queue a task for the learner or for review; False if dropped, which ``stats`` counts by cause.
 
-        ``originals``: the question's pictures by media id, with which the task may become a question of the
-        canary; ``unclear``: the user's verdicts below the gate since its last task. A review needs
-        ``verdict`` and ``question``, which holds no pictures. The pictures of ``views`` are copied into
-        objects of this process, because an object dies with its owner, here a gateway's replica.
+        ``originals``: the question's pictures by media id, for a question of the canary; ``unclear``: the
+        user's verdicts below the gate since its last task. The pictures of ``views`` are copied, because an
+        object dies with its owner, here a gateway's replica.
         """
         with tracing.span("submit", task.trace):
             await self._open()
@@ -166,7 +149,6 @@ class Evolution:
             return await self.intake.submit(task, views, verdict, question, step, originals, unclear)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> None:
-        """Remove queued tasks whose label the feedback calls wrong. Feedback teaches nothing else."""
         await self.intake.disown(experience_id, feedback)
         self.rehearsal.forget([experience_id])
         details = {
@@ -177,24 +159,20 @@ class Evolution:
         await self.monitor.note("feedback", by, "feedback", "success", details)
 
     async def forget(self, experience_ids: list[str]) -> int:
-        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number
-        dropped now.
-        """
         self.rehearsal.forget(experience_ids)
         return await self.intake.forget(experience_ids)
 
     async def report_metrics(self, metrics: dict[str, float], source: str = "") -> None:
-        """Set the health metrics of the gateway ``source``, such as p99_latency."""
         self.monitor.report(metrics, source)
 
-    # -- from the learner ------------------------------------------------------------------------------------
+    # -- from the learner
 
     @ray.method(max_task_retries=-1)
     async def begin(self, step: int, state: dict[str, Any], version: int) -> int:
         """The learner (re)starts at ``step``; an unfinished batch is handed out again.
 
-        ``state`` is the ``StepResult.state`` of its last step. Returns the incarnation, which later calls
-        must pass.
+        ``state``: the ``StepResult.state`` of its last step. Returns the incarnation, which later calls must
+        pass.
         """
         await self._open()
         if "beta" in state and not self.beta.measured:
@@ -214,15 +192,13 @@ class Evolution:
     async def next_batch(
         self, rank: int, world: int, step: int, incarnation: int | None = None
     ) -> RolloutBatch | None:
-        """Rank ``rank``'s share of update ``step``: whole groups of about equally many tokens; None when
-        drained or stopped.
+        """Rank ``rank``'s share of update ``step``, within the rate limit; None when drained or stopped.
 
-        Waits for ``evolution.batch`` tasks (while draining: at least one a rank) and for the rate limit.
-        Raises InfraFailure ``restarted`` for another ``incarnation``.
+        Waits for ``evolution.batch`` tasks, while draining for one a rank. Raises InfraFailure ``restarted``
+        for another ``incarnation``.
         """
         await self._open()
-        if not self.learning or (incarnation is not None and incarnation != self.incarnation):
-            # The weights of a learner of an earlier incarnation are unknown.
+        if self._outdated(incarnation):  # the weights of a learner of an earlier incarnation are unknown
             raise InfraFailure("the Evolution actor was restarted", code="restarted", fix="call begin again")
         async with self.changed:
             while not (self.intake.stopped or (step == self.step and self._ready(world))):
@@ -237,7 +213,7 @@ class Evolution:
         return batch.share(rank, world)
 
     def _ready(self, world: int) -> bool:
-        """Form the batch of this step if possible; True when there is one, or when there will be none."""
+        """Form the batch of this step if possible; True if there is one, or if there will be none."""
         now, draining = time.monotonic(), self.intake.draining
         may_form = self.current is None and not self.intake.paused and self.rate.wait_s(now) == 0
         if may_form and (chosen := self.queue.ready(world if draining else self.settings.batch)):
@@ -255,7 +231,6 @@ class Evolution:
         return self.current is not None
 
     async def learner_failed(self, cause: str) -> None:
-        """The learner failed; the service keeps answering, and learning stops until the next ``begin``."""
         await self._open()
         self.learning, self.failure = False, cause
         await self.monitor.note("stop", "learner", "fail", "failure", {"cause": cause})
@@ -269,14 +244,12 @@ class Evolution:
         incarnation: int | None = None,
         metrics: dict[str, float] | None = None,
     ) -> StepResult:
-        """The learner applied (or skipped) update ``step``; ``version`` is the candidate that it published,
-        if any.
+        """The learner applied or skipped update ``step`` and published ``version``, if any.
 
-        Returns when the candidate is promoted or refused. Ignored for another ``incarnation``; ``next_batch``
-        raises then.
+        Returns when the candidate is promoted or refused. Ignored for another ``incarnation``.
         """
         await self._open()
-        if not self.learning or (incarnation is not None and incarnation != self.incarnation):
+        if self._outdated(incarnation):
             return StepResult()
         metrics, incarnation = metrics or {}, self.incarnation
         skipped = bool(metrics.get("evolve/skipped"))
@@ -305,19 +278,15 @@ class Evolution:
                 self.step, self.current, self.tasks = step + 1, None, []
                 self.ranks_served.clear()
                 self.changed.notify_all()
-            elif (
-                promoted and self.promotion.served == version
-            ):  # the new learner started from the version before
-                self.promotion.restore = version
-        # The version that the weights descend from (None: a refused one), and the KL controller.
+            elif promoted and self.promotion.served == version:
+                self.promotion.restore = version  # the new learner started from the version before
         base = self.promotion.base if self.promotion.restore is None else None
         return StepResult(state={"base": base, "beta": self.beta.state()})
 
-    async def candidate(self, version: int) -> bool:
-        """Judge a published candidate and promote or refuse it; True when it serves now.
+    def _outdated(self, incarnation: int | None) -> bool:
+        return not self.learning or (incarnation is not None and incarnation != self.incarnation)
 
-        Does nothing once stopped.
-        """
+    async def candidate(self, version: int) -> bool:
         if self.intake.stopped:
             return False
         shares = self.queue.shares.published()
@@ -328,16 +297,14 @@ class Evolution:
         self.traces.clear()
         return promoted
 
-    # -- from the job ----------------------------------------------------------------------------------------
+    # -- from the job
 
     async def drain(self) -> None:
-        """Accept no more tasks; the learner gets the queued ones, then None."""
         async with self.changed:
             self.intake.draining = True
             self.changed.notify_all()
 
     async def stop(self) -> None:
-        """End at once; queued tasks are dropped and the learner gets None."""
         async with self.changed:
             self.intake.stopped = True
             self.changed.notify_all()
@@ -345,7 +312,7 @@ class Evolution:
             task.cancel()
         await self.monitor.note("stop", "evolution", "stop", "success", {"version": self.promotion.served})
 
-    # -- from operators and reviewers ------------------------------------------------------------------------
+    # -- from operators and reviewers
 
     async def pause(self, by: str) -> None:
         """Accept no task and make no update until ``resume``, also after a restart."""
@@ -377,16 +344,13 @@ class Evolution:
         return result
 
     async def roll_back(self, version: int | None, by: str) -> dict[str, Any]:
-        """Serve an earlier promoted version again (None: the previous one); later versions and their tasks
-        are withdrawn.
-        """
+        """Serve an earlier promoted version (None: the previous one) and withdraw later ones and their tasks."""
         await self._open()
         served = await self.promotion.roll_back(version, by, "ordered")
         await self._rolled_back()
         return {"version": served}
 
     async def check_served(self, by: str = "watch") -> bool:
-        """Judge the served version now; True when it fell and was rolled back."""
         await self._open()
         if fell := await self.promotion.check_served(by):
             await self._rolled_back()
@@ -398,7 +362,6 @@ class Evolution:
         await self.monitor.alert({"rollback": 1.0})
 
     async def _drop_withdrawn(self) -> None:
-        """Remove the tasks that withdrawn versions sampled, and the votes of their experiences."""
         withdrawn = self.promotion.withdrawn
         async with self.changed:
             removed = self.queue.remove(lambda item: item.task.trajectories[0].policy_version in withdrawn)
@@ -408,11 +371,9 @@ class Evolution:
             self.memory.withdraw(sorted(withdrawn))
 
     async def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[dict[str, Any]]:
-        """Updates in this state of review, without tokens and pictures."""
         return [_shown(review) for review in await asyncio.to_thread(self.review_queue.reviews, state, limit)]
 
     async def review(self, id: str) -> dict[str, Any] | None:
-        """An update with ``pictures``, PNG bytes by image id of its trajectory; None for an unknown id."""
         review = await asyncio.to_thread(self.review_queue.get, id)
         if review is None:
             return None
@@ -427,20 +388,14 @@ class Evolution:
         answer: str | None = None,
         reviewer: str = "",
     ) -> dict[str, Any]:
-        """Approve an update, with ``answer`` as its corrected label, or reject it.
+        """Approve an update, with ``answer`` as its corrected label, or reject it. Idempotent.
 
-        Repeating a decision changes nothing.
-
-        ``by`` sent the order; ``reviewer`` is the name that they gave. ``queued`` is False when nothing will
-        be learnt. Raises BadInput for an unknown id or a contrary earlier decision, InfraFailure ``ending``
-        while draining.
+        ``by`` sent the order for ``reviewer``. ``queued`` is False if nothing will be learnt. Raises BadInput
+        for an unknown id or a contrary decision, InfraFailure ``ending`` while draining.
         """
         await self._open()
-        # The decision would be stored but never learnt from
-        if approve and (self.intake.draining or self.intake.stopped):
-            raise InfraFailure(
-                "the service is ending", code="ending", fix="approve it when the service runs again"
-            )
+        if approve and (self.intake.draining or self.intake.stopped):  # it would never be learnt from
+            raise InfraFailure("the service is ending", code="ending", fix="approve it when it runs again")
         state: Literal["approved", "rejected"] = "approved" if approve else "rejected"
         async with self.deciding:
             review = await asyncio.to_thread(self.review_queue.get, id)
@@ -459,13 +414,11 @@ class Evolution:
     async def audit(
         self, event: str, actor: str, action: str, result: str = "success", details: dict | None = None
     ) -> None:
-        """Write another component's event, such as a deletion, into the audit log."""
         await self.monitor.note(event, actor, action, result, details or {})
 
-    # -- status ----------------------------------------------------------------------------------------------
+    # -- status
 
     async def stats(self) -> dict[str, int]:
-        """Served version, whether a learner runs, applied updates, and tasks by outcome."""
         await self._open()
         return {
             "version": self.promotion.served,
@@ -479,7 +432,6 @@ class Evolution:
         }
 
     async def status(self) -> dict[str, Any]:
-        """Complete status in numbers; lists have methods of their own."""
         counts, promotion = await self.stats(), self.promotion
         return {
             "enabled": self.settings.enabled,
@@ -502,27 +454,21 @@ class Evolution:
         }
 
     async def versions(self) -> list[PolicyVersion]:
-        """All policy versions, oldest first."""
         return await self.promotion.store.list.remote()
 
     async def canary_curve(self) -> list[dict[str, Any]]:
-        """Judgements, oldest first: version, time, accuracy, reference_accuracy, mean, se, decision,
-        reason.
-        """
         return self.promotion.curve
 
     async def recent_audit(self, n: int = 50) -> list[dict[str, Any]]:
-        """The last ``n`` audit events, newest first."""
         return [asdict(event) for event in self.monitor.log.recent(n)]
 
     async def alerts(self, n: int = 50) -> list[dict[str, Any]]:
-        """The last ``n`` alerts, newest first."""
         return [{**asdict(alert), "message": alert.message} for alert in self.monitor.alerter.recent(n)]
 
-    # -- periodically ----------------------------------------------------------------------------------------
+    # -- periodically
 
     def _health(self) -> dict[str, float]:
-        """Metrics for the alert thresholds; the updates of the last minute only while updates are due."""
+        """Metrics for the alert thresholds; ``update_rate`` only while updates are due."""
         result = {
             "queue_size": float(len(self.queue)),
             "queue_fill": len(self.queue) / self.settings.queue,
@@ -539,7 +485,6 @@ class Evolution:
         return result
 
     async def _approve_due(self) -> None:
-        """Approve updates that have waited ``review.approve_after_s`` seconds."""
         after = self.settings.review.approve_after_s
         if after is not None and not (self.intake.paused or self.intake.draining):
             for id in await asyncio.to_thread(self.review_queue.due, time.time(), after):
@@ -548,7 +493,6 @@ class Evolution:
 
 
 def _shown(review: Review) -> dict[str, Any]:
-    """Question, vote, label and one trajectory without its tokens, as JSON takes them."""
     return {
         **review.model_dump(mode="json", exclude={"task"}),
         "experience_id": review.task.experience_id,

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from pixelis.config import Config, ThresholdConfig
+from pixelis.config import Config
 from pixelis.evolution.alerts import Alerter
 from pixelis.evolution.audit import FOLDER, AuditLog
 from pixelis.evolution.shares import LargestShares, Source
@@ -22,16 +22,6 @@ from pixelis.records import UpdateTask
 from pixelis.telemetry.metrics import count, publish
 
 log = logging.getLogger(__name__)
-
-THRESHOLDS = [
-    ThresholdConfig(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
-    ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
-    ThresholdConfig(metric="unusable_tasks", over=15.0, severity="critical", cooldown_s=600.0),
-    ThresholdConfig(metric="unclear_tasks", over=15.0, severity="warning", cooldown_s=3600.0),
-    ThresholdConfig(metric="update_kl", over=0.2, severity="warning", cooldown_s=300.0),
-    ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
-]
-"""Thresholds of metrics that only the Evolution actor knows."""
 
 AUDITED = ("evolve/kl", "evolve/lr", "evolve/beta", "evolve/confidence", "policy/loss", "policy/grad_norm")
 """Metrics of an update that the audit log has."""
@@ -42,9 +32,6 @@ STALE_S = 60.0
 
 @contextmanager
 def log_failures(message: str) -> Iterator[None]:
-    """Log an exception of the block with ``message`` and continue, so that a periodic action is tried
-    again.
-    """
     try:
         yield
     except Exception:
@@ -52,9 +39,7 @@ def log_failures(message: str) -> Iterator[None]:
 
 
 async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: str) -> None:
-    """Await ``action`` every ``every_s`` seconds until cancelled; exceptions are logged with the message
-    ``failure``.
-    """
+    """Await ``action`` every ``every_s`` seconds until cancelled; exceptions are logged as ``failure``."""
     while True:
         await asyncio.sleep(every_s)
         with log_failures(failure):
@@ -62,15 +47,11 @@ async def repeat(every_s: float, action: Callable[[], Awaitable[Any]], failure: 
 
 
 class EvolutionMonitor:
-    """Writes the audit log and alerts in ``run.dir``; ``health`` returns the owner's metrics."""
-
     def __init__(self, config: Config, health: Callable[[], dict[str, float]]):
         e = config.evolution
         self.every_s, self.health = e.alerts.every_s, health
         self.log = AuditLog(Path(config.run.dir) / FOLDER, e.audit)
-        self.alerter = Alerter(
-            e.alerts.model_copy(update={"extra": [*THRESHOLDS, *e.alerts.extra]}), config.run.dir
-        )
+        self.alerter = Alerter(e.alerts, config.run.dir)
         self.reported: dict[str, tuple[float, dict[str, float]]] = {}
 
     async def note(
@@ -88,9 +69,6 @@ class EvolutionMonitor:
         metrics: Mapping[str, float],
         skipped: bool,
     ) -> None:
-        """Write the audit event of an update: what it learnt from, the largest shares of it, and the numbers
-        of the step.
-        """
         numbers = {name.partition("/")[2]: metrics[name] for name in AUDITED if name in metrics}
         details = {
             "step": step,
@@ -101,13 +79,10 @@ class EvolutionMonitor:
         await self.note("update", "learner", "step", "skipped" if skipped else "success", details)
 
     def report(self, metrics: Mapping[str, float], source: str) -> None:
-        """Set the metrics of ``source``, replacing its earlier ones."""
         self.reported[source] = (time.monotonic(), dict(metrics))
 
     def metrics(self) -> dict[str, float]:
-        """The owner's metrics, this machine's memory usage (0..1), and the largest recent value of any
-        gateway.
-        """
+        """The owner's metrics, this machine's memory usage, and the largest recent value of any gateway."""
         result = {**self.health(), "memory_usage": psutil.virtual_memory().percent / 100}
         for reported_at, metrics in self.reported.values():
             if time.monotonic() - reported_at < STALE_S:
@@ -116,14 +91,11 @@ class EvolutionMonitor:
         return result
 
     async def alert(self, metrics: Mapping[str, float]) -> None:
-        """Alert on metrics beyond their threshold and write the alerts to the audit log."""
         for alert in await asyncio.to_thread(self.alerter.check, metrics, time.time(), "evolution"):
             details = {"metric": alert.metric, "value": alert.value, "severity": alert.severity}
             await self.note("alert", "evolution", alert.metric, "success", details)
 
     async def run(self) -> None:
-        """Check the metrics every ``alerts.every_s`` seconds until cancelled."""
-
         async def check() -> None:
             metrics = self.metrics()
             publish({f"evolution/{name}": value for name, value in metrics.items()})

@@ -36,6 +36,7 @@ TurnEvent = tuple[int, Turn, list[np.ndarray]]
 """Index of a sample, a turn without its tokens, and the uint8 views that the turn adds."""
 TextEvent = tuple[int, str]
 """Index of a sample, and a piece of the text of its next turn."""
+TurnCallback = Callable[[int, Turn, list[np.ndarray]], None]
 AddedViews = dict[str, list[np.ndarray] | None]
 """Trajectory id -> uint8 views of its images after those of the question, None if it shows no image."""
 FirstViews = list[np.ndarray] | None
@@ -44,14 +45,10 @@ FirstViews = list[np.ndarray] | None
 
 @ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=1024, concurrency_groups={"health": 2})
 class Generator:
-    """Runs episodes of the current policy.
-
-    Its own toolboxes decode images and run operations; they end with it.
-    """
+    """Runs episodes of the current policy. Its own toolboxes decode images and run operations."""
 
     def __init__(self, config: Config, store: str, index: int = 0):
-        # A name, because a handle argument is kept in the object store, where its loss can make a restart
-        # impossible.
+        # A name: a handle argument is kept in the object store, where its loss can make a restart impossible.
         self.config, self.store, self.index = config, ray.get_actor(store), index
         use_reserved_gpus()
         lower_priority(config)
@@ -69,9 +66,11 @@ class Generator:
         self.started, self.loading, self.running = False, asyncio.Lock(), 0
         freeze_gc()
 
-    async def _load(self, version: int) -> None:
-        (ref,) = await self.store.get.remote(version)
-        await self.engine.load(version, await ref)
+    async def _load(self, version: int, weights: Any = None) -> None:
+        if weights is None:
+            (ref,) = await self.store.get.remote(version)
+            weights = await ref
+        await self.engine.load(version, weights)
         self.started = True
 
     async def load(self, version: int, place: StreamPlace | None = None) -> int:
@@ -88,11 +87,7 @@ class Generator:
         async with self.loading:
             # A new engine reports its bare model as version 0, which may also be the version of an adapter.
             if not self.started or self.engine.version != version:
-                if weights is None:
-                    await self._load(version)
-                else:
-                    await self.engine.load(version, weights)
-                    self.started = True
+                await self._load(version, weights)
             return self.engine.version
 
     async def sleep(self) -> None:
@@ -101,7 +96,6 @@ class Generator:
         await self.engine.sleep()
 
     async def wake(self) -> None:
-        """Take the GPU again."""
         await self._exit_if_engine_died()
         await self.engine.wake()
 
@@ -111,7 +105,6 @@ class Generator:
             os._exit(1)
 
     async def ready(self) -> None:
-        """Return once engine and toolboxes are ready."""
         await self.tools.ready()
 
     @ray.method(concurrency_group="health")
@@ -144,25 +137,23 @@ class Generator:
     async def stream(
         self, request: RolloutRequest
     ) -> AsyncIterator[list[TurnEvent | TextEvent] | Group | AddedViews | FirstViews]:
-        """`rollout` as a stream: lists of new turns and text as they are generated, then the results of
-        `rollout`.
+        """Lists of new turns and text as they are generated, then the results of `rollout`.
 
         Cancelling the call or closing the stream ends the episodes and frees their rows in the engine.
         """
         events: list[TurnEvent | TextEvent] = []
         changed = asyncio.Event()
 
+        def add(event: TurnEvent | TextEvent) -> None:
+            events.append(event)
+            changed.set()
+
         def watch(sample: int, turn: Turn, views: list[np.ndarray]) -> None:
-            events.append(
-                (sample, turn.model_copy(update={"tokens": [], "log_probs": [], "top_log_probs": []}), views)
-            )
-            changed.set()
+            shown = turn.model_copy(update={"tokens": [], "log_probs": [], "top_log_probs": []})
+            add((sample, shown, views))
 
-        def read(text: str) -> None:
-            events.append((0, text))
-            changed.set()
-
-        episodes = asyncio.ensure_future(self._episodes(request, watch, read if request.text else None))
+        read = (lambda text: add((0, text))) if request.text else None
+        episodes = asyncio.ensure_future(self._episodes(request, watch, read))
         episodes.add_done_callback(lambda _: changed.set())
         try:
             while events or not episodes.done():
@@ -172,22 +163,18 @@ class Generator:
                 if pending:
                     yield pending
             group, added, first = await episodes
-            yield group
-            yield added
-            for views in first:
-                yield views
+            for result in (group, added, *first):
+                yield result
         finally:
             episodes.cancel()
 
     async def _episodes(
         self,
         request: RolloutRequest,
-        watch: Callable[[int, Turn, list[np.ndarray]], None] | None = None,
+        watch: TurnCallback | None = None,
         read: Callable[[str], None] | None = None,
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
-        """The results of `rollout`. watch: called with each new turn; read: with new text of the first
-        sample.
-        """
+        """The results of `rollout`. watch: called with each turn; read: with new text of the first sample."""
         if not self.started:  # a new or restarted process must not serve the bare model
             async with self.loading:
                 if not self.started:
@@ -205,10 +192,7 @@ class Generator:
         return group, added, first
 
     async def _group(
-        self,
-        request: RolloutRequest,
-        watch: Callable[[int, Turn, list[np.ndarray]], None] | None,
-        read: Callable[[str], None] | None,
+        self, request: RolloutRequest, watch: TurnCallback | None, read: Callable[[str], None] | None
     ) -> tuple[Group, AddedViews, list[FirstViews]]:
         d, question, sampling = self.config.dialogue, request.question, request.sampling
         turn_tokens = min(sampling.max_tokens, d.max_turn_tokens)
@@ -256,21 +240,18 @@ class Generator:
         trajectories = [e.trajectory for e in episodes]
         for trajectory, name in zip(trajectories, augmentations, strict=True):
             trajectory.augmentation = name
-        group = Group(
-            id=request.group_id, question=question, trajectories=trajectories, policy_version=version
-        )
+        id = request.group_id
+        group = Group(id=id, question=question, trajectories=trajectories, policy_version=version)
         if not request.views:
             return group, {}, []
         added = {e.trajectory.id: e.views[len(views) :] if e.trajectory.images else None for e in episodes}
-        return group, added, await first_views(question.media, images, views, request.known, request.pictures)
+        return group, added, await first_views(question.media, images, views, request.known)
 
 
 async def _traced_episode(session: Session, *arguments: Any, **details: Any) -> Episode:
-    """`run_episode` as a span."""
     with tracing.span("episode") as span:
-        episode = await run_episode(
-            TracedSession(session) if span.is_recording() else session, *arguments, **details
-        )
+        traced = TracedSession(session) if span.is_recording() else session
+        episode = await run_episode(traced, *arguments, **details)
         t = episode.trajectory
         values = {"trajectory": t.id, "stop_reason": t.stop_reason.value, "version": t.policy_version}
         span.set_attributes({f"pixelis.{name}": value for name, value in values.items()})
@@ -290,12 +271,10 @@ class TracedSession:
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Generate a turn."""
         with tracing.span("generate", prompt_tokens=len(tokens), views=len(views)) as span:
             completion = await self.session.generate(tokens, views, sampling, on_tokens)
             span.set_attribute("pixelis.tokens", len(completion.tokens))
             return completion
 
     def close(self) -> None:
-        """Release the episode's memory."""
         self.session.close()

@@ -1,6 +1,4 @@
-"""A generator as a router knows it: its actor, its work, the version that it holds, whether its process
-hangs.
-"""
+"""A generator as a router knows it: its actor, work and version, and whether its process hangs."""
 
 from __future__ import annotations
 
@@ -23,12 +21,16 @@ class GeneratorHung(InfraFailure):
     """The process of a generator answers nothing."""
 
 
+class WrongVersion(InfraFailure):
+    """A generator returned a group of another version than expected."""
+
+
 @dataclass(eq=False)
 class Member:
-    """A generator: its actor or the actor's name, episodes in flight, and the version that it last reported.
+    """A generator, or its name, episodes in flight, and the version that it last reported.
 
-    recovery: task that ends its quarantine; watch: task that ends when the process hangs, while episodes are
-    in flight; answered: actor that has answered. One that has not may be loading its model.
+    recovery: ends its quarantine; watch: ends when the process hangs, while episodes are in flight; answered:
+    actor that has answered. One that has not may be loading its model.
     """
 
     actor: ActorHandle | str
@@ -50,10 +52,7 @@ class Member:
         return self.recovery is not None and not self.recovery.done()
 
     async def answer(self, call: Awaitable[Any], deadline: float) -> Any:
-        """The answer to a call.
-
-        Raises TimeoutError at the monotonic time `deadline`, GeneratorHung when the watch ends.
-        """
+        """The answer. TimeoutError at the monotonic time `deadline`, GeneratorHung when the watch ends."""
         answer, watch = asyncio.ensure_future(call), self.watch
         tasks = {answer} if watch is None else {answer, watch}
         try:

@@ -1,8 +1,7 @@
 """Routes rollout requests to generators by version and load; retries on another generator when one fails.
 
-Routers of training, evaluation and the canary load versions and use only generators that hold the current
-one. A gateway's router
-*follows*: it loads nothing and infers the promoted version from the versions that generators report.
+Routers of training, evaluation and the canary load versions. A gateway's router *follows*: it infers the
+promoted version from those that generators report.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, root_cause
+from pixelis.actors.generator_member import HUNG_CHECKS, Member, Reservation, WrongVersion, root_cause
 from pixelis.actors.group_views import SharedViews
 from pixelis.actors.rollout_messages import RolloutRequest, RolloutResult, TextUpdate, TurnUpdate
 from pixelis.config import Config
@@ -30,16 +29,15 @@ from pixelis.records import Group
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
-"""Seconds between checks for an available generator."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterTimeouts:
     """Limits in seconds.
 
-    rollout_s: for a group including retries; load_s: for loading a version; retry_pause_s: between retries;
-    suspect_s: during which a follower avoids a generator that failed; health_s: for the answer to a health
-    check. A process that answers none for HUNG_CHECKS times as long hangs.
+    rollout_s: for a group including retries; retry_pause_s: between retries; suspect_s: during which a
+    follower avoids a generator that failed; health_s: for a health check, of which a hanging process misses
+    HUNG_CHECKS.
     """
 
     rollout_s: float = 600.0
@@ -50,22 +48,20 @@ class RouterTimeouts:
 
     @classmethod
     def of(cls, config: Config) -> RouterTimeouts:
-        """Timeouts of a training job."""
-        return cls(config.rollout_timeout_s, config.load_timeout_s)
+        return cls(config.rollout_timeout_s, config.load_timeout_s, health_s=config.engine.health_timeout_s)
 
     @classmethod
     def serving(cls, config: Config) -> RouterTimeouts:
-        """Timeouts of a service: a rollback waits for a hanging generator no longer than a request may
-        take.
-        """
-        return cls(config.serve.timeout_s, config.serve.timeout_s + 60.0)
+        """Of a service: a rollback waits for a hanging generator no longer than a request may take."""
+        timeout = config.serve.timeout_s
+        return cls(timeout, timeout + 60.0, health_s=config.engine.health_timeout_s)
 
 
 class GeneratorRouter:
     """Router over a caller's generators, which may join and leave at any time.
 
-    generators: actors, or names in `namespace`, which are looked up again after a failure; follows: infer the
-    version instead of loading it; attempts: limit of attempts per group (None: limited by the timeout only).
+    generators: actors, or names in `namespace`, looked up again after a failure; attempts: most attempts per
+    group (None: until the timeout).
     """
 
     def __init__(
@@ -90,24 +86,21 @@ class GeneratorRouter:
         self.awake = asyncio.Event()
         self.awake.set()
 
-    # -- membership ------------------------------------------------------------------------------------------
+    # -- membership
 
     def join(self, generator: ActorHandle | str) -> None:
-        """Add a generator. It gets work once it holds the current version."""
         member = Member(generator)
         self.members.append(member)
         if not self.follows and self.version is not None:
             self._quarantine(member, "joined")
 
     def leave(self, generator: ActorHandle | str) -> None:
-        """Give a generator no more work. Its running episodes continue."""
         for member in [m for m in self.members if m.actor == generator]:
             self.members.remove(member)
             if member.recovery is not None:
                 member.recovery.cancel()
 
     def set_members(self, generators: Sequence[ActorHandle | str]) -> None:
-        """Let the generators be these: others leave, new ones join."""
         for member in [m for m in self.members if m.actor not in generators]:
             self.leave(member.actor)
         known = [m.actor for m in self.members]
@@ -115,13 +108,10 @@ class GeneratorRouter:
             if generator not in known:
                 self.join(generator)
 
-    # -- episodes --------------------------------------------------------------------------------------------
+    # -- episodes
 
     async def rollout(self, request: RolloutRequest, reservation: Reservation | None = None) -> RolloutResult:
-        """The group of a request, from the generators of a reservation if there is one.
-
-        Raises the errors of `episodes`.
-        """
+        """The group of a request, from the generators of a reservation if there is one; raises as `episodes`."""
         async with aclosing(self.episodes(request, reservation=reservation)) as items:
             async for item in items:
                 if isinstance(item, RolloutResult):
@@ -133,8 +123,8 @@ class GeneratorRouter:
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
         """Yield the group of a request; with `stream` also its turns and text as they are generated.
 
-        Retries on another generator within `rollout_s` seconds and `attempts` attempts. Closing the iterator
-        ends the episodes. Raises InfraFailure if no generator answered, and the errors of the question.
+        Retries on another generator. Closing the iterator ends the episodes. Raises InfraFailure if no
+        generator answered, and the errors of the question.
         """
         deadline = time.monotonic() + self.timeouts.rollout_s
         tried: set[Member] = set()
@@ -145,16 +135,13 @@ class GeneratorRouter:
                 async with aclosing(self._attempt(member, request, attempt, stream, deadline)) as items:
                     async for item in items:
                         if isinstance(item, RolloutResult) and not self.follows:
-                            # Another version than expected is accepted if it is current by now, but not in a
-                            # reservation.
-                            version = item.group.policy_version
+                            # Outside a reservation, a version that is current by now is right too.
                             current = None if reservation else self.version
-                            if version not in (expected, current):
-                                # The generator restarted, or another router loaded another version
-                                raise _WrongVersion
+                            if item.group.policy_version not in (expected, current):
+                                raise WrongVersion(f"generator {member.name} restarted")
                         yield item
                 return
-            except (InfraFailure, TimeoutError, _WrongVersion) as error:
+            except (InfraFailure, TimeoutError) as error:
                 attempt += 1
                 self._failed(member, error)
                 if self.attempts is not None and attempt >= self.attempts:
@@ -166,39 +153,26 @@ class GeneratorRouter:
     async def _pick(
         self, deadline: float, tried: set[Member], reservation: Reservation | None
     ) -> tuple[Member, int | None]:
-        """The least loaded generator of the expected version, and that version.
-
-        Waits for one until `deadline`.
-        """
+        """The least loaded generator of the expected version, and that version; waits until `deadline`."""
         while True:
             if self.follows:
                 return self._pick_follower(tried), None
             expected = reservation.version if reservation is not None else self.version
-            available = [
-                m
-                for m in self.members
-                if m.version == expected and (reservation is None or m.reservation is reservation)
-            ]
             if time.monotonic() >= deadline:
-                causes = (
-                    ", ".join(f"{k} x{v}" for k, v in self.failures.items())
-                    or "no generator holds the current version"
-                )
+                causes = ", ".join(f"{k} x{v}" for k, v in self.failures.items())
                 raise InfraFailure(
-                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes})",
+                    f"no generator was available for {self.timeouts.rollout_s:g} s ({causes or 'all load'})",
                     fix="look at `ray status` and at the worker logs of the Ray session",
                 )
-            if available:
+            own = [m for m in self.members if reservation is None or m.reservation is reservation]
+            if available := [m for m in own if m.version == expected]:
                 return min(available, key=lambda m: (m in tried, m.running)), expected
             await asyncio.sleep(POLL_S)
 
     async def _attempt(
         self, member: Member, request: RolloutRequest, attempt: int, stream: bool, deadline: float
     ) -> AsyncGenerator[TextUpdate | TurnUpdate | RolloutResult, None]:
-        """The items of one attempt.
-
-        Cancels the rollout if it ends early, which frees the engine's rows at once.
-        """
+        """The items of one attempt. Ending early cancels the rollout, which frees the engine's rows at once."""
         actor, started = await self._handle(member), time.monotonic()
         member.running += request.samples
         if member.watch is None or member.watch.done():
@@ -223,11 +197,8 @@ class GeneratorRouter:
                         group = item
                     else:
                         for event in item:
-                            yield (
-                                TextUpdate(attempt, *event)
-                                if len(event) == 2
-                                else TurnUpdate(attempt, *event)
-                            )
+                            kind = TextUpdate if len(event) == 2 else TurnUpdate
+                            yield kind(attempt, *event)
             else:
                 call, *refs = actor.rollout.options(num_returns=2 + len(media)).remote(request)
                 group = await member.answer(call, deadline)
@@ -238,13 +209,11 @@ class GeneratorRouter:
                 self.observe_version(member, group.policy_version, started)
             if len(refs) <= len(media):
                 raise InfraFailure(f"generator {member.name} died")  # at the end of a stream
-            yield RolloutResult(
-                group, await self.shared_views.collect(group, refs[0], refs[1:], known, request.pictures)
-            )
+            views = await self.shared_views.collect(group, refs[0], refs[1:], known)
+            yield RolloutResult(group, views)
         except RayTaskError as error:
             cause = root_cause(error)
-            # An actor that the generator called failed
-            if isinstance(cause, InfraFailure | RayError | TimeoutError):
+            if isinstance(cause, InfraFailure | RayError | TimeoutError):  # of an actor that it called
                 raise InfraFailure(f"generator {member.name} could not answer") from cause
             raise (cause if isinstance(cause, BadInput) else error) from None
         except RayError as error:
@@ -258,10 +227,7 @@ class GeneratorRouter:
                 member.watch = None
 
     async def _watch(self, member: Member) -> None:
-        """Return when the process of a generator hangs.
-
-        A thread of its own answers health checks, so work delays none.
-        """
+        """Return when the process of a generator hangs. Its health checks have a thread of their own."""
         while True:
             await asyncio.sleep(self.timeouts.health_s)
             with suppress(RayError, InfraFailure):  # of a process that has died, which ends its calls
@@ -280,8 +246,7 @@ class GeneratorRouter:
                     check.cancel()
 
     def _failed(self, member: Member, error: BaseException) -> None:
-        cause = error.__cause__ if isinstance(error, InfraFailure) and error.__cause__ else error
-        name = "wrong version" if isinstance(error, _WrongVersion) else type(cause).__name__
+        name = type((isinstance(error, InfraFailure) and error.__cause__) or error).__name__
         if self.follows:
             log.warning("generator %s failed: %s", member.name, name)
             self.failures[name] += 1
@@ -291,7 +256,6 @@ class GeneratorRouter:
             self._quarantine(member, name)
 
     async def _handle(self, member: Member) -> ActorHandle:
-        """The member's actor. Raises InfraFailure if no actor of its name is running."""
         if not isinstance(member.actor, str):
             return member.actor
         if member.actor not in self.handles:
@@ -303,18 +267,16 @@ class GeneratorRouter:
                 raise InfraFailure(f"no generator named {member.actor} is running") from None
         return self.handles[member.actor]
 
-    # -- loading versions ------------------------------------------------------------------------------------
+    # -- loading versions
 
     async def load(
         self, version: int, arrange: Callable[[list[str]], Awaitable[dict[str, Any]]] | None = None
     ) -> None:
-        """Make `version` current on all generators; returns when each has loaded it or is quarantined because
-        it is late.
+        """Make `version` current on all generators; returns when each has loaded it or is quarantined.
 
-        arrange: returns the places in a broadcast of the version, by name of the generators that receive it.
-        Reserved generators load it after their release; if all are reserved, the call waits for the first
-        release, and is skipped if a newer load overtakes it. Raises BadInput for weights that the engine
-        rejects.
+        arrange: returns places in a broadcast of the version by generator. Reserved generators load it after
+        their release; if all are reserved, the call waits, or is skipped if a newer one overtakes it. Raises
+        BadInput for weights that the engine rejects.
         """
         self.load_count += 1
         number = self.load_count
@@ -331,20 +293,14 @@ class GeneratorRouter:
             places = {}
         await asyncio.gather(*(self._load(m, version, places.get(m.name)) for m in able))
         for member in free:
-            if (
-                member.version != version == self.version
-                and member.reservation is None
-                and not member.quarantined
-            ):
+            if member.version != version == self.version and member.reservation is None:
                 self._quarantine(member, "late load")
 
     async def sleep(self) -> None:
-        """Let the generators sleep, once their episodes have ended. They load no version until `wake`."""
         self.awake.clear()
         await asyncio.gather(*(self._call(m, "sleep") for m in self.members if not m.quarantined))
 
     async def wake(self) -> None:
-        """Wake the generators. A generator that fails has to load its version again."""
         if not self.awake.is_set():
             await asyncio.gather(*(self._call(m, "wake") for m in self.members))
             self.awake.set()
@@ -376,7 +332,7 @@ class GeneratorRouter:
             outdated = [m for m in reserved if m.version != version or m.loading.locked()]
             await asyncio.gather(*(self._load(m) for m in outdated if not m.quarantined))
             for member in reserved:
-                if member.version != version and not member.quarantined:
+                if member.version != version:
                     self._quarantine(member, "late load")
             yield reservation
         finally:
@@ -384,7 +340,7 @@ class GeneratorRouter:
                 member.reservation = None
             reservation.released.set()
             for member in reserved:
-                if self.version is not None and member.version != self.version and not member.quarantined:
+                if self.version is not None and member.version != self.version:
                     self._quarantine(member)
 
     async def _wait_for_unreserved(self) -> None:
@@ -392,13 +348,10 @@ class GeneratorRouter:
             await next(m.reservation for m in self.members if m.reservation).released.wait()
 
     def _version_of(self, member: Member) -> int | None:
-        """The version that a member has to hold."""
         return member.reservation.version if member.reservation is not None else self.version
 
     async def _load(self, member: Member, broadcast: int | None = None, place: Any = None) -> None:
-        """Load the version that a member has to hold. place: in the broadcast of the version `broadcast`, if
-        it has one.
-        """
+        """Load the version that a member has to hold, from its `place` if that is the one of the `broadcast`."""
         await self.awake.wait()
         try:
             # One at a time: a reservation may begin while another version is being loaded.
@@ -416,21 +369,15 @@ class GeneratorRouter:
             self.failures[f"load {type(root_cause(error)).__name__}"] += 1
 
     def _quarantine(self, member: Member, failure: str | None = None) -> None:
-        """Give a generator no work until it has loaded the version that it has to hold. failure: counted,
-        None for no failure.
-        """
-        if failure:
-            self.failures[failure] += 1
+        """Give a generator no work until it has loaded its version. failure: its name, if this is one."""
         member.version = None
         if not member.quarantined:
-            member.recovery = asyncio.get_running_loop().create_task(
-                self._recover(member, pause=bool(failure))
-            )
+            self.failures += Counter([failure] if failure else [])
+            member.recovery = asyncio.create_task(self._recover(member, pause=bool(failure)))
 
     async def _recover(self, member: Member, pause: bool) -> None:
-        """Load the version until it succeeds.
-
-        Ray restarts dead processes. pause: before the first attempt too.
+        """Load the version until it succeeds: Ray restarts dead processes. pause: before the first attempt
+        too.
         """
         while member.version is None or member.version != self._version_of(member):
             if pause:
@@ -438,12 +385,10 @@ class GeneratorRouter:
             pause = True
             await self._load(member)
 
-    # -- following: observing versions -----------------------------------------------------------------------
+    # -- following: observing versions
 
     def _pick_follower(self, tried: set[Member]) -> Member:
-        """The generator with the fewest samples in flight; tried, recently failed and outdated ones come
-        last.
-        """
+        """The least loaded generator; tried, recently failed and outdated ones come last."""
         now = time.monotonic()
         outdated = [m for m in self.members if m.version is not None and m.version != self.version]
         if outdated and self.polling is None:
@@ -455,7 +400,6 @@ class GeneratorRouter:
         return min(self.members, key=rank)
 
     async def _poll(self) -> None:
-        """Ask all generators for their version. Outdated ones get no work whose result would report it."""
         try:
             await self.health()
             await asyncio.sleep(self.timeouts.retry_pause_s / 2)
@@ -463,10 +407,7 @@ class GeneratorRouter:
             self.polling = None
 
     def observe_version(self, member: Member, version: int, since: float) -> None:
-        """Record that a generator held `version` at the monotonic time `since`.
-
-        Ignores reports older than the last change.
-        """
+        """Record that a generator held `version` at the monotonic time `since`; older reports are ignored."""
         if since < self.changed_at or version == member.version:
             return
         previous, member.version = member.version, version
@@ -474,7 +415,6 @@ class GeneratorRouter:
             self.version, self.changed_at = version, time.monotonic()
 
     async def health(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """`Generator.health` of each generator that answers in time."""
         timeout = self.timeouts.health_s if timeout_s is None else timeout_s
 
         async def health_of(member: Member) -> dict[str, Any] | None:
@@ -493,10 +433,6 @@ class GeneratorRouter:
         return [h for h in await asyncio.gather(*map(health_of, self.members)) if h is not None]
 
     async def pieces(self, turns: Sequence[Sequence[int]]) -> list[list[bytes]]:
-        """The UTF-8 bytes of each token of some turns, from any generator: all have one tokenizer.
-
-        Raises InfraFailure.
-        """
         for member in sorted(self.members, key=lambda m: m.running):
             try:
                 async with asyncio.timeout(self.timeouts.health_s):
@@ -506,13 +442,8 @@ class GeneratorRouter:
         raise InfraFailure("no generator could answer", code="no_generator")
 
     def stats(self) -> dict[str, float]:
-        """Number of generators that hold the current version, episodes in flight, and failures so far."""
         return {
             "generators/able": sum(m.version == self.version for m in self.members),
             "generators/running": sum(m.running for m in self.members),
             "generators/failures": sum(self.failures.values()),
         }
-
-
-class _WrongVersion(Exception):
-    """A generator returned a group of another version than expected."""

@@ -1,11 +1,10 @@
-"""The GeneratorScaler actor: starts generators of a service while it is busy, and retires them when it is
-not.
-"""
+"""The GeneratorScaler actor: starts generators of a service while it is busy, and retires them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,25 +14,21 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, RayError
 
 from pixelis.actors.evolution_monitor import repeat
-from pixelis.actors.generator_router import RouterTimeouts
 from pixelis.actors.reservations import release
 from pixelis.config import Config
 from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
 
 POLL_S = 1.0
-"""Seconds between two measurements of the load, and between two questions of a gateway for the generators."""
-HEALTH_S = RouterTimeouts().health_s
+"""Seconds between two measurements of the load, and between a gateway's questions for the generators."""
 BUSY, IDLE = 0.8, 0.5
-"""One more generator starts if the load of each exceeds BUSY; one ends if the load of the others would stay
-below IDLE.
+"""One more generator starts if the load of each exceeds BUSY; one ends if that of the others would stay below
+IDLE.
 """
 
 
 class Scaling:
-    """Number of generators between `least` and `most`, with delays in seconds against short peaks and
-    lulls.
-    """
+    """Number of generators between `least` and `most`, with delays against short peaks and lulls."""
 
     def __init__(self, least: int, most: int, up_s: float, down_s: float):
         self.least, self.most, self.up_s, self.down_s = least, most, up_s, down_s
@@ -42,8 +37,7 @@ class Scaling:
     def wanted(self, count: int, load: float, now: float) -> int:
         """`count`, or one more or less if the load has called for it throughout the delay.
 
-        count: generators that work or start; load: episodes in flight / episodes that a generator decodes at
-        once.
+        load: episodes in flight / episodes that a generator decodes at once.
         """
         change = int(load >= BUSY * count) - int(load <= IDLE * (count - 1) and load < BUSY * (count - 1))
         change = max(self.least - count, min(self.most - count, change))
@@ -60,9 +54,8 @@ class Scaling:
 class GeneratorScaler:
     """Keeps the list of a service's generators, which gateways and Evolution follow.
 
-    names: generators that always run; prefix: of the names of further ones, which end with this actor; store,
-    evolution: names of the PolicyStore and of Evolution, if there is one; start: as
-    `placement.start_generator`.
+    names: generators that always run; prefix: of the names of further ones, which end with this actor; start:
+    as `placement.start_generator`.
     """
 
     def __init__(
@@ -91,11 +84,10 @@ class GeneratorScaler:
         """Names of the generators that take requests. The first call starts the scaling."""
         if self.loop is None:
             scaling = repeat(POLL_S, self._scale, "the number of generators could not be adapted")
-            self.loop = asyncio.get_running_loop().create_task(scaling)
+            self.loop = asyncio.create_task(scaling)
         return self.names
 
     async def stop(self) -> None:
-        """End the generators that it started, at once."""
         for task in filter(None, (self.loop, self.starting, *self.retiring)):
             task.cancel()
         for name in list(self.groups):
@@ -113,16 +105,12 @@ class GeneratorScaler:
                 await ray.get_actor(self.evolution).use_generators.remote(self.names)
         if wanted > count and self.starting is None:
             taken = {*self.names, *self.groups}
-            index = next(
-                i
-                for i in range(self.fixed, self.config.engine.most_workers * 2)
-                if self._name(i) not in taken
-            )
-            self.starting = asyncio.get_running_loop().create_task(self._start(index))
+            index = next(i for i in itertools.count(self.fixed) if self._name(i) not in taken)
+            self.starting = asyncio.create_task(self._start(index))
         elif wanted < count and self.starting is not None:
             self.starting.cancel()  # it still waits for room
         elif wanted < count:
-            task = asyncio.get_running_loop().create_task(self._retire(self.names.pop()))
+            task = asyncio.create_task(self._retire(self.names.pop()))
             self.retiring.add(task)
             task.add_done_callback(self.retiring.discard)
 
@@ -132,7 +120,7 @@ class GeneratorScaler:
     async def _sessions(self, name: str) -> int | None:
         """Open episodes of a generator, 0 of one that has died; None if it does not answer in time."""
         try:
-            async with asyncio.timeout(HEALTH_S):
+            async with asyncio.timeout(self.config.engine.health_timeout_s):
                 if name not in self.handles:
                     self.handles[name] = ray.get_actor(name)
                 return int((await self.handles[name].health.remote()).get("sessions", 0))
@@ -143,14 +131,10 @@ class GeneratorScaler:
             return None
 
     async def _start(self, index: int) -> None:
-        """Start a generator, which waits for room and lets an autoscaling cluster add a node, and give it
-        work.
-        """
         from pixelis.actors.placement import start_generator
 
         name = self._name(index)
         try:
-            # In a thread: reserving and naming ask Ray's head.
             self.handles[name], self.groups[name] = await asyncio.to_thread(
                 self.start or start_generator, self.config, self.store, index, name
             )

@@ -1,13 +1,11 @@
-"""Views and pictures in the object store, each content once: those of rollout groups, and those of update
-tasks.
-"""
+"""Views and pictures in the object store, each content once: of rollout groups and of update tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -24,13 +22,8 @@ Refs = dict[str, list[ray.ObjectRef]]
 """Trajectory id -> references to its views (uint8 [h, w, 3])."""
 
 
-class MediumViews:
-    """The views of a medium that a question starts with.
-
-    They are freed with the last reference to this object.
-
-    ref: to a list of uint8 [h, w, 3], to a picture that is its own view, or to None for no views.
-    """
+class Stored:
+    """An object in the object store, freed with the last reference to this one."""
 
     __slots__ = ("__weakref__", "ref")
 
@@ -42,51 +35,46 @@ class MediumViews:
 class GroupViews:
     """References to the views of a group.
 
-    added: reference to {trajectory id: the views after `first`, or None if the trajectory shows no image};
-    first: what the question starts with, by medium.
+    added: to {trajectory id: the views after `first`, or None if it shows no image}; first: what the question
+    starts with, by medium: a list of views, or None.
     """
 
     added: ray.ObjectRef
-    first: tuple[MediumViews, ...] = ()
+    first: tuple[Stored, ...] = ()
 
     @property
     def refs(self) -> list[ray.ObjectRef]:
-        """All references."""
         return [self.added, *(views.ref for views in self.first)]
 
     async def get(self) -> Views:
-        """The views. Raises RayError if they are lost."""
         added, *first = await asyncio.gather(*self.refs)
         return _assemble(added, first)
 
 
 def fetch_groups(groups: Sequence[GroupViews]) -> list[Views]:
-    """The views of groups; each object is fetched once. Blocks. Raises RayError if some are lost."""
-    refs = list(dict.fromkeys(ref for group in groups for ref in group.refs))
-    values = dict(zip(refs, ray.get(refs), strict=True))
+    """The views of groups; each object is fetched once. Raises RayError if some are lost."""
+    values = _values(ref for group in groups for ref in group.refs)
     return [_assemble(values[group.added], [values[views.ref] for views in group.first]) for group in groups]
 
 
+def _values(refs: Iterable[ray.ObjectRef]) -> dict[ray.ObjectRef, Any]:
+    distinct = list(dict.fromkeys(refs))
+    return dict(zip(distinct, ray.get(distinct), strict=True))
+
+
 def _assemble(added: Mapping[str, list[np.ndarray] | None], first: Sequence[Any]) -> Views:
-    start = [view for views in first for view in _as_list(views)]
+    start = [view for views in first for view in views or ()]
     return {id: [] if views is None else [*start, *views] for id, views in added.items()}
-
-
-def _as_list(views: Any) -> list[np.ndarray]:
-    return [] if views is None else [views] if isinstance(views, np.ndarray) else list(views)
 
 
 class SharedViews:
     """Finds the first views that groups of this process still refer to, by URI of the medium."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[str, MediumViews] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, Stored] = WeakValueDictionary()
 
-    def of(self, media: Sequence[Media]) -> dict[str, MediumViews]:
-        """Known views by medium id.
-
-        Another group of `media` need not store them again if they are still right.
-        """
+    def of(self, media: Sequence[Media]) -> dict[str, Stored]:
+        """Known views by medium id, which another group of `media` need not store again."""
         return {item.id: views for item in media if (views := self._known.get(item.uri)) is not None}
 
     async def collect(
@@ -94,30 +82,18 @@ class SharedViews:
         group: Group,
         added: ray.ObjectRef,
         first: Sequence[ray.ObjectRef],
-        known: Mapping[str, MediumViews],
-        pictures: Mapping[str, ray.ObjectRef],
+        known: Mapping[str, Stored],
     ) -> GroupViews:
-        """The views of a group whose request named the `known` ones; `added` and `first` are the generator's
-        results.
-
-        The generator does not store a picture of the caller that is its own view.
-        """
-        images = next((t.images for t in group.trajectories if t.images), [])
-        views = []
+        """The views of a group whose request named the `known` ones."""
+        views, has_images = [], any(t.images for t in group.trajectories)
         for item, ref in zip(group.question.media, first, strict=False):
             if item.id in known and await ref is None:
                 views.append(known[item.id])
                 continue
-            own = MediumViews(pictures[item.id] if item.id in pictures and is_whole(item.id, images) else ref)
-            if images:
-                self._known[item.uri] = own
-            views.append(own)
+            views.append(Stored(ref))
+            if has_images:
+                self._known[item.uri] = views[-1]
         return GroupViews(added, tuple(views))
-
-
-def is_whole(medium: str, images: Sequence[ImageView]) -> bool:
-    """Whether the first view of a medium is the picture itself, at full resolution."""
-    return any(image.id == medium and image.view_size == image.source_size for image in images)
 
 
 async def first_views(
@@ -125,93 +101,64 @@ async def first_views(
     images: Sequence[ImageView],
     views: Sequence[np.ndarray],
     known: Mapping[str, ray.ObjectRef],
-    pictures: Mapping[str, ray.ObjectRef],
 ) -> list[list[np.ndarray] | None]:
-    """What a generator stores of the first views: those of each medium, None where the caller has them.
+    """What a generator stores of the first views of each medium, None where the caller has them.
 
     known: references to views that the caller expects to be the same; they are compared.
     """
 
     async def is_same(ref: ray.ObjectRef, own: list[np.ndarray]) -> bool:
         try:
-            stored = _as_list(await ref)
+            stored = await ref or []
         except RayError:  # lost
             return False
-        return len(stored) == len(own) and await asyncio.to_thread(
-            lambda: all(map(np.array_equal, stored, own))
-        )
+        equal = await asyncio.to_thread(lambda: list(map(np.array_equal, stored, own)))
+        return len(stored) == len(own) and all(equal)
 
     result = list[list[np.ndarray] | None]()
     for item in media:
         own = [view for image, view in zip(images, views, strict=True) if item.id in (image.id, image.parent)]
-        caller_has = (
-            await is_same(known[item.id], own)
-            if item.id in known
-            else item.id in pictures and is_whole(item.id, images)
-        )
+        caller_has = item.id in known and await is_same(known[item.id], own)
         result.append(None if caller_has else own)
     return result
 
 
-# -- pictures of update tasks and of the canary --------------------------------------------------------------
+# -- pictures of update tasks and of the canary
 
 
-class Picture:
-    """A picture in the object store. It is freed with the last reference to this object."""
-
-    __slots__ = ("__weakref__", "ref")
-
-    def __init__(self, ref: ray.ObjectRef):
-        self.ref = ref
-
-
-PictureViews = dict[str, list[Picture]]
+PictureViews = dict[str, list[Stored]]
 """Trajectory id -> its stored views."""
 
 
 class UpdatePictures:
-    """Stores pictures by the hash of their content.
-
-    Its process owns them: they outlive the process that sent them.
-
-    A picture lives as long as a task, a batch or the canary holds its ``Picture``.
-    """
+    """Stores pictures by the hash of their content; its process owns them, whoever sent them."""
 
     def __init__(self) -> None:
-        self._known: WeakValueDictionary[str, Picture] = WeakValueDictionary()
+        self._known: WeakValueDictionary[str, Stored] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def hold(self, views: Mapping[str, Sequence[np.ndarray]]) -> PictureViews:
-        """Store the pictures whose content is new; ``views`` by trajectory id.
-
-        Blocks while it hashes and copies.
-        """
+        """Store the pictures whose content is new; ``views`` by trajectory id. Blocks."""
         # The trajectories of a task share the arrays of the question's pictures: hash each once.
         distinct = {id(view): view for arrays in views.values() for view in arrays}
         stored = {key: self.add(view) for key, view in distinct.items()}
         return {name: [stored[id(view)] for view in arrays] for name, arrays in views.items()}
 
-    def add(self, picture: np.ndarray) -> Picture:
-        """Store a picture if its content is new; blocks as ``hold``."""
+    def add(self, picture: np.ndarray) -> Stored:
         digest = hashlib.sha256(str((picture.dtype.str, picture.shape)).encode())
         digest.update(np.ascontiguousarray(picture).data)
         with self._lock:
             stored = self._known.get(digest.hexdigest())
             if stored is None:
-                stored = self._known[digest.hexdigest()] = Picture(ray.put(picture))
+                stored = self._known[digest.hexdigest()] = Stored(ray.put(picture))
             return stored
 
 
 def references(views: PictureViews) -> Refs:
-    """What another process needs to fetch the views."""
     return {id: [picture.ref for picture in pictures] for id, pictures in views.items()}
 
 
 def fetch(views: Sequence[Refs]) -> list[Views]:
-    """The pixels of several tasks; each picture is fetched once.
-
-    Raises RayError for pictures that are lost.
-    """
-    refs = list(dict.fromkeys(ref for task in views for part in task.values() for ref in part))
-    pixels = dict(zip(refs, ray.get(refs), strict=True))
+    """The pixels of several tasks; each picture is fetched once. Raises RayError if some are lost."""
+    pixels = _values(ref for task in views for part in task.values() for ref in part)
     return [{id: [pixels[ref] for ref in part] for id, part in task.items()} for task in views]

@@ -1,6 +1,4 @@
-"""Starts a learner: Ray Train runs the training loop on its workers and restarts them from the last
-checkpoint.
-"""
+"""Starts a learner: Ray Train runs the training loop on its workers."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ from pixelis.telemetry.events import EventLog
 PLACED = "learner/placed"
 """Event with the node of each learner, in the order of their ranks."""
 ROOM_POLL_S = 5.0
-"""Seconds to wait for room for a number of learners, until the groups of the failed ones are gone."""
 REPEAT_S = 15.0
 """Seconds after which the notice about what the learners wait for is repeated."""
 PERMANENT = (
@@ -59,18 +56,13 @@ PERMANENT = (
 def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -> Path | None:
     """Train until the source ends; returns the last checkpoint of the run, or None if it took no step.
 
-    A failing worker writes a `learner/failure` event. Failures of machines are retried `learner.max_failures`
-    times from the last checkpoint, when there is room for the learners or for `learner.min_workers` of them;
-    errors of code or data are not retried. Raises the error that stopped the run. name: prefix of the names
-    of the job's placement groups.
+    Failures of machines are retried `learner.max_failures` times from the last checkpoint, when there is room
+    for the learners or for `learner.min_workers` of them; errors of code or data are raised. name: prefix of
+    the job's placement groups.
     """
     config = job.config
     latest = checkpoint.latest(config.run.dir, verify=False)  # the workers verify it
-    if (
-        latest is not None
-        and checkpoint.step_of(latest) >= job.source.steps
-        and checkpoint.is_complete(latest)
-    ):
+    if latest and checkpoint.step_of(latest) >= job.source.steps and checkpoint.is_complete(latest):
         return latest
     import ray.train
 
@@ -83,12 +75,9 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
         return dict(enumerate(event["nodes"])) if event is not None and event["attempt"] == attempt else {}
 
     def lost(node: str, address: str, names: list[str]) -> None:
-        effect = (
-            f"the learners resume from {_resume_point(config)}"
-            if any(n.startswith("learner") for n in names)
-            else ""
-        )
-        effect = effect or "its groups are rolled out again"
+        effect = "its groups are rolled out again"
+        if any(name.startswith("learner") for name in names):
+            effect = f"the learners resume from {_resume_point(config)}"
         _notice(config, f"node {address} ({node[:6]}) was lost with {', '.join(names)}: {effect}")
 
     with NodeWatch(name, learners, lost):
@@ -97,16 +86,11 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
                 _train(functools.partial(_guarded, train_loop, job, attempt), config, datasets or {}, room)
                 break
             except (ray.train.v2.api.exceptions.TrainingFailedError, ActorUnavailableError) as error:
-                if (
-                    permanent := _permanent_failure(config.run.dir, attempt)
-                ) or failures > config.learner.max_failures:
+                permanent = _permanent_failure(config.run.dir, attempt)
+                if permanent or failures > config.learner.max_failures:
                     last = str(error).strip().splitlines()[-1]
-                    fix = "see the worker logs of the Ray session"
-                    raise (
-                        permanent
-                        or unwrap_ray_error(error)
-                        or InfraFailure(f"training failed: {last}", fix=fix)
-                    ) from error
+                    other = InfraFailure(f"training failed: {last}", fix="see Ray's worker logs")
+                    raise (permanent or unwrap_ray_error(error) or other) from error
             if (found := _wait_for_room(config, name, elastic=not datasets)) is None:
                 break
             room = found
@@ -116,7 +100,6 @@ def fit(job: TrainJob, datasets: dict[str, Any] | None = None, name: str = "") -
 
 
 def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], room: Room) -> None:
-    """Call `run` on as many learner workers as there is room for, once. Raises TrainingFailedError."""
     from ray.data import ExecutionOptions
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -137,9 +120,7 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
             # `fit` retries, because it can change the number of workers and tell what is missing.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
-        torch_config=TorchConfig(
-            backend="nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)
-        ),
+        torch_config=TorchConfig("nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)),
         datasets=datasets,
         # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and
         # resuming at a step needs the order preserved.
@@ -149,22 +130,18 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
 
 
 def collective_timeout_s(config: Config) -> int:
-    """Seconds that ranks may wait for the first one, which alone waits for loading generators and
-    evaluations.
-    """
+    """Seconds that ranks may wait for the first, which alone waits for loads and evaluations."""
     return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 
 def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
-    """Wait until there is room for the learners; None if the run is to stop.
-
-    Repeats what is missing until then. elastic: `learner.min_workers` are enough.
-    """
+    """Wait for room for the learners, or with `elastic` for `learner.min_workers`; None to stop the run."""
     learner, waiting_since = config.learner, 0.0
     fewest = (learner.min_workers or learner.workers) if elastic else learner.workers
-    shares = {n: learner.shares(n) for n in range(learner.workers, fewest - 1, -learner.sequence_parallel)}
     counts = [
-        n for n, share in shares.items() if config.rft.prompts_per_step % share == 0 or n == learner.workers
+        n
+        for n in range(learner.workers, fewest - 1, -learner.sequence_parallel)
+        if n == learner.workers or config.rft.prompts_per_step % learner.shares(n) == 0
     ]
     while not (Path(config.run.dir) / "STOP").exists():
         if (fitting := fitting_learners(config, counts, ROOM_POLL_S, name)) is not None:
@@ -173,34 +150,25 @@ def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:
             return fitting
         if time.monotonic() - waiting_since > REPEAT_S:
             waiting_since = time.monotonic()
-            missing = (
-                f"waiting for room for {fewest} x {describe([learner_bundle(config)])} ({describe_cluster()})"
-            )
-            _notice(config, f"{missing}: the run then resumes from {_resume_point(config)}", waiting=True)
+            missing = f"{fewest} x {describe([learner_bundle(config)])} ({describe_cluster()})"
+            then = f"the run then resumes from {_resume_point(config)}"
+            _notice(config, f"waiting for room for {missing}: {then}", waiting=True)
     return None
 
 
 def _resume_point(config: Config) -> str:
     latest = checkpoint.latest(config.run.dir, verify=False)
-    return (
-        f"step {checkpoint.step_of(latest)} ({latest.name})"
-        if latest is not None
-        else "step 0, as there is no checkpoint"
-    )
+    return f"step {checkpoint.step_of(latest)}" if latest else "step 0, as there is no checkpoint"
 
 
 def _notice(config: Config, text: str, waiting: bool = False) -> None:
-    """Print a message of the cluster's state and write it to the event log."""
     print(text, file=sys.stderr, flush=True)
     with suppress(OSError), EventLog(config.run.dir) as log:  # the disk may be full
         log.write(events.NOTICE, text=text, waiting=waiting)
 
 
 def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> None:
-    """Run the loop, unless it is a restart after a permanent failure in this attempt.
-
-    Write failures as events.
-    """
+    """Run the loop and write failures as events; nothing after a permanent failure in this attempt."""
     run_dir = job.config.run.dir
     if not job.config.learner.gpus:  # Ray Train chooses the GPU of a learner that reserves one
         use_reserved_gpus()
@@ -231,7 +199,6 @@ def _guarded(loop: Callable[[TrainJob], None], job: TrainJob, attempt: str) -> N
 
 
 def _log_nodes(run_dir: str, attempt: str) -> None:
-    """Write the event with the nodes of all workers. Collective."""
     import torch.distributed as dist
 
     node = ray.get_runtime_context().get_node_id()
@@ -243,7 +210,6 @@ def _log_nodes(run_dir: str, attempt: str) -> None:
 
 
 def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
-    """The permanent error of this attempt, if any."""
     event = events.last(run_dir, events.LEARNER_FAILURE)
     if event is None or event["attempt"] != attempt or not event["permanent"]:
         return None
@@ -251,8 +217,5 @@ def _permanent_failure(run_dir: str, attempt: str) -> PixelisError | None:
     if isinstance(kind, type) and issubclass(kind, PixelisError):
         return kind(event["message"], fix=event["fix"])
     message = f"a learner failed with {event['error']}: {event['message']} ({event['at']})"
-    return PixelisError(
-        message,
-        code="learner_failed",
-        fix="the last `learner/failure` event in run.dir/events.jsonl has the traceback",
-    )
+    fix = "the last `learner/failure` event in run.dir/events.jsonl has the traceback"
+    return PixelisError(message, code="learner_failed", fix=fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ RETRY_TIMEOUT_S = 30.0
 """Seconds for which idempotent calls are retried while a shard restarts."""
 RETRY_PAUSE_S = 0.1
 MAX_SIZE_AGE_S = 1.0
-"""Age at which the cached size is refreshed."""
 UNAVAILABLE = "unavailable"
 
 Near = list[tuple[str, float]]
@@ -38,9 +38,7 @@ Experiences = list[Experience]
 
 @dataclass(slots=True)
 class SearchResult:
-    """Neighbours, best first; ``retrieval_id`` is for ``Memory.succeeded``; ``partial``: a shard did not
-    answer in time.
-    """
+    """Neighbours, best first; ``partial``: a shard did not answer in time."""
 
     neighbours: list[Neighbour] = field(default_factory=list)
     retrieval_id: str = ""
@@ -48,8 +46,6 @@ class SearchResult:
 
 
 class Memory:
-    """Asynchronous client of all shards; ``names`` of the shard actors in the order of their numbers."""
-
     def __init__(self, names: Sequence[str], namespace: str, config: MemoryConfig):
         self.names, self.namespace, self.config = list(names), namespace, config
         self._handles: dict[int, ActorHandle] = {}
@@ -58,22 +54,15 @@ class Memory:
         self._unavailable: dict[int, asyncio.Future] = {}
         self._withdrawn: list[int] = []
 
-    # --- calls
-    # --------------------------------------------------------------------------------------------------------------
+    # -- calls
 
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
-        """Call a shard once.
-
-        After the actor's death its name is looked up again, because a successor may have it.
-        """
+        """Call a shard once. After its death its name is looked up again: a successor may have it."""
         if number not in self._handles:
             try:
                 self._handles[number] = ray.get_actor(self.names[number], self.namespace)
             except ValueError as error:
-                raise InfraFailure(
-                    f"no memory shard {self.names[number]}",
-                    fix="start the service's memory, or set memory.enabled=false",
-                ) from error
+                raise InfraFailure(f"no memory shard {self.names[number]}") from error
         try:
             return await getattr(self._handles[number], method).remote(*arguments)
         except RayTaskError as error:
@@ -87,49 +76,46 @@ class Memory:
         deadline = time.monotonic() + RETRY_TIMEOUT_S
         while True:
             try:
-                # Wait_for may swallow a cancellation
+                # `wait_for` may swallow a cancellation
                 async with asyncio.timeout(deadline - time.monotonic()):
                     return await self._call(number, method, *arguments)
             except (RayActorError, TimeoutError) as error:
                 if time.monotonic() + RETRY_PAUSE_S > deadline:
                     raise InfraFailure(
-                        (
-                            f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s "
-                            f"({type(error).__name__})"
-                        ),
+                        f"memory shard {self.names[number]} did not answer for {RETRY_TIMEOUT_S:g} s",
                         fix="see `ray status` and the worker logs of the Ray session",
                     ) from error
             await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _call_all(self, method: str, *arguments: Any) -> list[Any]:
-        return list(
-            await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
-        )
+        return await asyncio.gather(*(self._retry(i, method, *arguments) for i in range(len(self.names))))
 
-    async def _call_within(self, calls: dict[int, tuple[Any, ...]], deadline: float) -> dict[int, Any]:
-        """Results by shard of calls (method, arguments) that end before ``deadline``, without dead and late
-        shards.
+    async def _call_owners(self, method: str, ids: Sequence[str], *arguments: Any) -> list[Any]:
+        parts = self._group_by_shard(ids).items()
+        return await asyncio.gather(*(self._retry(n, method, *arguments, part) for n, part in parts))
 
-        Such a shard is not called again until it answers ``health``, so that a restart does not slow every
+    async def _call_within(self, timeout_s: float, method: str, *arguments: Any) -> dict[int, Any]:
+        """Results by number of the shards that answer in time.
+
+        A dead or late shard is not called again until it answers ``health``: a restart must not slow every
         search.
         """
         waiting = {
-            asyncio.ensure_future(self._call(n, *call)): n
-            for n, call in calls.items()
-            if n not in self._unavailable
+            number: asyncio.ensure_future(self._call(number, method, *arguments))
+            for number in range(len(self.names))
+            if number not in self._unavailable
         }
-        if not waiting:
-            return {}
-        done, late = await asyncio.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-        for task in late:
-            task.cancel()
-            self._mark_unavailable(waiting[task])
+        if waiting:
+            await asyncio.wait(waiting.values(), timeout=timeout_s)
         results = {}
-        for task in done:
+        for number, task in waiting.items():
             try:
-                results[waiting[task]] = task.result()
+                if task.cancel():  # it is late
+                    self._mark_unavailable(number)
+                else:
+                    results[number] = task.result()
             except (RayError, InfraFailure):
-                self._mark_unavailable(waiting[task])
+                self._mark_unavailable(number)
         return results
 
     def _mark_unavailable(self, number: int) -> None:
@@ -150,13 +136,12 @@ class Memory:
             groups.setdefault(shard_of(id, len(self.names)), []).append(id)
         return groups
 
-    # --- adding and searching
-    # -------------------------------------------------------------------------------------------------
+    # -- adding and searching
 
     async def add(self, entries: Sequence[Entry]) -> list[bool]:
         """Store entries durably; True for each that is new. Idempotent.
 
-        InfraFailure when a shard does not answer; the entries of the other shards are then stored.
+        InfraFailure if a shard does not answer; the entries of the other shards are then stored.
         """
         groups: dict[int, list[int]] = {}
         for i, entry in enumerate(entries):
@@ -164,25 +149,15 @@ class Memory:
         answers = await asyncio.gather(
             *(self._retry(n, "add", [entries[i] for i in group]) for n, group in groups.items())
         )
-        new = [False] * len(entries)
-        for group, answer in zip(groups.values(), answers, strict=True):
-            for i, added in zip(group, answer, strict=True):
-                new[i] = added
-        return new
+        new = zip(itertools.chain(*groups.values()), itertools.chain(*answers), strict=True)
+        return [added for _, added in sorted(new)]
 
     async def nearest(self, vectors: np.ndarray, k: int) -> tuple[list[list[tuple[str, float]]], bool]:
-        """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d] over all shards; True when
-        partial.
-        """
-        deadline = time.monotonic() + self.config.timeout_s
+        """Ids and similarities of the ``k`` nearest of each of ``vectors`` [n, d]; True if partial."""
         vectors = np.ascontiguousarray(vectors, np.float32)
-        numbers = range(len(self.names))
-        shared = ray.put(vectors) if vectors.nbytes > 50_000 and len(self.names) > 1 else vectors
-        answers = await self._call_within(dict.fromkeys(numbers, ("search", shared, k)), deadline)
-        lists = [answers[n] for n in numbers if n in answers]
-        return [merge([results[i] for results in lists], k) for i in range(len(vectors))], len(lists) < len(
-            self.names
-        )
+        answers = await self._call_within(self.config.timeout_s, "search", vectors, k)
+        merged = [merge([lists[i] for lists in answers.values()], k) for i in range(len(vectors))]
+        return merged, len(answers) < len(self.names)
 
     async def search(
         self,
@@ -196,14 +171,11 @@ class Memory:
         """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s``, by default
         ``memory.timeout_s``.
 
-        ``user`` and ``text`` restrict the search as in ``Shard.search``. The result is ``partial`` when a
-        shard is dead or late. ``track``: count the retrieval. Similarities are cosines; for ``manhattan``
-        lower bounds of them.
+        ``user`` and ``text`` restrict the search as in ``Shard.search``; ``track`` counts the retrieval.
         """
-        numbers, deadline = range(len(self.names)), time.monotonic() + (timeout_s or self.config.timeout_s)
-        call = ("find", np.asarray(vector, np.float32), k, user, text)
-        answers = await self._call_within(dict.fromkeys(numbers, call), deadline)
-        near = sorted((pair for n in numbers for pair in answers.get(n, ())), key=lambda pair: -pair[0])[:k]
+        call = "find", np.asarray(vector, np.float32), k, user, text
+        answers = await self._call_within(timeout_s or self.config.timeout_s, *call)
+        near = sorted(itertools.chain(*answers.values()), key=lambda pair: -pair[0])[:k]
         neighbours = [Neighbour(experience=experience(row), similarity=self._cosine(s)) for s, row in near]
         result = SearchResult(neighbours, new_id("retrieval"), partial=len(answers) < len(self.names))
         if track:
@@ -212,9 +184,7 @@ class Memory:
         return result
 
     def _cosine(self, similarity: float) -> float:
-        """Cosine of unit vectors at the negative distance d: 1 - d^2/2, exact for euclidean, a lower bound
-        for manhattan.
-        """
+        """Cosine of unit vectors at distance d: 1 - d^2/2, exact for euclidean, a lower bound for manhattan."""
         return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -229,40 +199,29 @@ class Memory:
         task.add_done_callback(self._background.discard)
 
     async def drain(self) -> None:
-        """Wait for the background calls."""
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    # --- experiences
-    # -----------------------------------------------------------------------------------------------------------
+    # -- experiences
 
     async def succeeded(self, retrieval_id: str, ids: Sequence[str]) -> int:
-        """Count these neighbours of a retrieval as successes, once; returns the number newly counted."""
-        parts = self._group_by_shard(ids)
-        return sum(
-            await asyncio.gather(
-                *(self._retry(n, "succeeded", retrieval_id, part) for n, part in parts.items())
-            )
-        )
+        return sum(await self._call_owners("succeeded", ids, retrieval_id))
 
     async def get(self, id: str) -> Experience | None:
-        """The experience of this id; None when there is none. DataFailure ``damaged``."""
         row = await self._retry(shard_of(id, len(self.names)), "row", id)
         return experience(row) if row is not None else None
 
     async def pictures(self, id: str) -> dict[str, bytes]:
-        """PNG bytes of an experience's pictures by image id."""
         return await self._retry(shard_of(id, len(self.names)), "pictures", id)
 
     async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user``
-        (pseudonym), if given.
+        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user``, if
+        given.
         """
         rows = [pair for part in await self._call_all("list_rows", limit, after, user) for pair in part]
         rows.sort(key=lambda pair: (-pair[0], pair[1][0]))
         return [experience(row) for _, row in rows[:limit]]
 
     async def feedback(self, id: str, feedback: Feedback) -> Experience:
-        """Add feedback and return the updated experience; BadInput ``unknown_experience``."""
         await self._retry(shard_of(id, len(self.names)), "feedback", id, feedback)
         updated = await self.get(id)
         if updated is None:
@@ -270,10 +229,6 @@ class Memory:
         return updated
 
     def withdraw(self, versions: Sequence[int]) -> None:
-        """Set the withdrawn policy versions, whose experiences do not vote, in the background on each shard
-        once it answers.
-        """
-
         async def send(number: int) -> None:
             while self._withdrawn is current:  # until a later call replaces the list
                 with contextlib.suppress(InfraFailure):
@@ -285,44 +240,21 @@ class Memory:
             self._run_in_background(send(number))
 
     def correct(self, id: str, answer: str) -> None:
-        """Store a reviewer's answer as feedback, in the background: an experience with another one neither
-        votes nor teaches.
-        """
+        """Store a reviewer's answer as feedback: an experience with another one neither votes nor teaches."""
         self._run_in_background(self.feedback(id, Feedback(answer=answer, created_at=time.time())))
 
     def learnt(self, ids: Sequence[str]) -> None:
-        """Mark the experiences of which an update was made, in the background; a shard that does not answer
-        misses it.
-        """
-        for number, part in self._group_by_shard(ids).items():
-            self._run_in_background(self._retry(number, "learnt", part))
+        self._run_in_background(self._call_owners("learnt", ids))
 
     async def delete(self, ids: Sequence[str]) -> int:
-        """Delete by id; returns the number deleted."""
         self._size = (float("-inf"), self._size[1])
-        return sum(
-            await asyncio.gather(
-                *(self._retry(n, "delete", part) for n, part in self._group_by_shard(ids).items())
-            )
-        )
+        return sum(await self._call_owners("delete", ids))
 
     async def delete_user(self, user: str) -> Ids:
-        """Delete all experiences of a user (pseudonym) and return their ids; InfraFailure when a shard does
-        not answer.
-        """
         self._size = (float("-inf"), self._size[1])
         return [id for part in await self._call_all("delete_user", user) for id in part]
 
-    async def prune(self, now: float) -> Ids:
-        """Delete experiences older than ``memory.retention_days`` and return their ids; shards also do so
-        periodically.
-        """
-        return [id for part in await self._call_all("prune", now) for id in part]
-
     async def sample(self, n: int, seed: int | None = None, status: str | None = None) -> Experiences:
-        """Sample at most ``n`` experiences of a status, without replacement, by priority and success,
-        independent of sharding.
-        """
         generators = map(
             np.random.default_rng, np.random.SeedSequence(seed).generate_state(len(self.names), np.uint64)
         )
@@ -334,12 +266,10 @@ class Memory:
         return [e for e in experiences if isinstance(e, Experience)]
 
     async def export(self, folder: str | Path) -> int:
-        """Write ``shard-I.parquet`` files on the shards' nodes; returns the number of experiences."""
         paths = [str(Path(folder).absolute() / f"shard-{i}.parquet") for i in range(len(self.names))]
         return sum(await asyncio.gather(*(self._call(i, "export", path) for i, path in enumerate(paths))))
 
     async def load(self, path: str | Path) -> int:
-        """Add the experiences of a Parquet file; returns the number of new ones."""
         file, n = str(Path(path).absolute()), len(self.names)
 
         def belongs_to(number: int) -> Callable[[str], bool]:
@@ -348,22 +278,19 @@ class Memory:
         return sum(await asyncio.gather(*(self._call(i, "load", file, belongs_to(i)) for i in range(n))))
 
     async def stats(self) -> dict[str, float]:
-        """``memory/...`` metrics of all shards that answer; times only when there are experiences."""
         parts = list((await self._answers("stats")).values())
         size = sum(p["size"] for p in parts)
         summed = ("size", "capacity", "added", "vectors", "retrievals", "successes", "bytes", "damaged")
-        times = [(p["newest"], p["oldest"]) for p in parts if p["newest"] is not None]
-        return {
+        result = {
             **{f"memory/{name}": sum(p[name] for p in parts) for name in summed},
             "memory/shards": len(self.names),
             "memory/shards_away": len(self.names) - len(parts),
             "memory/mean_priority": sum(p["mean_priority"] * p["size"] for p in parts) / max(size, 1),
-            **(
-                {"memory/newest": max(t[0] for t in times), "memory/oldest": min(t[1] for t in times)}
-                if times
-                else {}
-            ),
         }
+        if filled := [p for p in parts if p["newest"] is not None]:
+            result["memory/newest"] = max(p["newest"] for p in filled)
+            result["memory/oldest"] = min(p["oldest"] for p in filled)
+        return result
 
     async def size(self) -> int:
         """Number of experiences, at most two seconds old; a dead shard counts with its last size."""
@@ -381,24 +308,15 @@ class Memory:
         self._size = (time.monotonic(), sizes)
 
     async def condition(self) -> tuple[str, int]:
-        """Why a shard stores nothing at present (a code of ``files``, or ``unavailable``; empty if all
-        store).
-
-        And the number of experiences that the last starts of the shards found damaged.
-        """
+        """Why a shard stores nothing at present (empty if all store), and the number of damaged experiences."""
         answers = await self._answers("pulse")
-        refusals = [
-            *(answer[1] for answer in answers.values()),
-            UNAVAILABLE if len(answers) < len(self.names) else "",
-        ]
-        return next(filter(None, refusals), ""), sum(answer[2] for answer in answers.values())
+        away = UNAVAILABLE if len(answers) < len(self.names) else ""
+        refusal = next((refusal for _, refusal, _ in answers.values() if refusal), away)
+        return refusal, sum(damaged for _, _, damaged in answers.values())
 
     async def _answers(self, method: str) -> dict[int, Any]:
-        """The answers of the shards that answer within a second, by number."""
-        deadline = time.monotonic() + max(1.0, self.config.timeout_s)
-        return await self._call_within(dict.fromkeys(range(len(self.names)), (method,)), deadline)
+        return await self._call_within(max(1.0, self.config.timeout_s), method)
 
 
 def merge(lists: Sequence[Near], k: int) -> Near:
-    """The ``k`` best of several shards' results, best first."""
     return sorted((pair for part in lists for pair in part), key=lambda pair: -pair[1])[:k]

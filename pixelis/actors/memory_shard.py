@@ -32,12 +32,10 @@ PUBLISH_S = 10.0
 
 
 def shard_of(id: str, shards: int) -> int:
-    """The number of the shard that stores an experience."""
     return int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big") % shards
 
 
 def folder_of(config: Config) -> Path:
-    """The folder of all shards."""
     return Path(config.memory.dir) if config.memory.dir else Path(config.run.dir) / "memory"
 
 
@@ -48,17 +46,10 @@ class MemoryShard(Shard):
     def __init__(self, config: Config, number: int = 0):
         use_reserved_gpus()
         memory, folder = config.memory, folder_of(config)
-        others = [
-            path.name
-            for path in folder.glob("shard-*-of-*")
-            if not path.name.endswith(f"-of-{memory.shards}")
-        ]
-        if others:
+        if {*folder.glob("shard-*-of-*")} - {*folder.glob(f"shard-*-of-{memory.shards}")}:
             raise BadConfig(
-                f"the memory in {folder} has another number of shards ({', '.join(sorted(others))})",
-                fix="restore memory.shards, or export each old shard (pixelis.memory.Shard(FOLDER, "
-                "MemoryConfig()).export), "
-                "move the folder away and pass the files to Memory.load",
+                f"the memory in {folder} has another number of shards than memory.shards={memory.shards}",
+                fix="restore memory.shards, or export each shard and load the files (docs/memory.md)",
             )
         while True:
             try:
@@ -66,8 +57,7 @@ class MemoryShard(Shard):
                 super().__init__(folder / f"shard-{number}-of-{memory.shards}", memory, share)
                 break
             except InfraFailure as error:
-                # The first start reports it; Ray would not repeat a restart, which therefore waits for the
-                # disk.
+                # The first start reports it; a restart, which Ray would not repeat, waits for the disk.
                 if not ray.get_runtime_context().was_current_actor_reconstructed:
                     raise
                 log.critical("the memory shard cannot restart yet: %s", error)
@@ -78,27 +68,20 @@ class MemoryShard(Shard):
         freeze_gc()
 
     def health(self) -> dict[str, Any]:
-        """Answers when alive."""
         return {"pid": os.getpid(), "recovery_s": self.recovery_s}
 
     def pulse(self) -> tuple[int, str, int]:
-        """Number of experiences, why the disk refuses to store (empty if it does not), and number of damaged
-        ones.
-        """
+        """Number of experiences, why the disk refuses to store (empty if it does not), and number damaged."""
         return len(self), self.refusal, self.damaged
 
     def add(self, entries: Sequence[Entry]) -> list[bool]:
-        """See `Shard.add`."""
         added = super().add(entries)
         count("memory/added", sum(added), self.tags)
         self.upkeep.submit(self._keep_up)  # the caller's reply must not wait: counting reads all experiences
         return added
 
     def _keep_up(self) -> None:
-        """Delete old experiences and publish the size where due.
-
-        A failure is logged: no start and no add may fail.
-        """
+        """Delete old experiences and publish the size where due; no start and no add may fail."""
         now = time.monotonic()
         try:
             if now - self.pruned_at > PRUNE_S:
@@ -114,7 +97,6 @@ class MemoryShard(Shard):
     def search(
         self, vectors: np.ndarray, k: int, user: str | None = None, text: str = ""
     ) -> list[list[tuple[str, float]]]:
-        """See `Shard.search`."""
         started = time.monotonic()
         near = super().search(vectors, k, user, text)
         count("memory/searches", len(vectors), self.tags)
@@ -124,7 +106,6 @@ class MemoryShard(Shard):
     def find(
         self, vector: np.ndarray, k: int, user: str | None = None, text: str = ""
     ) -> list[tuple[float, Row]]:
-        """The ``k`` nearest with their records, so that one call suffices."""
         (near,) = self.search(vector[None], k, user, text)
         rows = self.rows([id for id, _ in near])
         return [(similarity, row) for (_, similarity), row in zip(near, rows, strict=True) if row is not None]
@@ -136,10 +117,6 @@ class MemoryShard(Shard):
 
 
 def place_shards(config: Config, prefix: str) -> tuple[list[str], list[ActorHandle]]:
-    """Start all shards with the names ``PREFIX-memory-I``; returns names and handles.
-
-    They are ready when ``health`` answers.
-    """
     names = [f"{prefix}-memory-{number}" for number in range(config.memory.shards)]
     resources = {"num_cpus": config.memory.cpus, "num_gpus": config.memory.gpus}
     return names, [

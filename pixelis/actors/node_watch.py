@@ -1,7 +1,7 @@
-"""Reports the loss of a node with actors of a job within seconds.
+"""Reports the loss of a node with actors of a job within seconds; Ray needs 15 to 30 s.
 
-Ray needs 15 to 30 s to notice a dead node. This watch connects to the port of every node's raylet, which a
-dead process refuses and an unreachable machine does not answer.
+It connects to the port of every node's raylet, which a dead process refuses and an unreachable machine does
+not answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 POLL_S = 1.0
-"""Seconds between checks."""
 CONNECT_S = 1.0
 """Seconds that a node has to accept a connection."""
 MISSED = 2
@@ -25,10 +24,10 @@ MISSED = 2
 
 
 class NodeWatch:
-    """Calls `lost(node id, address, names of the actors there)` once for each lost node with actors of a job.
+    """Calls `lost(node id, address, names of the actors there)` once for each lost node of a job.
 
-    A thread of the driver during a `with` block. job: prefix of the job's placement groups; learners: node id
-    by rank.
+    A thread of the driver during a `with` block. job: prefix of its placement groups; learners: node id by
+    rank.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class NodeWatch:
                 self.check(ray.nodes())
 
     def check(self, nodes: list[dict[str, Any]]) -> None:
-        """Check the nodes once; `nodes` as `ray.nodes()` returns them."""
         for node in nodes:
             id = node["NodeID"]
             if self.missed.get(id, 0) >= MISSED:
@@ -66,9 +64,7 @@ class NodeWatch:
         doubtful = any(0 < missed < MISSED for missed in self.missed.values())
         if self.job and not doubtful:  # Ray may move what a lost node had before the loss is certain
             self.groups = {
-                name
-                if len(group["bundles_to_node_id"]) == 1 or "generator" in name
-                else f"{name}-{index}": node
+                name if "generator" in name else f"{name}-{index}": node
                 for group in placement_group_table().values()
                 if (name := group["name"]).startswith(self.job)
                 for index, node in group["bundles_to_node_id"].items()
@@ -82,10 +78,7 @@ class NodeWatch:
 
 
 class HeadWatch:
-    """Tells whether the head of the connected cluster accepts connections.
-
-    Ray itself waits a minute, then ends the process.
-    """
+    """Tells whether the cluster's head accepts connections. Ray waits a minute, then ends the process."""
 
     def __init__(self) -> None:
         self.address = ray.get_runtime_context().gcs_address
@@ -102,7 +95,6 @@ class HeadWatch:
 
 
 def _accepts(address: str, port: int) -> bool:
-    """Whether a process listens on a port."""
     try:
         socket.create_connection((address, port), CONNECT_S).close()
     except OSError:

@@ -1,6 +1,4 @@
-"""Places the actors of a job in placement groups within a timeout, or reports the part that does not fit the
-cluster.
-"""
+"""Places the actors of a job in placement groups within a timeout, or reports the part that does not fit."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ from pixelis.telemetry.progress import stage
 class Actors:
     """Actors of a job by role.
 
-    name: prefix of their names; names: of the generators; groups: placement groups by the name or role of
-    their actors; elastic: generators that may not have started.
+    name: prefix of their names; names: of the generators; groups: placement groups by name or role of their
+    actors; elastic: generators that may not have started.
     """
 
     store: Any = None
@@ -59,10 +57,8 @@ class Actors:
     store_name: str = ""
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
     elastic: list[ActorHandle] = field(default_factory=list)
-    elastic_groups: list[PlacementGroup] = field(default_factory=list)
 
     def all(self) -> list[ActorHandle]:
-        """All actors."""
         single = [a for a in (self.coordinator, self.embedder, self.store) if a is not None]
         return [*self.generators, *self.elastic, *self.scorers, *single]
 
@@ -74,21 +70,15 @@ ELASTIC_WAIT_S, ELASTIC_PAUSE_S = 2.0, 3.0
 def start_generator(
     config: Config, store: str, index: int, name: str, group: PlacementGroup | None = None
 ) -> tuple[ActorHandle, PlacementGroup]:
-    """Start a generator in its own placement group with its toolboxes, without waiting for either.
+    """Start a generator with its toolboxes in a placement group, its own if None, without waiting.
 
-    Without room, the actor starts as soon as there is some; the pending group lets an autoscaler add a node.
-    store: name of the policy store; group: placement group, if there is one. Release it after killing the
-    actor.
+    Without room, the pending group lets an autoscaler add a node. Release it after killing the actor.
     """
     group = group or reserve(generator_bundles(config), name=name)
     return spawn(Generator, config, store, index, name=name, **inside(group, children=True)), group
 
 
 def object_store_bytes(config: Config) -> tuple[int, int]:
-    """Bytes that the job needs of the object store, and of its largest object.
-
-    The job reports a missing model itself.
-    """
     try:
         return storage.needed_bytes(config)
     except MissingFile:
@@ -96,21 +86,16 @@ def object_store_bytes(config: Config) -> tuple[int, int]:
 
 
 def _start(config: Config, actors: Actors, initial: str | None, more: int) -> list[str]:
-    """Start the actors of a job; waits until they have room.
-
-    Returns the names of ``more`` elastic generators to start later.
-    """
+    """Start the actors of a job and wait for room; returns the names of ``more`` generators for later."""
 
     def names(role: str, count: int) -> list[str]:
         return [f"{actors.name}-{role}-{index}" for index in range(count)]
 
-    workers, (store,) = config.engine.workers, names("store", 1)
+    workers, (store,), kept = config.engine.workers, names("store", 1), config.policy_store
     actors.store_name = store
     actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
-    newest, promoted = (
-        kept(config.policy.full) for kept in (config.policy_store.newest, config.policy_store.promoted)
-    )
-    actors.store = spawn(PolicyStore, config.run.dir, initial, newest, promoted, name=store)
+    retained = kept.newest(config.policy.full), kept.promoted(config.policy.full)
+    actors.store = spawn(PolicyStore, config.run.dir, initial, *retained, name=store)
     for index, name in enumerate(actors.names):
         generator, actors.groups[name] = start_generator(config, store, index, name)
         actors.generators.append(generator)
@@ -123,8 +108,7 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
         actors.scorers.append(spawn(Scorer, config, index, name=name, **inside(group, index)))
     if config.needs_embedder:
         actors.embedder = spawn(Embedder, config, name=embedder, **inside(group, len(scorers)))
-    # Names, because handle arguments are kept in the object store, where their loss can make a restart
-    # impossible.
+    # Names: handle arguments are kept in the object store, where their loss can make a restart impossible.
     states = embedder if config.rewards.needs_states else None
     streamed = store if config.policy_store.streams else None
     actors.coordinator = spawn(
@@ -137,8 +121,8 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
 def _start_elastic(config: Config, actors: Actors, names: list[str], ended: threading.Event) -> None:
     """Start the elastic generators as there is room, once a learner runs: earlier they could take its place.
 
-    Only an autoscaling cluster gets requests that do not fit. Elsewhere they would get the room of a learner
-    that fails.
+    Only an autoscaling cluster gets requests that do not fit: elsewhere they would take a failed learner's
+    room.
     """
     bundles = generator_bundles(config)
     with suppress(RayError):  # the job ends
@@ -149,10 +133,9 @@ def _start_elastic(config: Config, actors: Actors, names: list[str], ended: thre
                 if config.cluster.autoscaling or may_fit(bundles):
                     group = reserve(bundles, name=name)
                     if config.cluster.autoscaling or group.wait(ELASTIC_WAIT_S):
-                        actors.elastic_groups.append(group)
-                        actors.elastic.append(
-                            start_generator(config, actors.store_name, index, name, group)[0]
-                        )
+                        generator, _ = start_generator(config, actors.store_name, index, name, group)
+                        actors.groups[name] = group
+                        actors.elastic.append(generator)
                         break
                     release(group)
                 ended.wait(ELASTIC_PAUSE_S)
@@ -170,8 +153,8 @@ def placed(
     """Place store, scorers, generators with their toolboxes, and coordinator; kill these on exit.
 
     initial: checkpoint folder with the adapter of the first version; job: part of the actors' names.
-    Generators beyond `engine.workers` join a training run at any time; a service (online) starts them by its
-    load. Raises InfraFailure if an actor is not ready within `cluster.placement_timeout_s`.
+    Generators beyond `engine.workers` join a training run at any time; a service (online) starts them by
+    load. Raises InfraFailure for an actor that is late.
     """
     connect(config, *object_store_bytes(config))
     preflight(config, learner=learner, rollouts=True)
@@ -186,8 +169,7 @@ def placed(
     try:
         with ExitStack() as held:
             if learner and not config.engine.colocate:
-                # Before the generators, which could otherwise split the learners over nodes. Learners that
-                # share the generators' GPUs come after them.
+                # Before the generators, which could otherwise split the learners over nodes.
                 held.enter_context(reserved_learners(config))
             elastic = _start(config, actors, initial, more)
         if learner:  # this process only waits now: import meanwhile what takes seconds
@@ -201,7 +183,7 @@ def placed(
         wait_ready(ready, timeout_s)
         if elastic:
             joining = threading.Thread(
-                target=_start_elastic, args=(config, actors, elastic, ended), name="elastic", daemon=True
+                target=_start_elastic, args=(config, actors, elastic, ended), daemon=True
             )
             joining.start()
         yield actors
@@ -211,5 +193,5 @@ def placed(
             joining.join(ELASTIC_WAIT_S + 10)
         for actor in actors.all():
             ray.kill(actor)
-        for group in [*actors.groups.values(), *actors.elastic_groups]:
+        for group in actors.groups.values():
             release(group)

@@ -18,11 +18,10 @@ from pixelis.records import PolicyVersion, VersionStatus
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class PolicyStore:
-    """Monotone versions of the policy's weights; version 0 is the adapter of the checkpoint ``initial``, or
-    the bare model.
+    """Monotone versions of the weights; version 0 is the adapter of ``initial``, or the bare model.
 
-    Keeps the weights of version 0, the last ``rollback`` promoted versions and the newest ``keep`` versions,
-    and all records. A candidate (``promote=False``) is not served until ``promote`` is called.
+    Keeps all records, and the weights of version 0, the last ``rollback`` promoted and the newest ``keep``
+    versions. A candidate (``promote=False``) is not served until ``promote`` is called.
     """
 
     def __init__(self, run_dir: str, initial: str | None = None, keep: int = 8, rollback: int = 3):
@@ -31,13 +30,10 @@ class PolicyStore:
         self.versions: dict[int, PolicyVersion] = {}
         self.refs: dict[int, ray.ObjectRef | None] = {}
         self.streams: dict[int, Any] = {}
-        index = self.folder / "versions.json"
+        index, records = self.folder / "versions.json", list[PolicyVersion]()
+        if index.is_file():
+            records = [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())]
         first = load_adapter(initial) if initial else None
-        records = (
-            [PolicyVersion.model_validate(row) for row in json.loads(index.read_text())]
-            if index.is_file()
-            else []
-        )
         digest = first.sha256() if first is not None else ""
         if records and records[0].sha256 == digest:
             self.versions = {record.version: record for record in records}
@@ -53,10 +49,9 @@ class PolicyStore:
         promote: bool = True,
         restart: bool = False,
     ) -> int:
-        """Store ``adapter`` and return its version: the next number, or that of equal weights, so that calls
-        may be retried.
+        """Store ``adapter``; returns the next number, or that of equal weights, so that calls may be retried.
 
-        With ``restart``, the learner restarts from these weights: later versions are rolled back.
+        ``restart``: the learner restarts from these weights, so later versions are rolled back.
         """
         digest = adapter.sha256()
         record = self._equal(digest)
@@ -77,8 +72,8 @@ class PolicyStore:
         promote: bool = True,
         address: Any = None,
     ) -> int:
-        """Version of weights that the learner broadcasts from `address` before `keep` stores them. content:
-        (hash, bytes).
+        """Version of weights, given as (hash, bytes), that the learner broadcasts from `address` before
+        `keep`.
         """
         record = self._equal(content[0])
         if record is None or not self._has_weights(record):
@@ -94,7 +89,6 @@ class PolicyStore:
         return self.streams.get(version)
 
     def keep(self, version: int, adapter: Adapter) -> None:
-        """Store the weights of an announced version."""
         record = self._record(version, weights=False)
         if not self._has_weights(record):
             save_adapter(adapter, self._path(version))
@@ -102,13 +96,8 @@ class PolicyStore:
         self._save()
 
     def _equal(self, digest: str) -> PolicyVersion | None:
-        """The newest version of these weights that is not rolled back."""
-        equal = (
-            r
-            for r in reversed(self.list())
-            if r.sha256 == digest and r.status is not VersionStatus.ROLLED_BACK
-        )
-        return next(equal, None)
+        kept = [record for record in self.list() if record.status is not VersionStatus.ROLLED_BACK]
+        return next((record for record in reversed(kept) if record.sha256 == digest), None)
 
     def _new(self, stage: str, step: int, metrics: dict[str, float] | None, promote: bool) -> PolicyVersion:
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
@@ -118,7 +107,6 @@ class PolicyStore:
         )
 
     def _add(self, adapter: Adapter | None, digest: str, record: PolicyVersion) -> None:
-        """Store weights, whose hash is ``digest``, and record unless they exist."""
         if adapter is not None:
             record.sha256, record.bytes = digest, adapter.nbytes
             # A folder without a record was left by another run, or by a crash before the record was written.
@@ -146,11 +134,8 @@ class PolicyStore:
         return not record.sha256 or self._path(record.version).is_dir()
 
     def promoted(self) -> int:
-        """The newest promoted version whose weights are kept."""
-        promoted = (
-            v for v in self.versions.values() if v.status is VersionStatus.PROMOTED and self._has_weights(v)
-        )
-        return max((v.version for v in promoted), default=0)
+        kept = filter(self._has_weights, self.versions.values())
+        return max((v.version for v in kept if v.status is VersionStatus.PROMOTED), default=0)
 
     def get(self, version: int) -> list[Any]:
         """``[ref]`` of the version's Adapter, None for the bare model; in a list, so that Ray passes the
@@ -159,19 +144,15 @@ class PolicyStore:
         Raises MissingFile for a version without weights, InfraFailure for one that is not stored yet.
         """
         if version == max(self.versions) and not self._has_weights(self.versions[version]):
-            raise InfraFailure(
-                f"the weights of version {version} are not stored yet", code="not_stored", fix="try again"
-            )
+            message = f"the weights of version {version} are not stored yet"
+            raise InfraFailure(message, code="not_stored", fix="try again")
         if version not in self.refs:
             record = self._record(version)
             self.refs[version] = ray.put(load_adapter(self._path(version)) if record.sha256 else None)
         return [self.refs[version]]
 
     def promote(self, version: int) -> None:
-        """Promote ``version`` and roll back all later promoted versions.
-
-        MissingFile when its weights are gone.
-        """
+        """Promote ``version`` and roll back all later promoted versions. MissingFile without its weights."""
         record = self._record(version)
         for later in self.versions.values():
             if later.version > version and later.status is VersionStatus.PROMOTED:
@@ -190,16 +171,9 @@ class PolicyStore:
     def _record(self, version: int, weights: bool = True) -> PolicyVersion:
         record = self.versions.get(version)
         if record is None or (weights and not self._has_weights(record)):
-            raise MissingFile(
-                f"no weights of policy version {version}",
-                code="unknown_version",
-                fix=(
-                    "versions with weights: "
-                    f"{sorted(v.version for v in self.versions.values() if self._has_weights(v))}"
-                ),
-            )
+            fix = f"versions with weights: {[v.version for v in self.list() if self._has_weights(v)]}"
+            raise MissingFile(f"no weights of policy version {version}", code="unknown_version", fix=fix)
         return record
 
     def list(self) -> list[PolicyVersion]:
-        """All versions, oldest first."""
         return sorted(self.versions.values(), key=lambda v: v.version)

@@ -1,7 +1,4 @@
-"""Promotes policy versions: candidate, canary, promotion, rollback.
-
-Serves only what passed the canary or a person forced.
-"""
+"""Decides which policy version serves: only one that passed the canary or that a person forced."""
 
 from __future__ import annotations
 
@@ -34,11 +31,10 @@ AuditWriter = Callable[[str, str, str, str, dict[str, Any]], Awaitable[None]]
 
 
 class Promotion:
-    """Decides which version serves. Transitions are serialised; judging takes long and blocks none.
+    """Candidate, canary, promotion, rollback. Transitions are serialised; judging blocks none.
 
     ``base``: version that the learner's weights descend from; ``restore``: version that the learner must
-    reset to before its next step, None when ``base`` is promoted. Without a canary every candidate is
-    promoted.
+    reset to before its next step. Without a canary every candidate is promoted.
     """
 
     def __init__(
@@ -50,8 +46,8 @@ class Promotion:
         note: AuditWriter,
         traffic: TrafficQuestions | None = None,
     ):
-        self.config, self.store, self.router, self.canary, self.note = config, store, router, canary, note
-        self.traffic = traffic
+        self.settings, self.store, self.router = config.evolution.canary, store, router
+        self.canary, self.note, self.traffic = canary, note, traffic
         self.generators: list[str] = []
         self.served = 0
         self.candidate: int | None = None
@@ -69,10 +65,6 @@ class Promotion:
         self.file = Path(config.run.dir) / "versions" / "canary.json"
 
     async def open(self) -> None:
-        """Serve the promoted version and load the state of an earlier incarnation.
-
-        Raises as ``Canary.ready``.
-        """
         if self.canary is not None:
             await self.canary.ready()
         async with self.transition:
@@ -80,7 +72,7 @@ class Promotion:
             self._load()
 
     async def begin(self, base: int | None) -> None:
-        """The learner starts with weights that descend from ``base``; it must reset them unless ``base`` is
+        """The learner starts with weights that descend from ``base``; it must reset them unless that is
         promoted.
         """
         async with self.transition:
@@ -96,25 +88,17 @@ class Promotion:
             if self.restore == version:
                 self.restore = None
 
-    # -- candidates ------------------------------------------------------------------------------------------
+    # -- candidates
 
     async def offer(self, version: int, shares: dict[str, Any] | None = None) -> bool:
-        """Judge a candidate and promote or refuse it; True when it serves now.
+        """Judge a candidate and promote or refuse it; True if it serves now.
 
-        ``shares`` of its tasks: for the audit log.
-
-        If the canary fails or is inconclusive, the version stays a candidate and the learner continues from
-        it.
+        If the canary fails or is inconclusive, it stays a candidate and the learner continues from it.
         """
         record = await self._record(version)
         if record.status is not VersionStatus.CANDIDATE:
             return version == self.served
-        details: dict[str, Any] = {
-            "version": version,
-            "parent": record.parent,
-            "sha256": record.sha256,
-            "step": record.step,
-        }
+        details = record.model_dump(include={"version", "parent", "sha256", "step"})
         details |= {"shares": shares} if shares else {}
         await self.note("candidate", "learner", "publish", "success", details)
         self.candidate = version
@@ -126,17 +110,15 @@ class Promotion:
                 except BadInput as error:  # the engine cannot load these weights
                     refused = error.code
                 except (PixelisError, RayError) as error:
-                    await self.note(
-                        "canary", "canary", "judge", "failure", {"version": version, "cause": str(error)}
-                    )
+                    details = {"version": version, "cause": str(error)}
+                    await self.note("canary", "canary", "judge", "failure", details)
                     return False
             async with self.transition:
                 if self.restore is not None or self.served != before:
                     refused = "made from withdrawn weights"
                 elif decision is not None and decision.reason == "inconclusive":
-                    await self.note(
-                        "promotion", "canary", "wait", "skipped", {"version": version, "served": self.served}
-                    )
+                    details = {"version": version, "served": self.served}
+                    await self.note("promotion", "canary", "wait", "skipped", details)
                     return False
                 elif decision is not None and not decision.promote:
                     refused = decision.reason
@@ -154,28 +136,22 @@ class Promotion:
             self.candidate = None
 
     async def _judge(self, version: int) -> tuple[Decision, Scores]:
-        """Compare a version with the promotion history on the canary, then with the served one on questions
-        of the traffic.
-        """
-        canary, served, settings = self.canary, self.served, self.config.evolution.canary
+        """Compare a version with the promotion history on the canary, then with the served one on traffic."""
+        canary, served, settings = self.canary, self.served, self.settings
         assert canary is not None
         if self.history is None:
             self.history = PromotionHistory(settings, served, await canary.judge(served))
         scores = await canary.judge(version)
         decision, on_traffic = self.history.judge_candidate(scores), None
-        if (
-            decision.promote
-            and self.traffic is not None
-            and len(items := self.traffic.items) >= MIN_QUESTIONS
-        ):
+        items = self.traffic.items if self.traffic is not None else []
+        if decision.promote and len(items) >= MIN_QUESTIONS:
             served = self.served
             of_version = await canary.judge_traffic(version, items)
             of_served = await canary.judge_traffic(served, items)
             on_traffic = judge_traffic(of_version, of_served, settings, served)
+            details = {"version": version, **asdict(on_traffic)}
             result = "refused" if on_traffic.fell else "success"
-            await self.note(
-                "canary", "canary", "judge_traffic", result, {"version": version, **asdict(on_traffic)}
-            )
+            await self.note("canary", "canary", "judge_traffic", result, details)
             if on_traffic.fell:
                 decision = replace(decision, promote=False, reason="traffic_fell_significantly")
         outcome = "promote" if decision.promote else "wait" if decision.reason == "inconclusive" else "refuse"
@@ -186,20 +162,14 @@ class Promotion:
         self, version: int, decision: Decision, outcome: str, on_traffic: Decision | None = None
     ) -> None:
         details: dict[str, Any] = {"version": version, "decision": outcome, **asdict(decision)}
-        entry = {
-            "time": time.time(),
-            **details,
-            "traffic": None if on_traffic is None else asdict(on_traffic),
-        }
-        self.curve = [*self.curve[1 - MAX_CURVE :], entry]
+        traffic = None if on_traffic is None else asdict(on_traffic)
+        self.curve = [*self.curve[1 - MAX_CURVE :], {"time": time.time(), **details, "traffic": traffic}]
         self._save()
         action = "watch" if outcome in ("keep", "roll_back") else "judge"
-        result = (
-            "refused" if outcome in ("refuse", "roll_back") else "skipped" if outcome == "wait" else "success"
-        )
+        result = {"refuse": "refused", "roll_back": "refused", "wait": "skipped"}.get(outcome, "success")
         await self.note("canary", "canary", action, result, details)
 
-    # -- orders ----------------------------------------------------------------------------------------------
+    # -- orders
 
     async def promote(self, version: int, by: str, force: bool = False) -> dict[str, Any]:
         """Serve ``version`` on a person's order unless the canary refuses it; ``force``: without the canary.
@@ -234,9 +204,8 @@ class Promotion:
             raise
         self._record_promotion(before, version, scores)
         self._save()
-        await self.note(
-            "promotion", by, "promote", "success", {"version": version, "before": before, "forced": forced}
-        )
+        details = {"version": version, "before": before, "forced": forced}
+        await self.note("promotion", by, "promote", "success", details)
 
     def _record_promotion(self, before: int, version: int, scores: Scores | None) -> None:
         if self.history is not None:
@@ -247,11 +216,10 @@ class Promotion:
         self.unjudged = scores is None
 
     async def roll_back(self, version: int | None, by: str, reason: str) -> int:
-        """Serve ``version`` again (None: the version promoted before the served one) and withdraw later
-        versions.
+        """Serve ``version`` again (None: the one promoted before) and withdraw later ones; returns the served
+        one.
 
-        Returns the version that serves now. Raises BadInput when there is no earlier version, MissingFile
-        without its weights.
+        Raises BadInput if there is no earlier version, MissingFile without its weights.
         """
         async with self.transition:
             return await self._roll_back(version, by, reason)
@@ -278,22 +246,18 @@ class Promotion:
             self.history.roll_back(target)
         self.unjudged = False
         self._save()
-        await self.note(
-            "rollback", by, "roll_back", "success", {"version": target, "before": before, "reason": reason}
-        )
+        details = {"version": target, "before": before, "reason": reason}
+        await self.note("rollback", by, "roll_back", "success", details)
         return target
 
     async def check_served(self, by: str = "watch") -> bool:
-        """Judge the served version again; True when it fell and its predecessor serves again."""
         if self.canary is None:
             return False
         version = self.served
         try:
             if self.history is None and self.unjudged:  # forced before there was a version to compare with
                 parent = (await self._record(version)).parent or 0
-                self.history = PromotionHistory(
-                    self.config.evolution.canary, parent, await self.canary.judge(parent)
-                )
+                self.history = PromotionHistory(self.settings, parent, await self.canary.judge(parent))
                 self.history.promote(version)
             scores = await self.canary.judge(version)
         except (PixelisError, RayError) as error:
@@ -304,7 +268,7 @@ class Promotion:
             if version != self.served:
                 return False
             if self.history is None:
-                self.history = PromotionHistory(self.config.evolution.canary, version, scores)
+                self.history = PromotionHistory(self.settings, version, scores)
             decision = self.history.judge_served(scores)
             fell = decision.fell and version > 0
             await self._record_judgement(version, decision, "roll_back" if fell else "keep")
@@ -316,70 +280,53 @@ class Promotion:
                 self._save()
             return fell
 
-    # -- state -----------------------------------------------------------------------------------------------
+    # -- state
 
     async def use_generators(self, names: Sequence[str]) -> None:
-        """Load versions on the generators of these names from now on."""
         if list(names) != self.generators:
             self.router.set_members([await asyncio.to_thread(actor_handle, name) for name in names])
             self.generators = list(names)
 
     async def _serve(self, version: int) -> None:
-        """Load ``version`` on all generators; the router does not use a generator until it has loaded it."""
         await self.router.load(version)
         records = await self.store.list.remote()
         self.served = version
         self.withdrawn = {v.version for v in records if v.status is VersionStatus.ROLLED_BACK}
         hashes = {v.version: v.sha256 for v in records}
-        c = self.config.evolution.canary
-        self.key = [c.questions, c.count, hashes.get(0, ""), version, hashes.get(version, "")]
+        self.key = [
+            self.settings.questions,
+            self.settings.count,
+            hashes.get(0, ""),
+            version,
+            hashes.get(version, ""),
+        ]
 
     async def _record(self, version: int) -> PolicyVersion:
         record = next((v for v in await self.store.list.remote() if v.version == version), None)
         if record is None:
-            raise MissingFile(
-                f"no policy version {version}",
-                code="unknown_version",
-                fix="take one from the list of versions",
-            )
+            fix = "take one from the list of versions"
+            raise MissingFile(f"no policy version {version}", code="unknown_version", fix=fix)
         return record
 
     def _save(self, pending: dict[str, Any] | None = None) -> None:
-        """Write the state; with ``pending``, the promotion under way, so that a restart in between completes
-        it.
-        """
-        history = self.history.state() if self.history is not None else None
-        state = {
-            "key": self.key,
-            "watch": history,
-            "unjudged": self.unjudged,
-            "curve": self.curve,
-            "pending": pending,
-        }
-        write_json(self.file, state)
+        """Write the state; a restart completes a promotion that is ``pending``."""
+        state = {"key": self.key, "unjudged": self.unjudged, "curve": self.curve, "pending": pending}
+        write_json(self.file, {**state, "watch": self.history and self.history.state()})
 
     def _load(self) -> None:
-        """Load the saved state unless questions or starting policy differ or it does not know the served
-        version.
-        """
+        """Load the saved state if it is about these questions and this starting policy and served version."""
         if not self.file.is_file():
             return
         state = json.loads(self.file.read_text(encoding="utf-8"))
         if state["key"][:3] != self.key[:3]:
             return
-        history = None
-        if state["watch"] is not None:
-            history = PromotionHistory.restore(self.config.evolution.canary, state["watch"])
-        current, pending = state["key"] == self.key, state.get("pending") or {}
+        history = state["watch"] and PromotionHistory.restore(self.settings, state["watch"])
+        current, pending = state["key"] == self.key, state["pending"] or {}
         completed = pending.get("version") == self.served
-        if (
-            current
-            or completed
-            or (history is not None and self.served in (version for version, _ in history.entries))
-        ):
+        if current or completed or (history and self.served in dict(history.entries)):
             self.history, self.curve, self.unjudged = history, state["curve"], state["unjudged"]
             if not current and completed:
                 self._record_promotion(state["key"][3], self.served, pending["scores"])
-            elif not current and history is not None:  # a rollback that was not saved
+            elif not current and history:  # a rollback that was not saved
                 history.roll_back(self.served)
                 self.unjudged = False

@@ -1,4 +1,4 @@
-"""Checks where a local Ray cluster writes before it starts, and names the cause of a failed start.
+"""Checks where a local Ray cluster writes, and names the cause of a failed start.
 
 Standard library only, because `pixelis doctor` makes the same checks before anything is installed.
 """
@@ -37,12 +37,11 @@ FIXES = (
         "the machine may have been too busy: run the command again",
     ),
 )
-"""Causes of a failed start, as a pattern of Ray's message or of its logs, and their fixes."""
+"""Patterns of Ray's message or logs, and the fixes of what they tell."""
 _LOGGED = re.compile(r"^\[[^\]]* [CEF] \d+ \d+\] \(\w+\) \S+: (.{1,200})", re.MULTILINE)
 
 
 def session_folder() -> tuple[str, str]:
-    """The variable that names the folder of Ray's sessions, and that folder. Ray creates `ray` in it."""
     for variable in ("RAY_TMPDIR", "TMPDIR"):
         if variable in os.environ:
             return variable, os.environ[variable]
@@ -50,27 +49,19 @@ def session_folder() -> tuple[str, str]:
 
 
 def check_session_folder() -> None:
-    """Raise InfraFailure if Ray cannot write its sessions, or if the path of its socket would be too long."""
     variable, folder = session_folder()
     session = f"session_{datetime.now():%Y-%m-%d_%H-%M-%S_%f}_{os.getpid()}"
     characters = len(os.fsencode(os.path.join(folder, "ray", session, "sockets", "plasma_store")))
     if (excess := characters - SOCKET_CHARACTERS) > 0:
         raise InfraFailure(
-            f"{variable}={folder} is too long: the path of Ray's socket in it would have {characters} "
-            "characters, the limit is "
-            f"{SOCKET_CHARACTERS}",
-            fix=(
-                f"set {variable}=/tmp, or another folder whose path has at most "
-                f"{len(os.fsencode(folder)) - excess} characters"
-            ),
+            f"{variable}={folder} is too long for the path of Ray's socket",
+            fix=f"set {variable}=/tmp, or a folder of {len(os.fsencode(folder)) - excess} characters at most",
         )
-    check_writable(
-        Path(folder, "ray"), "Ray's sessions", f"set {variable}=/tmp, or another folder that you can write to"
-    )
+    fix = f"set {variable}=/tmp, or another folder that you can write to"
+    check_writable(Path(folder, "ray"), "Ray's sessions", fix)
 
 
 def check_token_folder() -> None:
-    """Raise InfraFailure if Ray cannot write the token of a local cluster, unless it has one."""
     token = Path(os.path.expanduser("~"), ".ray", "auth_token")
     chosen = os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
     if not chosen and os.environ.get("RAY_AUTH_MODE") != "disabled" and not os.path.isfile(token):
@@ -78,10 +69,7 @@ def check_token_folder() -> None:
 
 
 def check_writable(folder: Path, content: str, fix: str) -> None:
-    """Write a file in ``folder``, or where that will be created.
-
-    Raises InfraFailure with ``content`` and ``fix``.
-    """
+    """Write a file in ``folder``, or where that will be created; InfraFailure if that fails."""
     if not folder.is_absolute():  # also without a home folder
         raise InfraFailure(f"{content} cannot be written to {folder}, which is no absolute path", fix=fix)
     existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
@@ -89,32 +77,24 @@ def check_writable(folder: Path, content: str, fix: str) -> None:
         with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
             file.write(bytes(4096))
     except OSError as error:
-        raise InfraFailure(
-            f"{content} cannot be written to {folder}: {existing}: {error.strerror}", fix=fix
-        ) from None
+        message = f"{content} cannot be written to {folder}: {existing}: {error.strerror}"
+        raise InfraFailure(message, fix=fix) from None
 
 
 def start_failure(error: Exception, address: str | None) -> InfraFailure:
-    """The failure to start a local cluster, or to join the one at ``address``, with its cause from Ray's
-    message or logs.
-    """
+    """The failure to start or join a cluster, with its cause from Ray's message or logs."""
     message = " ".join(str(error).split())[:400] or type(error).__name__
     folder = os.path.join(session_folder()[1], "ray")
     if not address:
-        logs = [
-            path
-            for name in ("gcs_server", "raylet")
-            for path in Path(folder).glob(f"session_*_{os.getpid()}/logs/{name}.*")
+        logs = Path(folder).glob(f"session_*_{os.getpid()}/logs/*")
+        texts = [
+            path.read_text(errors="replace") for path in sorted(logs) if path.stem in ("gcs_server", "raylet")
         ]
-        logged = [
-            match[1].strip() for path in logs if (match := _LOGGED.search(path.read_text(errors="replace")))
-        ]
+        logged = [match[1].strip() for text in texts if (match := _LOGGED.search(text))]
         message += f": {logged[0]}" if logged else ""
-    fix = next(
-        (fix for pattern, fix in FIXES if re.search(pattern, message)), "`pixelis doctor` checks this machine"
-    )
+    fixes = (fix for pattern, fix in FIXES if re.search(pattern, message))
+    fix = next(fixes, "`pixelis doctor` checks this machine")
     if address:
         return InfraFailure(f"the Ray cluster at {address} could not be joined: {message}", fix=fix)
-    return InfraFailure(
-        f"Ray did not start: {message}", fix=f"{fix}; Ray's logs are in {folder}/session_latest/logs"
-    )
+    fix = f"{fix}; Ray's logs are in {folder}/session_latest/logs"
+    return InfraFailure(f"Ray did not start: {message}", fix=fix)

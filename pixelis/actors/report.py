@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,8 +28,6 @@ log = logging.getLogger(__name__)
 FRAME_PIXELS = 1280
 """Longest side of a clip's frame on a page. An episode may show dozens of frames."""
 EXAMPLE_PIXELS = 360
-"""Longest side of a picture of an example of a cluster."""
-
 Chosen = tuple[str, Group, GroupViews | None]
 """A title, and an episode as a group of one or the first of its group, with its views."""
 
@@ -40,25 +39,22 @@ def choose(
     count: int,
     causes: Sequence[str | None] | None = None,
 ) -> list[Chosen]:
-    """Up to ``count`` episodes as (title, group, views): the first right and the first wrong ones, half of
-    each if possible.
+    """Up to ``count`` episodes: the first right and the first wrong ones, half of each if possible.
 
-    ``causes``: why the first episode of each group is wrong, where that is known. They alternate, and the
-    title names them.
+    ``causes``: why the first episode of each group is wrong, where known. They alternate, and the title names
+    them.
     """
-    rows = list(zip(causes or [None] * len(groups), groups, views, strict=True))
-    accuracies = [group.trajectories[0].rewards.get("accuracy") or 0 for group in groups]
-    right = [row for row, accuracy in zip(rows, accuracies, strict=True) if accuracy > 0]
-    wrong = [row for row, accuracy in zip(rows, accuracies, strict=True) if accuracy <= 0]
-    seen, turns = Counter[str | None](), []
-    for position, (cause, *_) in enumerate(wrong):
-        turns.append((seen[cause], position))
-        seen[cause] += 1
+    right, wrong, seen = [], [], Counter[str | None]()
+    for cause, group, refs in zip(causes or [None] * len(groups), groups, views, strict=True):
+        row = (arm if cause is None else f"{arm}: {cause}", group, refs)
+        if (group.trajectories[0].rewards.get("accuracy") or 0) > 0:
+            right.append(row)
+        else:
+            wrong.append((seen[cause], row))
+            seen[cause] += 1
     half = min(len(wrong), max(count // 2, count - len(right)))
-    chosen = right[: count - half] + [wrong[position] for _, position in sorted(turns)[:half]]
-    return [
-        (arm if cause is None else f"{arm}: {cause}", group, refs) for cause, group, refs in chosen[:count]
-    ]
+    alternating = [row for _, row in sorted(wrong, key=operator.itemgetter(0))]
+    return [*right[: count - half], *alternating[:half]][:count]
 
 
 @ray.remote(num_cpus=0)
@@ -70,7 +66,6 @@ def write(
     chosen: list[Chosen],
     examples: Mapping[str, Sequence[list[Chosen]]] | None = None,
 ) -> str:
-    """Write report.html with the chosen episodes, and examples of each cluster by arm; returns its path."""
     pages = {
         arm: [_pages(config, of_cluster, EXAMPLE_PIXELS) for of_cluster in lists]
         for arm, lists in (examples or {}).items()
@@ -81,11 +76,7 @@ def write(
 def sample(
     config: Config, step: int, summary: dict[str, Any], groups: list[Group], views: list[GroupViews]
 ) -> ray.ObjectRef | None:
-    """Start a task that writes `run.dir/trajectories/step_NNNNNNNN.html` with `telemetry.trajectories`
-    episodes of an evaluation.
-
-    Returns None if that number is 0. The task logs a warning if the page cannot be written, and never raises.
-    """
+    """Start a task that writes a page with `telemetry.trajectories` episodes of an evaluation, if any."""
     name = f"step {step}"
     chosen = choose(name, groups, views, config.telemetry.trajectories)
     return (
@@ -104,7 +95,6 @@ def _write_sample(config: Config, step: int, summary: dict[str, Any], chosen: li
 
 
 def merge_views(groups: Sequence[GroupViews]) -> GroupViews:
-    """The views of several groups of the same question as those of one group."""
     return GroupViews(_merge_views.remote(groups))
 
 
@@ -114,25 +104,21 @@ def _merge_views(groups: Sequence[GroupViews]) -> Views:
 
 
 def _pages(config: Config, chosen: Sequence[Any], longest: int | None = None) -> list[EpisodePage]:
-    """The episodes with their pictures, scaled down to ``longest`` if that is set."""
     episodes = []
     for title, group, refs in chosen:
         trajectory, (views,) = group.trajectories[0], fetch_groups([refs])
-        pictures = {
-            image.id: view for image, view in zip(trajectory.images, views[trajectory.id], strict=True)
-        }
+        pictures = dict(zip((image.id for image in trajectory.images), views[trajectory.id], strict=True))
         for media in group.question.media:
             pictures |= load_pictures(media, trajectory, config.toolbox)
         if longest is not None:
             pictures = {id: shrink(picture, longest) for id, picture in pictures.items()}
-        episodes.append(
-            EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title)
-        )
+        page = EpisodePage(question=group.question, trajectory=trajectory, pictures=pictures, title=title)
+        episodes.append(page)
     return episodes
 
 
 def load_pictures(media: Media, trajectory: Trajectory, settings: ToolboxConfig) -> dict[str, np.ndarray]:
-    """An image, or the frames of a clip that the page shows, by key; empty if the source cannot be opened."""
+    """An image, or the frames of a clip that the page shows, by key; empty if it cannot be opened."""
     frames = required_frames(trajectory).get(media.id, [])
     if media.kind == "video" and not frames:
         return {}

@@ -18,8 +18,8 @@ from ray.util.placement_group import (
     get_placement_group,
     placement_group,
     placement_group_table,
-    remove_placement_group,
 )
+from ray.util.placement_group import remove_placement_group as release
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pixelis.config import Config
@@ -28,74 +28,54 @@ from pixelis.errors import BadConfig, InfraFailure
 Bundle = dict[str, float]
 """Resources of one process by name: CPU, GPU."""
 SMALLEST_CPU = 0.001
-"""CPUs reserved for a process that reserves nothing, because Ray has no empty bundles."""
+"""CPUs reserved for a process that reserves nothing: Ray has no empty bundles."""
 RAY_NODE_ID_KEY = "ray.io/node-id"
-"""Label of each node that Ray sets to the node's id."""
 LEARNER_SHARE = 0.4
-"""Share of a GPU that a learner reserves beside a generator's.
-
-Two generators fit no GPU, so each gets one learner.
-"""
+"""Share of a GPU that a learner reserves beside a generator: no GPU has room for two generators."""
 ONE_NODE_WAIT_S = 2.0
 """Seconds to wait for a node with room for all learners, before they are split over nodes."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Resources of `count` equal parts of a job; the bundles of a part must be on one node."""
-
     role: str
     count: int
     bundles: tuple[Bundle, ...]
 
     def total(self, resource: str) -> float:
-        """Amount of a resource in one part."""
         return sum(bundle.get(resource, 0.0) for bundle in self.bundles)
 
 
 def bundle(cpus: float, gpus: float = 0.0) -> Bundle:
-    """Bundle of a process."""
     return {"CPU": cpus if cpus or gpus else SMALLEST_CPU, **({"GPU": gpus} if gpus else {})}
 
 
 def learner_bundle(config: Config) -> Bundle:
-    """Bundle of a learner process."""
     return bundle(config.learner.cpus, config.learner.gpus * (LEARNER_SHARE if config.engine.colocate else 1))
 
 
-def generator_bundles(
-    config: Config, cpus: float | None = None, gpus: float | None = None
-) -> tuple[Bundle, ...]:
-    """Bundles of a generator and of each of its toolboxes. cpus, gpus: of the generator, instead of the
-    engine's.
-    """
+def generator_bundles(config: Config, gpus: float | None = None) -> tuple[Bundle, ...]:
+    """Bundles of a generator, with other gpus than the engine's if given, and of its toolboxes."""
     engine, toolbox = config.engine, config.toolbox
     share = 1 - LEARNER_SHARE if engine.colocate else 1
-    generator = bundle(engine.cpus if cpus is None else cpus, engine.gpus * share if gpus is None else gpus)
+    generator = bundle(engine.cpus, engine.gpus * share if gpus is None else gpus)
     return generator, *([bundle(toolbox.cpus, toolbox.gpus)] * toolbox.workers)
 
 
 def embedder_bundle(config: Config) -> Bundle:
-    """Bundle of an embedder: the base model fits one GPU."""
     return bundle(config.engine.cpus, 0 if config.engine.colocate else min(1.0, config.engine.gpus))
 
 
 def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> list[Need]:
-    """Resources of a job by part, without generators that may join later. online: include serving.
+    """Parts of a job, without generators that may join later. online: include serving.
 
     Raises BadConfig for a service with a broadcast of versions or, if it learns, with `engine.colocate`.
     """
     if online and config.policy_store.streams:
-        message = (
-            f"policy_store.transfer={config.policy_store.transfer} is for rft and ttrl: a service "
-            "promotes what is stored"
-        )
+        message = "a service promotes what is stored: it broadcasts no versions"
         raise BadConfig(message, fix="set policy_store.transfer=object")
     if online and learner and config.engine.colocate:
-        message = (
-            "engine.colocate lets generators sleep while the learner steps, but a service must "
-            "answer meanwhile"
-        )
+        message = "with engine.colocate a service could not answer while the learner steps"
         raise BadConfig(message, fix="set engine.colocate=false, or evolution.enabled=false")
     canary, embedder = config.evolution.canary, (embedder_bundle(config),)
     out: list[Need] = []
@@ -112,17 +92,16 @@ def needs(config: Config, *, learner: bool, rollouts: bool, online: bool = False
             Need("embedder of the memory", 1, embedder),
         ]
     if learns and config.evolution.enabled and canary.enabled:
-        out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.cpus, canary.gpus)))
+        out.append(Need("canary with its toolboxes", 1, generator_bundles(config, canary.gpus)))
     if learner:
         out.append(Need("learner", config.learner.workers, (learner_bundle(config),)))
     return [need for need in out if need.count]
 
 
 def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = False) -> None:
-    """Raise InfraFailure with the parts of a job that exceed the cluster, or with one that exceeds each of
-    its nodes.
+    """Raise InfraFailure with the parts of a job that exceed the cluster or each of its nodes.
 
-    online: include serving. Does nothing for a cluster that can add nodes.
+    Does nothing for a cluster that can add nodes.
     """
     if config.cluster.autoscaling:
         return
@@ -133,30 +112,22 @@ def preflight(config: Config, *, learner: bool, rollouts: bool, online: bool = F
         # The bundles of processes that reserve nothing may exceed the cluster.
         if total > available + SMALLEST_CPU * sum(p.count * len(p.bundles) for p in parts):
             shares = ", ".join(
-                f"{p.role} {p.count} x {p.total(resource):g}"
-                for p in parts
-                if p.total(resource) > SMALLEST_CPU
+                f"{p.role} {p.count} x {p.total(resource):g}" for p in parts if p.total(resource)
             )
             raise InfraFailure(
                 f"the job needs {total:g} {resource} ({shares}) but the cluster has {available:g}",
-                fix=(
-                    "lower the workers or their cpus/gpus in the configuration, add nodes, or set "
-                    "cluster.autoscaling=true"
-                ),
+                fix="lower workers or their cpus/gpus, add nodes, or set cluster.autoscaling=true",
             )
     for part in parts:
         if not any(_fits(part.bundles, node) for node in nodes.values()):
             raise InfraFailure(
-                (
-                    f"a {part.role} needs {describe(part.bundles)} on one node, but the nodes have "
-                    f"{_describe_nodes(nodes)}"
-                ),
-                fix="lower the cpus/gpus of that part in the configuration, or add a larger node",
+                f"a {part.role} needs {describe(part.bundles)} on one node, but the nodes have "
+                f"{_describe_nodes(nodes)}",
+                fix="lower the cpus/gpus of that part, or add a larger node",
             )
 
 
 def node_resources() -> dict[str, dict[str, float]]:
-    """Resources of each live node, by its address and id, whether or not they are in use."""
     return {
         f"{n['NodeManagerAddress']} ({n['NodeID'][:6]})": n["Resources"] for n in ray.nodes() if n["Alive"]
     }
@@ -172,12 +143,8 @@ def _fits(bundles: Sequence[Bundle], node: Mapping[str, float]) -> bool:
 def describe(bundles: Sequence[Bundle]) -> str:
     """Sum of bundles, for messages: `CPU 2, GPU 1`."""
     totals = {name: sum(b.get(name, 0.0) for b in bundles) for name in ("CPU", "GPU")}
-    return (
-        ", ".join(
-            f"{name} {total:g}" for name, total in totals.items() if total > SMALLEST_CPU * len(bundles)
-        )
-        or "a process"
-    )
+    parts = [f"{name} {total:g}" for name, total in totals.items() if total > SMALLEST_CPU * len(bundles)]
+    return ", ".join(parts) or "a process"
 
 
 def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
@@ -187,13 +154,12 @@ def _describe_nodes(nodes: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def describe_cluster() -> str:
-    """What the nodes have and what is free, for messages."""
     free = ray.available_resources()
     nodes = _describe_nodes(node_resources())
     return f"nodes: {nodes}; free in all of them: CPU {free.get('CPU', 0):g}, GPU {free.get('GPU', 0):g}"
 
 
-# -- groups --------------------------------------------------------------------------------------------------
+# -- groups
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str = "") -> PlacementGroup:
@@ -208,33 +174,22 @@ def reserve(bundles: Sequence[Bundle], strategy: str = "STRICT_PACK", name: str 
 
 
 def may_fit(bundles: Sequence[Bundle]) -> bool:
-    """Whether the nodes together have as much free at the moment as these bundles need."""
     return _fits(bundles, ray.available_resources())
 
 
 def wait_reserved(groups: Mapping[str, PlacementGroup], timeout_s: float) -> None:
-    """Wait for groups by role.
-
-    Raises InfraFailure with the first role that does not fit within the timeout, and why.
-    """
+    """Wait for groups by role. Raises InfraFailure with the first that does not fit, and why."""
     deadline = time.monotonic() + timeout_s
     for role, group in groups.items():
         if not group.wait(max(0.0, deadline - time.monotonic())):
-            bundles = group.bundle_specs
             raise InfraFailure(
-                f"{role} does not fit: it needs "
-                f"{describe(bundles)}{' on one node' if len(bundles) > 1 else ''} and did not get "
-                f"it in {timeout_s:g} s; {describe_cluster()}",
-                fix="look at `ray status` for what uses them, lower cpus/gpus in the configuration, add "
-                "nodes, "
-                "or raise cluster.placement_timeout_s",
+                f"{role} does not fit: it needs {describe(group.bundle_specs)} ({timeout_s:g} s; {describe_cluster()})",
+                fix="look at `ray status`, lower cpus/gpus, add nodes, or raise cluster.placement_timeout_s",
             )
 
 
 def inside(group: PlacementGroup, index: int = 0, *, children: bool = False) -> dict[str, Any]:
-    """Options of an actor that uses a bundle of a group completely. children: actors that it starts join the
-    group.
-    """
+    """Options of an actor that uses a bundle of a group; `children`: so do the actors that it starts."""
     resources = group.bundle_specs[index]
     strategy = PlacementGroupSchedulingStrategy(group, index, placement_group_capture_child_tasks=children)
     return {
@@ -244,13 +199,8 @@ def inside(group: PlacementGroup, index: int = 0, *, children: bool = False) -> 
     }
 
 
-def release(group: PlacementGroup) -> None:
-    """Free a group's resources. Ends the actors in it."""
-    remove_placement_group(group)
-
-
 class Room(NamedTuple):
-    """Room for learners: their number, and the strategy and node of each for Ray Train's placement group."""
+    """Room for learners: strategy and node labels of Ray Train's placement group."""
 
     workers: int
     strategy: str
@@ -259,8 +209,7 @@ class Room(NamedTuple):
 
 @contextmanager
 def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
-    """Reserve the learners' resources during the block: on one node if possible, colocated ones beside the
-    generators of `job`.
+    """Reserve the learners during the block: on one node if possible, colocated beside generators of `job`.
 
     Leave the block before Ray Train makes its own reservation. Raises InfraFailure after
     `cluster.placement_timeout_s`.
@@ -275,10 +224,7 @@ def reserved_learners(config: Config, job: str = "") -> Iterator[Room]:
 
 
 def fitting_learners(config: Config, counts: Sequence[int], wait_s: float, job: str = "") -> Room | None:
-    """Room for the first of these numbers of learners that fits; None if none does.
-
-    Waits up to `wait_s` seconds for each.
-    """
+    """Room for the first of these numbers of learners that fits, within `wait_s` for each; None if none does."""
     for count in counts:
         group, room = _reserve_learners(config, count, job)
         fits = group.wait(wait_s)
@@ -292,15 +238,14 @@ def _reserve_learners(config: Config, count: int, job: str) -> tuple[PlacementGr
     bundles = [learner_bundle(config)] * count
     if config.engine.colocate and config.learner.gpus:
         nodes = [
-            group["bundles_to_node_id"][0]
-            for group in placement_group_table().values()
-            if group["name"].startswith(f"{job}-generator-") and group["state"] == "CREATED"
+            row["bundles_to_node_id"][0]
+            for row in placement_group_table().values()
+            if row["name"].startswith(f"{job}-generator-") and row["state"] == "CREATED"
         ]
         labels = [{RAY_NODE_ID_KEY: node} for node in nodes[:count]]
         if len(labels) == count:
-            return placement_group(bundles, strategy="PACK", bundle_label_selector=labels), Room(
-                count, "PACK", labels
-            )
+            group = placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
+            return group, Room(count, "PACK", labels)
     elif any(_fits(bundles, node) for node in node_resources().values()):
         group = reserve(bundles, "STRICT_PACK")
         if group.wait(ONE_NODE_WAIT_S):

@@ -1,8 +1,7 @@
 """Buffer of finished groups between generators and learner: decides on admission and completes batches.
 
 A batch is the first ``prompts_per_step`` admissible groups to finish, so a straggler delays only itself. With
-``max_off_policy_steps=0`` only the groups of one step are admitted, and a batch is exactly the step's own
-prompts.
+``max_off_policy_steps=0`` it is exactly the step's own prompts.
 """
 
 from __future__ import annotations
@@ -18,15 +17,11 @@ from pixelis.errors import DataFailure
 from pixelis.records import Group
 
 MAX_GROUP_FAILURES = 0.5
-"""Share of a batch's groups that may fail because of their data before the run stops with an error."""
+"""Share of a batch's groups that may fail because of their data before the run stops."""
 
 
 @dataclass(eq=False)
 class ScoredGroup:
-    """A scored group, the references to its views, and the reward of a greedy rollout if the baseline needs
-    one.
-    """
-
     group: Group
     views: GroupViews
     greedy: float | None = None
@@ -39,8 +34,7 @@ class ScoredGroup:
 
 @dataclass
 class Selection:
-    """The chosen groups of a batch in the order of their questions, and the groups that were not chosen, by
-    reason.
+    """The chosen groups of a batch in the order of their questions, and the others, by reason.
 
     ``numbers`` are those of all questions that this batch has used.
     """
@@ -53,18 +47,16 @@ class Selection:
     numbers: list[int] = field(default_factory=list)
 
     def add(self, group: ScoredGroup) -> None:
-        """Add a group by its outcome."""
-        {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}[
-            group.outcome
-        ].append(group)
+        by_outcome = {"kept": self.chosen, "uninformative": self.uninformative, "abstained": self.abstained}
+        by_outcome[group.outcome].append(group)
         self.numbers.append(group.number)
 
 
 class RolloutBuffer:
     """Counts admitted, running and finished groups in *slots*: one for each group of a batch.
 
-    An uninformative or abstained group gives its slot to a new question while ``rft.filter.max_oversampling``
-    allows it; otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
+    A group without a signal gives its slot to a new question while ``rft.filter.max_oversampling`` allows it;
+    otherwise it keeps the slot and the batch is smaller. A failed group always gives up its slot.
     """
 
     def __init__(self, rft: RftConfig, step: int):
@@ -87,7 +79,6 @@ class RolloutBuffer:
         return (self.admitted - 1) // self.rft.prompts_per_step
 
     def add(self, group: ScoredGroup) -> None:
-        """Add a group to learn from."""
         self.finished.append(group)
 
     def add_unusable(self, group: ScoredGroup, abstained: bool) -> None:
@@ -101,18 +92,13 @@ class RolloutBuffer:
             self.finished.append(group)
 
     def add_failed(self, number: int, cause: str) -> None:
-        """Add a question that could not be rolled out or scored.
-
-        Raises DataFailure if too many of a batch fail.
-        """
+        """Add a question that could not be rolled out or scored. DataFailure if too many of a batch fail."""
         self.pending.failures[cause] += 1
         self.pending.numbers.append(number)
         self._replace()
         if self.pending.failures.total() > max(self.rft.prompts_per_step * MAX_GROUP_FAILURES, 4):
-            raise DataFailure(
-                f"too many unusable groups in a batch: {dict(self.pending.failures)}",
-                fix="look at events.jsonl",
-            )
+            message = f"too many unusable groups in a batch: {dict(self.pending.failures)}"
+            raise DataFailure(message, fix="look at events.jsonl")
 
     def _replace(self) -> None:
         self.replaced += 1
@@ -121,9 +107,7 @@ class RolloutBuffer:
     def take(self, age: Callable[[ScoredGroup], int]) -> Selection | None:
         """Remove and return the next batch; None if it is incomplete.
 
-        ``age``: steps that a group lags behind this batch.
-
-        Drops groups older than ``max_off_policy_steps`` and frees their slots.
+        ``age``: steps that a group lags behind this batch. Drops groups older than ``max_off_policy_steps``.
         """
         stale = [g for g in self.finished if age(g) > self.rft.max_off_policy_steps]
         if stale:

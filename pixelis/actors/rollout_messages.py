@@ -1,6 +1,4 @@
-"""Messages between routers and generators: requests for episodes, their turns and text as generated, and
-groups.
-"""
+"""Messages between routers and generators: requests for episodes, their turns and text, and groups."""
 
 from __future__ import annotations
 
@@ -19,12 +17,10 @@ from pixelis.records import Group, Question, Turn
 class RolloutRequest:
     """`samples` episodes of a question.
 
-    operations: whether the policy may use them; max_turns: default `dialogue.max_turns`; pictures: references
-    to the question's images by id, uint8 [H, W, 3], if they are decoded already; augmentations: names of
-    `dialogue.augmentation`, under which the samples see the pictures in turn, the first one without; views:
-    whether the caller wants the views; known: references to first views that the caller has, by medium (the
-    router sets it); text: whether a stream has the text of the first sample too; trace: W3C `traceparent` of
-    the caller.
+    pictures: references to decoded images by id, uint8 [H, W, 3]; augmentations: under which the samples see
+    the pictures in turn, the first without; known: references to first views that the caller has, by medium
+    (the router sets it); text: whether a stream has the text of the first sample too; trace: W3C
+    `traceparent` of the caller.
     """
 
     question: Question
@@ -43,18 +39,13 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """A group and the references to its views, which the router does not fetch."""
-
     group: Group
     views: GroupViews
 
 
 @dataclass(frozen=True, slots=True)
 class TurnUpdate:
-    """A turn of a sample and the uint8 views that it adds.
-
-    A higher `attempt` restarts all samples on another generator.
-    """
+    """A turn of a sample and the uint8 views that it adds; a higher `attempt` restarts all samples."""
 
     attempt: int
     sample: int
@@ -64,8 +55,6 @@ class TurnUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
-    """A piece of the text of a sample's next turn."""
-
     attempt: int
     sample: int
     text: str

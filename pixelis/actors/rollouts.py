@@ -1,7 +1,7 @@
 """Turns questions into batches: rolls out and scores groups, selects them, assigns advantages.
 
-A group is rolled out, scored and kept or dropped as a whole, independently of batch size, group size and
-number of workers.
+A group is rolled out, scored and kept or dropped as a whole, whatever the batch, group size and number of
+workers.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pixelis.errors import BadInput, DataFailure
 from pixelis.evaluation.batches import NO_MAJORITY, batch_metrics, learnt_votes
 from pixelis.policy.advantages import assign_advantages, group_rewards, usable
 from pixelis.policy.distributed import balanced_shares
-from pixelis.policy.replay import SampleReplay, informative, least_kept, subset
+from pixelis.policy.replay import SampleReplay, least_kept, subset
 from pixelis.records import Group, Question
+from pixelis.rewards.grader import Advance
 from pixelis.telemetry.events import EventLog
 
 
 @dataclass
 class RolloutBatch:
-    """A learner batch: groups with advantages, and a reference to the views of each, or to each view of an
-    update task.
+    """A learner batch: groups with advantages, and references to the views of each.
 
-    ``numbers`` are those of the batch's questions; ``state`` is the resume state after it; ``options`` are
-    passed to the optimizer step, which starts from the weights of version ``restore`` if that is set.
+    ``numbers`` of the questions; ``state`` to resume after it; ``options`` of the optimizer step, which
+    starts from the weights of version ``restore`` if that is set.
     """
 
     step: int
@@ -53,28 +53,30 @@ class RolloutBatch:
     restore: int | None = None
 
     def share(self, rank: int, world: int) -> RolloutBatch:
-        """Part of worker ``rank`` out of ``world``: whole groups, so that all workers have about equally many
-        tokens.
-        """
+        """Whole groups for worker ``rank`` of ``world``, so that all have about equally many tokens."""
         sizes = [sum(t.tokens for t in group.trajectories) for group in self.groups]
         part = balanced_shares(sizes, world)[rank]
-        greedy = [self.greedy[i] for i in part] if self.greedy else []
-        return replace(
-            self, groups=[self.groups[i] for i in part], views=[self.views[i] for i in part], greedy=greedy
-        )
+
+        def own(items: list) -> list:
+            return [items[i] for i in part] if items else []
+
+        return replace(self, groups=own(self.groups), views=own(self.views), greedy=own(self.greedy))
 
 
 @dataclass
 class StepResult:
-    """Results of a step.
-
-    ``boundary`` names the checkpoint to keep at the end of a reward phase; ``state`` is the source's state
-    for checkpoints, if the source reports it at each step.
+    """``boundary`` names the checkpoint to keep at the end of a reward phase; ``state`` is the source's for
+    checkpoints.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     boundary: str | None = None
     state: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def merged(cls, results: Sequence[StepResult | Advance]) -> StepResult:
+        metrics = {name: value for result in results for name, value in result.metrics.items()}
+        return cls(metrics, next((result.boundary for result in results if result.boundary), None))
 
 
 class Prompts:
@@ -87,7 +89,6 @@ class Prompts:
         self.is_first = True
 
     async def take(self, count: int) -> list[tuple[int, Question]]:
-        """The next ``count`` questions. Raises errors of the reader, and DataFailure if there are too few."""
         result = await asyncio.get_running_loop().run_in_executor(self.thread, self._read, count)
         if len(result) < count:
             raise DataFailure(f"{self.source} has no more questions", fix="check data.train and data.limit")
@@ -101,14 +102,11 @@ class Prompts:
         ]
 
     def close(self) -> None:
-        """Stop reading after the current request."""
         self.thread.submit(getattr(self.questions, "close", lambda: None))
         self.thread.shutdown(wait=False)
 
 
 class Rollouts:
-    """Rolls out and scores groups on a router's generators, and assembles batches."""
-
     def __init__(
         self,
         config: Config,
@@ -130,12 +128,10 @@ class Rollouts:
         sampling = SamplingParams(r.sampling.temperature, r.sampling.top_p, d.max_turn_tokens, seed)
         operations, name = self.config.toolbox.has_tools, f"s{step:06d}-{question.id}"
         try:
-            requests = [RolloutRequest(question, name, r.group_size, sampling, operations, d.max_turns)]
+            requests = [RolloutRequest(question, name, r.group_size, sampling, operations)]
             if r.advantage.baseline == "greedy":
-                deterministic = SamplingParams(0.0, 1.0, d.max_turn_tokens, seed)
-                requests.append(
-                    RolloutRequest(question, f"{name}-greedy", 1, deterministic, operations, d.max_turns)
-                )
+                deterministic = replace(sampling, temperature=0.0, top_p=1.0)
+                requests.append(RolloutRequest(question, f"{name}-greedy", 1, deterministic, operations))
             scored, *greedy = await asyncio.gather(*(self.episodes(request, step) for request in requests))
             if (labels := self.labels.pop(question.id, None)) is not None:
                 scored.accuracy = await next(self.scorer).accuracy.remote(scored.group, *labels)
@@ -158,30 +154,19 @@ class Rollouts:
     async def episodes(
         self, request: RolloutRequest, step: int | None = None, reserved: Reservation | None = None
     ) -> ScoredGroup:
-        """Scored episodes of one question.
-
-        Raises InfraFailure, and DataFailure or BadInput that name the question's row.
-        """
+        """Scored episodes of one question. Raises InfraFailure; DataFailure or BadInput that name its row."""
         try:
             rollout = await self.router.rollout(request, reserved)
-            states = (
-                [self.embedder.states.remote(rollout.group, rollout.views)]
-                if self.embedder is not None
-                else []
-            )
-            return ScoredGroup(
-                await next(self.scorer).score.remote(rollout.group, step, *states), rollout.views
-            )
+            states = []
+            if self.embedder is not None:
+                states.append(self.embedder.states.remote(rollout.group, rollout.views))
+            scored = await next(self.scorer).score.remote(rollout.group, step, *states)
+            return ScoredGroup(scored, rollout.views)
         except (DataFailure, BadInput) as error:
             raise (unwrap_ray_error(error) or error).about(request.question.place) from None
 
-    def informative(self, scored: ScoredGroup) -> bool:
-        """Whether the group has advantages and ``rft.filter`` keeps it."""
-        return informative(scored.group, self.config.rft)
-
     def assemble(self, step: int, selection: Selection) -> RolloutBatch:
-        """Assemble the batch of a selection: assigns advantages and adds replayed rollouts, which keep
-        theirs.
+        """Assign advantages to the groups of a selection, and add replayed rollouts, which keep theirs.
 
         Raises DataFailure if no group has a majority, or if the episodes of all groups are excluded.
         """
@@ -213,13 +198,9 @@ class Rollouts:
             if not chosen:
                 reasons = ", ".join(r.advantage.exclude)
                 message = (
-                    f"in all {len(uninformative)} groups of step {step} too few episodes end "
-                    f"otherwise than by {reasons}"
+                    f"all groups of step {step} have too few episodes that end otherwise than by {reasons}"
                 )
-                fix = (
-                    "raise dialogue.max_turns or dialogue.max_context, or set "
-                    "rft.advantage.count_excluded=true"
-                )
+                fix = "raise dialogue.max_turns or max_context, or set rft.advantage.count_excluded=true"
                 raise DataFailure(message, code="all_excluded", fix=fix)
         groups = [subset(scored.group, r.train_samples, r.choose, rng) for scored in chosen]
         greedy = [scored.greedy for scored in chosen]
@@ -245,9 +226,7 @@ class Rollouts:
 
 
 def measured(group: Group, accuracy: Mapping[str, float]) -> Group:
-    """A copy of the group for metrics, with the accuracy by trajectory that no reward, filter or advantage
-    sees.
-    """
+    """The group with the accuracy by trajectory that no reward, filter or advantage sees."""
     if not accuracy:
         return group
     known = [

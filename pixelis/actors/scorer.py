@@ -23,17 +23,15 @@ from pixelis.rewards.grader import Advance, Grader
 from pixelis.telemetry.metrics import count
 
 CONCURRENT_GROUPS = 16
-"""Groups that one actor scores concurrently; most of the time they wait for the judge or for worker
-processes.
-"""
+"""Groups scored concurrently: most of the time they wait for the judge or for worker processes."""
 
 
 @ray.remote(max_restarts=-1, max_task_retries=2, max_concurrency=CONCURRENT_GROUPS)
 class Scorer:
     """Scores complete groups, because some terms depend on the whole group.
 
-    ``run.dir/scorers`` has the state of the rewards (statistics, curriculum, dynamics model) after every
-    step, and a journal of the groups scored since, so that a restarted actor continues exactly.
+    ``run.dir/scorers`` has the state of the rewards after every step, and a journal of the groups scored
+    since, so that a restarted actor continues exactly.
     """
 
     def __init__(self, config: Config, index: int = 0):
@@ -53,7 +51,6 @@ class Scorer:
                         self.grader.observe(Group.model_validate(row["group"]), row["states"])
 
     def health(self) -> str:
-        """Answers when alive."""
         return "ok"
 
     def score(
@@ -63,9 +60,6 @@ class Scorer:
         states: dict[str, Sequence[Sequence[float]]] | None = None,
         truths: Sequence[str] | None = None,
     ) -> Group:
-        """The group with terms and reward, or the cause of being unscored, on each trajectory; see
-        ``Grader.score``.
-        """
         started = time.monotonic()
         scored = self.grader.score(group, step, states, truths)
         count("scorer/groups")
@@ -85,20 +79,15 @@ class Scorer:
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
-        """Score of each answer against truths that the group lacks, by trajectory, for metrics; see
-        ``Grader.accuracy``.
-        """
         return self.grader.accuracy(group, answers, scorer)
 
     def advance(self, step: int, is_last: bool = False) -> Advance:
-        """End training step ``step``; see ``Grader.advance``."""
         with self.lock:
             advance = self.grader.advance(step, is_last)
             self._save()
         return advance
 
     def state(self) -> bytes:
-        """State of the rewards for a checkpoint, a safetensors file."""
         return self.grader.state()
 
     def load(self, state: bytes | None) -> None:
@@ -115,7 +104,6 @@ class Scorer:
             self.journal.unlink(missing_ok=True)
 
     def counts(self) -> dict[str, int]:
-        """Counts of causes and statuses by name."""
         return dict(self.grader.services.counts)
 
 

@@ -1,6 +1,4 @@
-"""Places the actors behind a service: memory shards, the Embedder, Evolution and the generator of its
-canary.
-"""
+"""Places the actors behind a service: memory shards, Embedder, Evolution and its canary's generator."""
 
 from __future__ import annotations
 
@@ -21,8 +19,6 @@ from pixelis.config import Config
 
 @dataclass
 class ServingActors:
-    """Actors of a service beside its generators; ``names`` are actor names by role, for other processes."""
-
     evolution: ActorHandle | None = None
     canary: ActorHandle | None = None
     embedder: ActorHandle | None = None
@@ -32,21 +28,17 @@ class ServingActors:
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
 
     def all(self) -> list[ActorHandle]:
-        """All of these actors."""
         return [a for a in (self.evolution, self.canary, self.embedder, *self.memory) if a is not None]
 
 
 @contextmanager
 def online(config: Config, actors: placement.Actors, job: str | None = None) -> Iterator[ServingActors]:
-    """Place the actors that ``config`` requires beside ``actors``, wait until they are ready, and kill them
-    at exit.
+    """Place the actors that ``config`` requires beside ``actors``; kill them at exit.
 
     ``job``: part of the actors' names. A read-only service has no memory and no Evolution. Raises
     InfraFailure if an actor is not ready within ``cluster.placement_timeout_s``.
     """
     from pixelis.actors.embedder import Embedder
-    from pixelis.actors.evolution import Evolution
-    from pixelis.actors.generator import Generator
     from pixelis.actors.generator_scaler import GeneratorScaler
     from pixelis.actors.memory_shard import place_shards
 
@@ -60,35 +52,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             placed.names["embedder"] = [f"{prefix}-embedder"]
             placed.embedder = cluster.spawn(Embedder, config, name=f"{prefix}-embedder", **engine)
         if config.evolution.enabled and not config.serve.read_only:
-            name = None
-            if config.evolution.canary.enabled:
-                c = config.evolution.canary
-                name = f"{prefix}-canary"
-                group = reservations.reserve(
-                    reservations.generator_bundles(config, c.cpus, c.gpus), name=name
-                )
-                placed.groups["canary"] = group
-                arguments = (config, actors.store_name, config.engine.workers)
-                placed.canary = cluster.spawn(
-                    Generator, *arguments, name=name, **reservations.inside(group, children=True)
-                )
-            placed.names["evolution"] = [f"{prefix}-evolution"]
-            # Names, not handles: arguments with a handle live in the object store, and their loss would
-            # prevent a restart.
-            scoring = (
-                (f"{actors.name}-scorer-0", f"{actors.name}-states-0")
-                if config.rewards.needs_scorer
-                else None
-            )
-            evolution = (
-                config,
-                actors.names,
-                actors.store_name,
-                name,
-                placed.names.get("memory", []),
-                scoring,
-            )
-            placed.evolution = cluster.spawn(Evolution, *evolution, name=f"{prefix}-evolution")
+            _start_evolution(config, actors, placed, prefix)
         roles = {
             "memory shard": placed.memory,
             "embedder": [placed.embedder],
@@ -117,6 +81,25 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
             reservations.release(group)
 
 
+def _start_evolution(config: Config, actors: placement.Actors, placed: ServingActors, prefix: str) -> None:
+    """Start Evolution and the generator of its canary.
+
+    They get names, not handles, which live in the object store: their loss would prevent a restart.
+    """
+    from pixelis.actors.evolution import Evolution
+
+    canary, name = config.evolution.canary, None
+    if canary.enabled:
+        name = f"{prefix}-canary"
+        bundles = reservations.generator_bundles(config, canary.gpus)
+        placed.canary, placed.groups["canary"] = placement.start_generator(
+            config, actors.store_name, config.engine.workers, name, reservations.reserve(bundles, name=name)
+        )
+    scoring, memory = (f"{actors.name}-scorer-0", f"{actors.name}-states-0"), placed.names.get("memory", [])
+    placed.names["evolution"] = [f"{prefix}-evolution"]
+    arguments = config, actors.names, actors.store_name, name, memory, scoring
+    placed.evolution = cluster.spawn(Evolution, *arguments, name=f"{prefix}-evolution")
+
+
 def has_memory(config: Config) -> bool:
-    """True when a service of this configuration has a memory."""
     return config.memory.enabled and not config.serve.read_only

@@ -1,4 +1,4 @@
-"""Synthesizes demonstrations with Ray Data: a pool of actors turns attempts into demonstrations, in order."""
+"""Synthesizes demonstrations with Ray Data: a pool of actors turns attempts into them, in order."""
 
 from __future__ import annotations
 
@@ -20,29 +20,21 @@ from pixelis.errors import BadConfig, PixelisError
 from pixelis.records import Demonstration, Question
 
 BATCH = 8
-"""Approximate number of attempts in a batch."""
 AHEAD_BYTES = 64 << 20
 """Limit on samples in the object store that the driver has not read yet."""
 
 
 def sample_builder(config: Config) -> SampleBuilder:
-    """SampleBuilder of a job.
-
-    Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster.
-    """
+    """Raises BadConfig and MissingFile, so that a driver can check a job before starting a cluster."""
     s, examples = config.synthesis, list[Demonstration]()
-    if s.method == "imitation" and s.imitation.demonstrations:
-        examples = read_demonstrations(s.imitation.demonstrations, s.imitation.shots, config.run.seed, 0.0)
-    folder = Path(config.run.dir)
-    return SampleBuilder(
-        s, config.run.seed, config.toolbox, config.dialogue, config.rewards, examples, folder
-    )
+    if s.method == "imitation" and s.teacher.demonstrations:
+        examples = read_demonstrations(s.teacher.demonstrations, s.teacher.shots, config.run.seed, 0.0)
+    settings = config.toolbox, config.dialogue, config.rewards
+    return SampleBuilder(s, config.run.seed, *settings, examples, Path(config.run.dir))
 
 
 class BuildSamples:
-    """Maps columns attempt and question (JSON) to sample (JSON, empty if rejected) and cause (empty for a
-    sample).
-    """
+    """Maps attempt and question (JSON) to sample (JSON, empty if rejected) and cause (empty for one)."""
 
     def __init__(self, config: Config):
         self.builder = sample_builder(config)
@@ -51,33 +43,25 @@ class BuildSamples:
         samples, causes = [], []
         for attempt, question in zip(batch["attempt"], batch["question"], strict=True):
             try:
-                sample = self.builder.build(
-                    Attempt(*json.loads(attempt)), Question.model_validate_json(question)
-                )
-                samples.append(sample.model_dump_json())
-                causes.append("")
+                row = Question.model_validate_json(question)
+                sample = self.builder.build(Attempt(*json.loads(attempt)), row).model_dump_json()
+                cause = ""
             except BadConfig:  # would fail for every attempt
                 raise
             except PixelisError as error:
-                samples.append("")
-                causes.append(error.code)
+                sample, cause = "", error.code
+            samples.append(sample)
+            causes.append(cause)
         return {"sample": samples, "cause": causes}
 
 
 def outcomes(
     config: Config, attempts: Sequence[Attempt], rows: SourceRows
 ) -> Iterator[tuple[Demonstration | None, str]]:
-    """(demonstration or None, cause of the rejection) of each attempt, in order.
-
-    Ray Data repeats the batch of a dead actor.
-    """
-    items = [
-        {
-            "attempt": json.dumps([a.task, a.kind, a.source, a.row, a.draw]),
-            "question": rows.get(a.source, a.row),
-        }
-        for a in attempts
-    ]
+    items = []
+    for a in attempts:
+        attempt = json.dumps([a.task, a.kind, a.source, a.row, a.draw])
+        items.append({"attempt": attempt, "question": rows.get(a.source, a.row)})
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     with ray.data.DataContext.current(stream_context(AHEAD_BYTES)):
         blocks = max(min(config.synthesis.workers, len(items)), len(items) // BATCH)

@@ -1,7 +1,7 @@
 """The Toolbox actor: opens media and runs pixel operations in a process with limits on time and memory.
 
-A SIGALRM timer ends the process when a call takes too long, even if the call never releases the GIL.
-RLIMIT_DATA turns exhausted memory into an error. `toolbox_pool` handles the death of the process.
+A SIGALRM timer ends the process when a call takes too long, even if it never releases the GIL; RLIMIT_DATA
+turns exhausted memory into an error. `toolbox_pool` handles the death of the process.
 """
 
 from __future__ import annotations
@@ -54,11 +54,9 @@ LINUX = sys.platform == "linux"
 
 @dataclass(slots=True)
 class Call:
-    """An operation of an episode. media: index of each medium among the arguments of `Toolbox.execute`, by
-    id.
+    """An operation of an episode. media: index of each medium in the arguments of `Toolbox.execute`.
 
-    episode: id of the episode whose environment carries out the action; with a question, the environment
-    starts.
+    episode: whose environment carries out the action; with a question, the environment starts.
     """
 
     action: Action
@@ -71,10 +69,7 @@ class Call:
 
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class Toolbox:
-    """Opens media and runs operations; images are passed by reference.
-
-    Its only state: environments of running episodes.
-    """
+    """Opens media and runs operations on references to them; holds the environments of running episodes."""
 
     def __init__(self, config: Config, multiple: int, kind: str):
         use_reserved_gpus()
@@ -91,23 +86,19 @@ class Toolbox:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, chain=True)
         if LINUX:
-            # A forked child inherits the sockets and would hide the death of this process from Ray: let it
-            # die too.
+            # A forked child keeps the sockets and would hide the death of this process from Ray: it dies too.
             os.register_at_fork(after_in_child=lambda: ctypes.CDLL(None).prctl(1, 9))
         freeze_gc()
         self.idle_bytes = _data_bytes()
 
-    def health(self) -> tuple[int, str]:
-        """Process id and node."""
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+    def health(self) -> int:
+        return os.getpid()
 
     def open(self, questions: Sequence[list[Media]], timeout_s: float) -> tuple[Any, ...]:
-        """Each medium at full resolution as a separate return value, question by question, and a list as the
-        last one.
+        """Each medium at full resolution as a separate return value, question by question, and a list.
 
-        The list has (initial views of each clip, content hash of each medium, both by id) for each question,
-        or a BadImage if it cannot be decoded. The caller makes the views of pictures, so that they are not
-        stored as well.
+        The list has (initial views of each clip, content hash of each medium) by id for each question, or a
+        BadImage.
         """
         with self._limits(timeout_s):
             opened, results = zip(*(self._open(media) for media in questions), strict=True)
@@ -118,9 +109,10 @@ class Toolbox:
     ) -> tuple[list[Any], tuple[dict[str, InitialViews], dict[str, str]] | PixelisError]:
         try:
             opened = {item.id: open_media(item, self.config.toolbox) for item in media}
-            clips = {id: item for id, item in opened.items() if isinstance(item, Clip)}
             initial = {
-                id: first_look({id: clip}, self.config.dialogue, self.multiple) for id, clip in clips.items()
+                id: first_look({id: item}, self.config.dialogue, self.multiple)
+                for id, item in opened.items()
+                if isinstance(item, Clip)
             }
             hashes = {item.id: _content_hash(item, opened[item.id]) for item in media}
             return [opened[item.id] for item in media], (initial, hashes)
@@ -136,26 +128,22 @@ class Toolbox:
     def execute(
         self, calls: Sequence[Call], timeout_s: float, *media: Any
     ) -> tuple[list[tuple[Outcome, int]], bool]:
-        """Run calls in order on the ``media`` of their questions. Errors are outcomes.
+        """(outcome, size in bytes) of each call in order, and whether this process should end.
 
-        Returns (outcome, size in bytes) of each call, and whether this process should end: if the calls left
-        much memory behind and it holds no environment.
+        It should if the calls left much memory behind and it holds no environment. Errors are outcomes.
         """
         with self._limits(timeout_s):
             results = [self._execute(call, {id: media[i] for id, i in call.media.items()}) for call in calls]
-        return (
-            results,
-            not self.episodes and _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2,
-        )
+        is_large = _data_bytes() > self.idle_bytes + self.config.toolbox.memory_bytes // 2
+        return results, is_large and not self.episodes
 
     def release(self, episode: str) -> None:
-        """End the environment of an episode, if there is one."""
         self.episodes.pop(episode, None)
 
     def _execute(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
-        start, name = time.perf_counter(), call.action.op[:30]
         if call.episode is not None:
             return self._execute_in_environment(call, pictures)
+        start, name = time.perf_counter(), call.action.op[:30]
         scene = Scene(
             media=pictures,
             images=call.images,
@@ -168,12 +156,9 @@ class Toolbox:
         )
         try:
             observation, views = execute(call.action, scene, self.operations)
-            # Serialising here assigns data that are not JSON to their operation.
-            size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
-            if size > RESULT_BYTES:
-                observation, views = error_outcome(
-                    "limit", f"{name} returned {size} bytes, the limit is {RESULT_BYTES}"
-                )
+            if (size := _size(observation, views)) > RESULT_BYTES:
+                message = f"{name} returned {size} bytes, the limit is {RESULT_BYTES}"
+                observation, views = error_outcome("limit", message)
         except MemoryError:
             observation, views = error_outcome("out_of_memory", f"{name} needs too much memory")
         except BaseException as error:  # an operation that raises SystemExit must not end the process
@@ -189,28 +174,23 @@ class Toolbox:
     def _execute_in_environment(self, call: Call, pictures: Pictures) -> tuple[Outcome, int]:
         """Start the environment of an episode, or carry out one of its actions.
 
-        An error of the environment itself ends it, and is an outcome with a code that begins with
-        `environment_`.
+        An error of the environment itself ends it, and is an outcome with a code `environment_...`.
         """
         assert call.episode is not None
         try:
             if call.question is not None:
                 kind = environment_of(call.question, self.environments)
                 assert kind is not None
-                self.episodes[call.episode], result = start(
-                    kind, call.question, pictures, self.config.run.seed
-                )
+                environment, result = start(kind, call.question, pictures, self.config.run.seed)
+                self.episodes[call.episode] = environment
             elif (running := self.episodes.get(call.episode)) is None:
                 raise InfraFailure("the process of the environment was replaced", code="environment_lost")
             else:
                 result = running.execute(call.action)
             observation, views = observe(result, self.crop, self.multiple)
-            size = sum(view.nbytes for view in views) + len(observation.model_dump_json())
-            if size > RESULT_BYTES:
-                raise InfraFailure(
-                    f"the environment returned {size} bytes, the limit is {RESULT_BYTES}",
-                    code="environment_limit",
-                )
+            if (size := _size(observation, views)) > RESULT_BYTES:
+                message = f"it returned {size} bytes, the limit is {RESULT_BYTES}"
+                raise InfraFailure(message, code="environment_limit")
         except OperationError as error:
             return error_outcome(error.code, error.message), 0
         except BaseException as error:
@@ -225,9 +205,8 @@ class Toolbox:
     def _limits(self, timeout_s: float) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_DATA)
         if LINUX:
-            resource.setrlimit(
-                resource.RLIMIT_DATA, (self.idle_bytes + self.config.toolbox.memory_bytes, before[1])
-            )
+            most = self.idle_bytes + self.config.toolbox.memory_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
             yield
@@ -237,12 +216,16 @@ class Toolbox:
 
 
 def _data_bytes() -> int:
-    """Writable private memory of this process, which RLIMIT_DATA limits; 0 on systems other than Linux."""
+    """Writable private memory of this process, which RLIMIT_DATA limits."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize() if LINUX else 0
 
 
+def _size(observation: Observation, views: Sequence[np.ndarray]) -> int:
+    """Bytes of a result. Serialising it in the call assigns data that are not JSON to their operation."""
+    return sum(view.nbytes for view in views) + len(observation.model_dump_json())
+
+
 def _content_hash(media: Media, opened: np.ndarray | Clip) -> str:
-    """Hash of the encoded source of an image or clip."""
     if isinstance(opened, Clip):
         return opened.sha256
     if media.is_inline:
@@ -252,14 +235,10 @@ def _content_hash(media: Media, opened: np.ndarray | Clip) -> str:
 
 
 def error_outcome(code: str, text: str) -> Outcome:
-    """Outcome of a failed operation."""
     return Observation(status="error", code=code, text=text), []
 
 
 def decode_error(media: Sequence[Media], problem: str, code: str) -> BadImage:
-    """Error of media that cannot be decoded."""
     kind = "video" if any(item.kind == "video" for item in media) else "image"
-    names = ", ".join(item.id for item in media)
-    return BadImage(
-        f"{names} {problem}", code=f"{kind}_{code}", fix="check the file, or raise the limits of `toolbox`"
-    )
+    message = f"{', '.join(item.id for item in media)} {problem}"
+    return BadImage(message, code=f"{kind}_{code}", fix="check the file, or raise the limits of `toolbox`")

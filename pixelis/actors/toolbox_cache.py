@@ -1,7 +1,4 @@
-"""The cache of a toolbox pool: results by a key that is equal for equal work.
-
-Work without a key is done each time.
-"""
+"""The cache of a toolbox pool: results by a key that is equal for equal work."""
 
 from __future__ import annotations
 
@@ -21,9 +18,7 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Media, Observation
 
 ENTRY_BYTES, JSON_FACTOR = 2000, 6
-"""Measured memory of a cached result beyond its views: bytes of the entry, and bytes for each byte of its
-JSON.
-"""
+"""Measured memory of a cached result beyond its views: of the entry, and per byte of its JSON."""
 TRANSIENT = ("out_of_memory", "crashed", "timeout")
 """Codes of errors that a second try may not have."""
 NAMES_IDS = ("unknown_object", "bad_target")
@@ -38,14 +33,12 @@ class ByteCache:
         self.values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
     def get(self, key: Hashable) -> Any:
-        """The value of a key, None if there is none."""
         if key not in self.values:
             return None
         self.values.move_to_end(key)
         return self.values[key][0]
 
     def put(self, key: Hashable, value: Any, size: int) -> None:
-        """Add a value of ``size`` bytes, and drop the least recently used ones that no longer fit."""
         if key in self.values:
             self.bytes -= self.values.pop(key)[1]
         if size > self.max_bytes:
@@ -56,7 +49,6 @@ class ByteCache:
             self.bytes -= self.values.popitem(last=False)[1][1]
 
     def clear(self) -> None:
-        """Drop all values."""
         self.values.clear()
         self.bytes = 0
 
@@ -79,12 +71,11 @@ def media_key(media: list[Media]) -> Hashable:
 
 
 def is_reusable(observation: Observation) -> bool:
-    """Whether a result holds for every call with its key, also a later one."""
     return observation.code not in (*TRANSIENT, *NAMES_IDS)
 
 
 def memory_bytes(views: list[np.ndarray], size: int) -> int:
-    """About the memory of a result of ``size`` bytes: those of its ``views``, and of JSON or text."""
+    """Memory of a result of ``size`` bytes: those of its ``views``, and of JSON or text."""
     pixels = sum(view.nbytes for view in views)
     return pixels + JSON_FACTOR * max(0, size - pixels) + ENTRY_BYTES
 
@@ -97,10 +88,9 @@ def call_key(
     objects: Objects,
     opened: Opened,
 ) -> bytes | None:
-    """A hash of all that a result depends on: media, operation, arguments, and the views and objects named in
-    these.
+    """A hash of all that a result depends on: media, operation, arguments, and views and objects in these.
 
-    ``kind`` is the scale of the policy's coordinates. None for a call with invalid arguments.
+    ``kind``: scale of the policy's coordinates. None for a call with invalid arguments.
     """
     try:
         arguments = operation.check(action.arguments)

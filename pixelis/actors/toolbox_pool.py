@@ -1,9 +1,7 @@
-"""A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory, and runs equal
-calls once.
+"""A generator's pool of Toolbox actors: survives calls that hang, crash or exhaust memory.
 
 A worker runs one task at a time, so a dead worker identifies the call that killed it. Quick calls and images
-to open are batched; the jobs of a failed batch are retried one by one. A full batch of quick calls may wait
-on a worker behind its running batch; if that one fails, the waiting batch goes to another worker.
+to open are batched; a failed batch is retried one by one. Equal calls run once.
 """
 
 from __future__ import annotations
@@ -32,26 +30,23 @@ from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media
 
 QUICK_BATCH = 64
-"""Maximum number of quick calls in a batch."""
+"""Most quick calls in a batch."""
 OPEN_BATCH = 16
-"""Maximum number of questions whose images are opened in a batch."""
+"""Most questions whose images are opened in a batch."""
 BATCH_SHARE = 0.25
 """Share of the timeout that a batch gets. The rest is left to retry its jobs one by one."""
 GRACE_S = 0.5
 """Seconds after a task's timeout by which the alarm must have ended its process."""
 PICTURE_SHARE = 0.25
-"""Share of `toolbox.cache_bytes` for pictures that no group is using, which stay in the object store."""
+"""Share of `toolbox.cache_bytes` for pictures that no group uses any more."""
 PING_S = 0.1
-"""Seconds between pings to a starting worker."""
 
 
 class ToolboxPool:
     """Runs calls on `toolbox.workers` processes, from one event loop; answers each call exactly once.
 
-    multiple: divisor of the sides of views (patch * merge); kind: scale of the policy's coordinates. A call
-    that hangs, crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds
-    after a worker got it. Results of equal calls and equal pictures are reused as long as they fit in
-    `toolbox.cache_bytes`.
+    multiple: divisor of the sides of views; kind: scale of the policy's coordinates. A call that hangs,
+    crashes or exhausts memory becomes an error observation within `toolbox.timeout_s` + 1 seconds.
     """
 
     def __init__(self, config: Config, multiple: int, kind: str, **options: Any):
@@ -62,7 +57,6 @@ class ToolboxPool:
         self.operations = {operation.name: operation for operation in select(config.toolbox.operations)}
         self.options = {"num_cpus": config.toolbox.cpus, "num_gpus": config.toolbox.gpus, **options}
         self.workers = [Worker(self._create_toolbox()) for _ in range(config.toolbox.workers)]
-        self.node = ray.get_runtime_context().get_node_id()
         self.idle: deque[Worker] = deque()
         self.quick: deque[Job] = deque()
         self.slow: deque[Job] = deque()
@@ -79,7 +73,7 @@ class ToolboxPool:
     def _create_toolbox(self) -> ActorHandle:
         return Toolbox.options(**self.options).remote(self.config, self.multiple, self.kind)  # type: ignore[attr-defined]
 
-    # -- calls -----------------------------------------------------------------------------------------------
+    # -- calls
 
     async def ready(self) -> None:
         """Return once every worker answers. Raises BadInput if toolboxes cannot be constructed."""
@@ -91,8 +85,8 @@ class ToolboxPool:
     ) -> tuple[Opened, InitialViews]:
         """Open the media of a question. The views are read-only and may be shared with other callers.
 
-        decoded: references to images that are decoded already, uint8 [H, W, 3], by id; the URIs of `media`
-        are then their content hashes. Raises BadImage, InfraFailure.
+        decoded: references to decoded images, uint8 [H, W, 3], by id; the URIs of `media` are then content
+        hashes. Raises BadImage, InfraFailure.
         """
         if not media:
             return Opened({}, {}), ([], [])
@@ -101,56 +95,39 @@ class ToolboxPool:
             shown = {item.id: pixels[item.id] for item in media}
             return Opened(decoded, {item.id: item.uri for item in media}), await self._first_look(shown)
         key = media_key(media) if self.config.toolbox.cache_bytes else None
-        if key is not None and (cached := self.pictures.get(key)):
+        if cached := self.pictures.get(key):
             return cached
-        job = self.in_flight.get(key) if key is not None else None
-        if job is None:
-            job = self._submit(media, key=key)
-            if key is not None:
-                self.in_flight[key] = job
-        return await self._wait(job)
+        return await self._wait(self.in_flight.get(key) or self._submit(media, key=key))
 
     async def execute(
         self, action: Action, images: list[ImageView], objects: Objects, opened: Opened
     ) -> Outcome:
-        """Run an operation; its failures are error observations. The views are read-only and may be shared.
-
-        Raises InfraFailure if no worker is available.
-        """
+        """Run an operation; its failures are error observations. The views are read-only and may be shared."""
         self.counts["calls"] += 1
         operation, key = self.operations.get(action.op), None
         if operation is not None and self.config.toolbox.cache_bytes:
             key = call_key(operation, self.kind, action, images, objects, opened)
-        if key is not None and (cached := self.cache.get(key)):
+        if cached := self.cache.get(key):
             self.counts["hits"] += 1
             return cached
         quick = operation is None or operation.quick
-        job = self.in_flight.get(key) if key is not None else None
-        if job is not None:
+        if (job := self.in_flight.get(key)) is not None:
             outcome = await self._wait(job)
             if outcome[0].code not in NAMES_IDS:
                 self.counts["hits"] += 1
                 return outcome
             key = None  # the ids are those of the other episode
-        job = self._submit(Call(action, images, objects), opened=opened, key=key, quick=quick)
-        if key is not None:
-            self.in_flight[key] = job
-        return await self._wait(job)
+        call = Call(action, images, objects)
+        return await self._wait(self._submit(call, opened=opened, key=key, quick=quick))
 
     def environment_worker(self) -> Worker:
-        """The worker with the fewest environments."""
         return min(self.workers, key=lambda worker: (len(worker.environments), not worker.alive))
 
     async def execute_on(self, worker: Worker, call: Call, opened: Opened) -> Outcome:
-        """Run a call of an environment on the worker that holds it.
-
-        Raises InfraFailure when the worker is lost.
-        """
         self.counts["calls"] += 1
         return await self._wait(self._submit(call, opened=opened, worker=worker))
 
     def health(self) -> dict[str, Any]:
-        """Number and process ids of workers, calls, failures by code, restarts and cache size."""
         return {
             "size": len(self.workers),
             "alive": sum(worker.alive for worker in self.workers),
@@ -163,13 +140,12 @@ class ToolboxPool:
         }
 
     def close(self) -> None:
-        """End the workers. Only needed if the owner lives longer than the pool."""
         for task in self.tasks:
             task.cancel()
         for worker in self.workers:
             ray.kill(worker.handle)
 
-    # -- queue -----------------------------------------------------------------------------------------------
+    # -- queue
 
     def _submit(self, work: list[Media] | Call, **details: Any) -> Job:
         self._ensure_started()
@@ -178,6 +154,8 @@ class ToolboxPool:
         loop = asyncio.get_running_loop()
         self.submitted += 1
         job = Job(self.submitted, loop.create_future(), work, **details)
+        if job.key is not None:
+            self.in_flight[job.key] = job
         job.future.add_done_callback(_retrieve_exception)
         queue = job.worker.pinned if job.worker is not None else self.quick if job.quick else self.slow
         queue.append(job)
@@ -188,9 +166,6 @@ class ToolboxPool:
 
     async def _wait(self, job: Job) -> Any:
         job.waiters += 1
-        # Workers can run a full batch while the event loop handles more episodes
-        if len(self.quick) >= QUICK_BATCH:
-            self._dispatch()
         try:
             return await asyncio.shield(job.future)
         finally:
@@ -206,14 +181,6 @@ class ToolboxPool:
                 self._assign(worker, [worker.pinned.popleft()])
         while self.idle and (jobs := self._next_jobs()):
             self._assign(self.idle.popleft(), jobs)
-        for worker in self.workers:
-            if (
-                worker.has_batch
-                and len(worker.tasks) == 1
-                and len(self.quick) >= QUICK_BATCH
-                and not self.slow
-            ):
-                self._assign(worker, [self.quick.popleft() for _ in range(QUICK_BATCH)])
 
     def _assign(self, worker: Worker, jobs: list[Job]) -> None:
         start = time.monotonic()
@@ -224,20 +191,14 @@ class ToolboxPool:
         try:
             refs = self._send(worker, jobs, timeout_s)
         except Exception as error:  # arguments that cannot be serialised
-            if not worker.tasks:
-                self.idle.append(worker)
+            self.idle.append(worker)
             for job in jobs:
                 self._reject(job, error)
             return
-        previous = worker.tasks[-1] if worker.tasks else None
-        worker.has_batch = jobs[0].quick and len(jobs) > 1
-        worker.tasks.append(self._spawn(self._complete(worker, jobs, refs, start, timeout_s, previous)))
+        self._spawn(self._complete(worker, jobs, refs, start, timeout_s))
 
     def _next_jobs(self) -> list[Job]:
-        """Jobs of the next task: the oldest job, batched with others of its kind.
-
-        An even share for each idle worker.
-        """
+        """The oldest job, batched with others of its kind: an even share for each idle worker."""
         for queue in (self.quick, self.slow):
             while queue and not queue[0].waiters:  # cancelled
                 self._unregister(queue.popleft()).future.cancel()
@@ -251,25 +212,24 @@ class ToolboxPool:
         return [self.slow.popleft() for _ in range(min(share, len(self.slow)))]
 
     def _unregister(self, job: Job) -> Job:
-        if job.key is not None and self.in_flight.get(job.key) is job:
+        if self.in_flight.get(job.key) is job:
             del self.in_flight[job.key]
         return job
 
-    # -- workers ---------------------------------------------------------------------------------------------
+    # -- workers
 
     def _ensure_started(self) -> None:
         if not self.starts:
             self.starts = [self._spawn(self._start(worker)) for worker in self.workers]
 
     def _spawn(self, work: Coroutine) -> asyncio.Task:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         task.add_done_callback(_retrieve_exception)
         return task
 
     async def _start(self, worker: Worker) -> None:
-        """Start or restart a worker and make it idle once a new process answers."""
         timeout_s = self.config.cluster.placement_timeout_s
         deadline, cause = time.monotonic() + timeout_s, "it does not start"
         if worker.pid:
@@ -285,11 +245,9 @@ class ToolboxPool:
             for ping in [ping for ping in pings if ping.done()]:
                 pings.discard(ping)
                 try:
-                    if ping.result()[0] != worker.pid:
+                    if ping.result() != worker.pid:
                         answer = ping.result()
-                except (
-                    ActorDiedError
-                ) as error:  # permanently: its construction failed, or it was killed from outside
+                except ActorDiedError as error:  # its construction failed, or it was killed from outside
                     reason = unwrap_ray_error(error)
                     if isinstance(reason, BadInput):
                         self.error = reason
@@ -300,13 +258,11 @@ class ToolboxPool:
                 except RayError as error:
                     cause = type(error).__name__
             if time.monotonic() > deadline and not any(other.alive for other in self.workers):
-                self._fail_all(
-                    InfraFailure(f"no toolbox for {timeout_s:g} s: {cause}", fix="look at `ray status`")
-                )
+                message = f"no toolbox for {timeout_s:g} s: {cause}"
+                self._fail_all(InfraFailure(message, fix="look at `ray status`"))
         for ping in pings:
             ping.cancel()
-        pid, node = answer
-        worker.mark_alive(pid, node, is_local=node == self.node)
+        worker.mark_alive(answer)
         self.idle.append(worker)
         self._dispatch()
 
@@ -319,29 +275,11 @@ class ToolboxPool:
         self.slow.clear()
 
     async def _complete(
-        self,
-        worker: Worker,
-        jobs: list[Job],
-        refs: list[ray.ObjectRef],
-        start: float,
-        timeout_s: float,
-        previous: asyncio.Task[bool] | None,
-    ) -> bool:
-        """Wait for a task of a worker; answer its jobs or queue them again.
-
-        Returns whether the worker survived.
-
-        previous: the task that the worker runs first.
-        """
+        self, worker: Worker, jobs: list[Job], refs: list[ray.ObjectRef], start: float, timeout_s: float
+    ) -> None:
         outcomes: list[tuple[Any, int]] = []
         should_end, code, refusal = False, None, None
         reply = self._spawn(self._reply(jobs, refs))
-        if previous is not None:
-            if not await previous:
-                self.quick.extendleft(reversed(jobs))
-                self._dispatch()
-                return False
-            start = time.monotonic()
         await asyncio.wait(
             {reply, worker.exited or reply}, timeout=timeout_s + GRACE_S, return_when=asyncio.FIRST_COMPLETED
         )
@@ -354,15 +292,13 @@ class ToolboxPool:
             code = "timeout" if time.monotonic() - start >= timeout_s else "crashed"
         except Exception as error:  # raised by the method, or lost images
             refusal = unwrap_ray_error(error) or error
-        del worker.tasks[0]
-        if code is not None or (should_end and not worker.tasks):
-            worker.tasks.clear()
+        if code is not None or should_end:
             worker.lose_environments()
             self._spawn(self._start(worker))
-        elif not worker.tasks:
+        else:
             self.idle.append(worker)
         if code is not None:
-            self._retry_or_fail(jobs, code, start, is_local=worker.node == self.node)
+            self._retry_or_fail(jobs, code, start)
         self._dispatch()  # before answering, so that the worker runs its next task while episodes continue
         if refusal is not None:
             self.pictures.clear()  # one of them may be lost
@@ -373,28 +309,17 @@ class ToolboxPool:
                 self._reject(job, outcome)
             else:
                 self._resolve(job, outcome, size, is_batch=len(jobs) > 1)
-        return code is None
 
-    def _retry_or_fail(self, jobs: list[Job], code: str, start: float, is_local: bool) -> None:
-        """Queue the jobs of a failed batch to run one by one; answer a single job with an error."""
-        # A crash on another node may be a lost node: retry a single job once, unless its environment is lost
-        # with it.
-        may_move = not is_local and jobs[0].worker is None and not jobs[0].retried
-        retry = len(jobs) > 1 or (code == "crashed" and may_move)
+    def _retry_or_fail(self, jobs: list[Job], code: str, start: float) -> None:
+        if len(jobs) == 1:
+            self.failures[code] += 1
+            self._unregister(jobs[0]).fail(code, self.timeout_s)
+            return
         for job in reversed(jobs):
-            if retry:
-                job.deadline, job.quick, job.retried = (
-                    job.deadline or start + self.timeout_s,
-                    False,
-                    len(jobs) == 1,
-                )
-                self.slow.appendleft(job)
-            else:
-                self.failures[code] += 1
-                self._unregister(job).fail(code, self.timeout_s)
+            job.deadline, job.quick = start + self.timeout_s, False
+            self.slow.appendleft(job)
 
     def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
-        """Call the worker's actor. Returns references to its results; the last is the reply."""
         if isinstance(jobs[0].work, list):
             media = [job.work for job in jobs]
             count = sum(map(len, media))  # type: ignore[arg-type]
@@ -443,7 +368,7 @@ class ToolboxPool:
     async def _first_look(self, media: Mapping[str, np.ndarray | Clip]) -> InitialViews:
         return await asyncio.to_thread(first_look, media, self.config.dialogue, self.multiple)
 
-    # -- answers and cache -----------------------------------------------------------------------------------
+    # -- answers and cache
 
     def _resolve(self, job: Job, outcome: Any, size: int, is_batch: bool) -> None:
         self._unregister(job)
@@ -451,20 +376,16 @@ class ToolboxPool:
             observation, views = outcome
             if observation.status == "error":
                 self.failures[observation.code or "error"] += 1
-            if is_batch and job.key is not None:
-                # A cached view must not keep the batch's buffer in memory
-                views = [view.copy() for view in views]
-            for view in views:
-                view.flags.writeable = False
-            outcome = observation, views
+            if is_batch and job.key is not None:  # a cached view must not keep the batch's buffer in memory
+                outcome = observation, views = observation, [view.copy() for view in views]
             if job.key is not None and is_reusable(observation):
                 self.cache.put(job.key, outcome, memory_bytes(views, size))
-        elif job.key is not None:
-            opened, (images, views) = outcome
-            for view in views:
-                view.flags.writeable = False
-            outcome = opened, (images, views)
-            self.pictures.put(job.key, outcome, size + sum(view.nbytes for view in views))
+        else:
+            _, (_, views) = outcome
+            if job.key is not None:
+                self.pictures.put(job.key, outcome, size + sum(view.nbytes for view in views))
+        for view in views:
+            view.flags.writeable = False
         job.future.set_result(outcome)
 
     def _reject(self, job: Job, error: Exception) -> None:
@@ -473,6 +394,6 @@ class ToolboxPool:
 
 
 def _retrieve_exception(future: asyncio.Future) -> None:
-    """Mark the exception as retrieved, so that asyncio does not log it if no caller waits any more."""
+    """Keep asyncio from logging the exception if no caller waits any more."""
     if not future.cancelled():
         future.exception()

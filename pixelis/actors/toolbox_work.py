@@ -31,8 +31,7 @@ class Job:
     """Queued work: media to open, or a call on opened media.
 
     waiters: callers that await `future`; deadline: monotonic time, set when a batch with this job has failed;
-    retried: whether the job alone has crashed a worker on another node; worker: the one that holds its
-    environment.
+    worker: holds its environment.
     """
 
     number: int
@@ -43,7 +42,6 @@ class Job:
     quick: bool = False
     waiters: int = 0
     deadline: float | None = None
-    retried: bool = False
     worker: Worker | None = None
 
     @property
@@ -56,7 +54,6 @@ class Job:
         )
 
     def fail(self, code: str, seconds: float) -> None:
-        """Answer with an error. code: `timeout` or `crashed`."""
         if isinstance(self.work, Call):
             problems = {"timeout": f"took longer than {seconds:g} s", "crashed": "crashed"}
             if self.work.episode is not None:
@@ -73,26 +70,20 @@ class Job:
 class Worker:
     """A toolbox and the state of its process.
 
-    tasks: running and queued on it, in order; has_batch: whether its last task is a batch of quick calls;
     exited: done when the process has ended, None where only Ray can detect that (after two seconds);
     environments: episodes whose environment is in the process; pinned: their waiting calls.
     """
 
     handle: ActorHandle
     pid: int = 0
-    node: str = ""
     alive: bool = False
     fd: int = -1
-    tasks: list[asyncio.Task[bool]] = field(default_factory=list)
-    has_batch: bool = False
     exited: asyncio.Future | None = None
     environments: set[str] = field(default_factory=set)
     pinned: deque[Job] = field(default_factory=deque)
 
     def lose_environments(self) -> None:
-        """Fail the waiting calls of environments that end with the process; those of new ones wait for the
-        next process.
-        """
+        """Fail the waiting calls of environments that end with the process; new ones wait for the next."""
         self.environments, waiting, self.pinned = set(), self.pinned, deque[Job]()
         for job in waiting:
             if isinstance(job.work, Call) and job.work.question is None:
@@ -103,28 +94,21 @@ class Worker:
                 self.pinned.append(job)
                 self.environments.add(job.work.episode)
 
-    def mark_alive(self, pid: int, node: str, is_local: bool) -> None:
-        """Record that the toolbox answers as process `pid`.
+    def mark_alive(self, pid: int) -> None:
+        self.pid, self.alive, self.exited = pid, True, None
+        with contextlib.suppress(AttributeError, OSError):  # other operating systems
+            self.fd = fd = os.pidfd_open(pid)
+            loop = asyncio.get_running_loop()
+            self.exited = exited = loop.create_future()
 
-        On the local node, watch for the end of the process.
-        """
-        self.pid, self.node, self.alive, self.exited = pid, node, True, None
-        if is_local:
-            # Other operating systems, processes in other containers
-            with contextlib.suppress(AttributeError, OSError):
-                self.fd = fd = os.pidfd_open(pid)
-                loop = asyncio.get_running_loop()
-                self.exited = exited = loop.create_future()
+            def on_exit() -> None:
+                loop.remove_reader(fd)
+                os.close(fd)
+                exited.set_result(None)
 
-                def on_exit() -> None:
-                    loop.remove_reader(fd)
-                    os.close(fd)
-                    exited.set_result(None)
-
-                loop.add_reader(fd, on_exit)
+            loop.add_reader(fd, on_exit)
 
     def terminate(self) -> None:
-        """End the process if it is running. Ray starts another."""
         if self.exited is None:
             ray.kill(self.handle, no_restart=False)
         elif not self.exited.done():

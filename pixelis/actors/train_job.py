@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 class TrainJob:
     """Job of every learner worker.
 
-    ``loss`` is the loss of policy updates; ``temperature`` that of the rollouts; ``ema`` the decay of the
-    published weight average; ``lr`` overrides ``learner.lr``; ``critic`` is that of PPO; ``background``:
-    others on the machine come first.
+    ``temperature`` is that of the rollouts; ``ema`` the decay of the published weight average; ``lr``
+    overrides ``learner.lr``; ``critic`` is that of PPO; ``background``: others on the machine come first.
     """
 
     config: Config
@@ -44,7 +43,6 @@ class TrainJob:
 
     @property
     def weights(self) -> WeightPublisher:
-        """Publisher of policy versions."""
         return self.source.weights
 
     def start_or_resume(self) -> tuple[Trainer, dict[str, Any]]:
@@ -84,12 +82,10 @@ class TrainJob:
 
 
 class Checkpoints:
-    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end.
+    """Writes ``run.dir/checkpoints`` every ``learner.checkpoint_every`` batches and at the end. Collective.
 
-    Collective over all workers.
-
-    The files are written while the next batches are learnt; a failure to write them ends the run at the next
-    checkpoint. The one with the best evaluation is kept and linked as ``run.dir/best``.
+    Writing overlaps with the next batches; its failure ends the run at the next checkpoint. The one with the
+    best evaluation is kept and linked as ``run.dir/best``.
     """
 
     def __init__(self, job: TrainJob, trainer: Trainer):
@@ -107,7 +103,6 @@ class Checkpoints:
             self._save(str(Path(self.config.run.dir) / "phases" / (boundary or "")))
 
     def save_last(self) -> None:
-        """Save if batches were learnt since the last checkpoint; returns when it is complete."""
         if self.trainer.batches > self.saved:
             self._save(self.config.run.dir)
         self.trainer.writer.wait()
@@ -121,7 +116,6 @@ class Checkpoints:
         self.trainer.save(folder, state, name=self.trainer.batches, lineage=origin, best=best, wait=False)
 
     def _link_best(self) -> int | None:
-        """Link the checkpoint with the best evaluation; returns its step."""
         best = best_step(self.config.run.dir)
         if best is not None:
             checkpoint.link_best(self.config.run.dir, best)
@@ -129,11 +123,7 @@ class Checkpoints:
 
 
 def best_step(run_dir: str) -> int | None:
-    """Step of the checkpoint with the highest accuracy, or without accuracies the lowest loss, in an
-    evaluation.
-
-    The newer one of equal ones. None if no checkpoint was evaluated.
-    """
+    """Step of the newest checkpoint with the highest accuracy, or else the lowest loss, in an evaluation."""
     saved, scores = checkpoint.steps(run_dir), dict[str, dict[int, float]](accuracy={}, loss={})
     for event in events.read(run_dir, "evaluation") + events.read(run_dir, "step/sft"):
         for name, values in scores.items():
@@ -145,10 +135,6 @@ def best_step(run_dir: str) -> int | None:
 
 
 class StepLog:
-    """Writes each step's metrics to the event log, the trackers and Ray's metrics; on the first worker
-    only.
-    """
-
     def __init__(self, job: TrainJob, trainer: Trainer):
         self.trainer, self.kind, self.run = trainer, job.source.kind, job.config.run.name
         self.events = EventLog(job.config.run.dir) if trainer.is_first else None
@@ -156,7 +142,6 @@ class StepLog:
         self.alarms = Alarms(operations=bool(offered(job.config)))
 
     def write(self, metrics: dict[str, float]) -> None:
-        """Log the metrics of the last step."""
         if self.events is None or self.tracker is None:
             return
         step = self.trainer.batches
@@ -167,7 +152,6 @@ class StepLog:
         publish(metrics, {"run": self.run})
 
     def close(self) -> None:
-        """Flush the event log and close the trackers."""
         if self.events is not None and self.tracker is not None:
             self.events.close()
             self.tracker.close()

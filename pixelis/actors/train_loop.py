@@ -10,12 +10,10 @@ from pixelis.actors.train_job import Checkpoints, StepLog, TrainJob
 
 
 def train_loop(job: TrainJob) -> None:
-    """Train on the batches of ``job.source`` to its end, starting from the last complete checkpoint in
-    ``run.dir``.
-    """
+    """Train to the end of ``job.source``, from the last complete checkpoint in ``run.dir``."""
     trainer, state = job.start_or_resume()
     checkpoints, log = Checkpoints(job, trainer), StepLog(job, trainer)
-    # Sft: demonstrations; rft, ttrl: rollouts; evolution: update tasks
+    # SFT: demonstrations; RFT, TTRL: rollouts; evolution: update tasks
     with job.source.open(trainer, state) as batches:
         for batch in batches:  # ends after the last step, or when asked to stop
             metrics = trainer.step(batch)  # mini-batches and epochs over the batch are the trainer's

@@ -1,6 +1,4 @@
-"""Decides what becomes of an update task: it is dropped, held out for the canary, reviewed, or queued for the
-learner.
-"""
+"""Decides what becomes of an update task: dropped, held out for the canary, reviewed, or queued."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -22,7 +20,6 @@ from pixelis.actors.group_views import GroupViews, PictureViews, UpdatePictures,
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.config import Config
-from pixelis.errors import BadConfig
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import ClearShare, needs_review
 from pixelis.evolution.privacy import clean_png, redact, redact_record
@@ -37,7 +34,7 @@ from pixelis.rewards.vote import agrees, contradicts
 REMEMBERED = 100_000
 """Latest deletions and feedback remembered for tasks that are still on their way."""
 LONGEST = 1600
-"""Longer side at most of a picture that is held out for the canary, which stores and keeps it in memory."""
+"""Longest side of a picture that is held out for the canary, which keeps it in memory."""
 MAX_WAITING = 1000
 """Updates that may wait for review; further ones are applied without one."""
 MIN_TRAJECTORIES = 2
@@ -49,7 +46,6 @@ class UpdateIntake:
     """Admits tasks to the queue, whose ``counts`` get the outcomes.
 
     While ``paused`` only approved tasks are queued; while ``draining`` or when ``stopped`` none are.
-    ``pictures`` also stores those of the canary.
     """
 
     def __init__(
@@ -90,42 +86,35 @@ class UpdateIntake:
         originals: Mapping[str, ray.ObjectRef] | None = None,
         unclear: int = 0,
     ) -> bool:
-        """See ``Evolution.submit``.
-
-        ``step`` is the update that the learner makes next, None without a learner.
-        """
+        """See ``Evolution.submit``. ``step``: the update that the learner makes next, None without a learner."""
         enough = verdict is None or self.clear.add(task.user, unclear)
         self.unclear = 0 if enough else self.unclear + 1
+        if not enough:
+            await self._withdraw("unclear", lambda item: item.task.user == task.user and not item.approved)
         if cause := self._refusal(task) or ("" if enough else "unclear"):
-            self.counts[cause] += 1
-            if not enough:
-                await self._withdraw(
-                    "unclear", lambda item: item.task.user == task.user and not item.approved
-                )
-            return False
+            return self._drop(cause)
         try:
             arrays = await views.get()
         except RayError:
-            self.counts["lost"] += 1
-            return False
-        if verdict is not None and self.collapse.add(verdict, _prompt_key(task, question, arrays)):
-            self.counts["collapsed"] += 1
-            return False
+            return self._drop("lost")
+        first = next(iter(arrays.get(task.trajectories[0].id, [])), None)
+        if verdict is not None and self.collapse.add(verdict, _prompt_key(question, first)):
+            return self._drop("collapsed")
         task = await self.scoring.score(task, views, question, step)
         if not self.queue.usable(task):
-            self.counts["unusable"] += 1
             self.unusable += 1
-            return False
+            return self._drop("unusable")
         self.unusable = 0
         pictures = await asyncio.to_thread(self.pictures.hold, arrays)
         if cause := self._refusal(task):  # the state may have changed since
-            self.counts[cause] += 1
-            return False
+            return self._drop(cause)
         self.counts["received"] += 1
-        group = self._question_group(task, question, arrays)
-        if question is not None and await self._hold_out(task, question, group, originals or {}):
+        if question is None:
+            return await self._push(task, pictures, task.question_id)
+        group = self.questions.group(question.conversation, first)
+        if await self._hold_out(task, question, group, originals or {}):
             return True
-        if verdict is None or question is None or not needs_review(task.id, self.settings):
+        if verdict is None or not needs_review(task.id, self.settings):
             return await self._push(task, pictures, group)
         if await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING:
             return await self._push(task, pictures, group)
@@ -146,14 +135,15 @@ class UpdateIntake:
         views = await asyncio.to_thread(self.reviews.views, id)
         task = await self.scoring.score(task, views, None, None)
         pictures = await asyncio.to_thread(self.pictures.hold, views)
-        group = self._question_group(task, review.question, views)
+        first = next(iter(views.get(task.trajectories[0].id, [])), None)
+        group = self.questions.group(review.question.conversation, first)
         queued = self.queue.usable(task) and await self._push(task, pictures, group, approved=True)
         if not queued:
             await asyncio.to_thread(self.reviews.done, [task.id])
         return queued
 
     async def disown(self, experience_id: str, feedback: Feedback) -> None:
-        """Remove the tasks of an experience whose label the feedback calls wrong, also those submitted later.
+        """Remove the tasks of an experience whose label the feedback calls wrong, also later ones.
 
         Those that wait for review are left to a person.
         """
@@ -165,18 +155,14 @@ class UpdateIntake:
         if held_out is not None and contradicts(feedback, (held_out.question.answers or [""])[0]):
             self.traffic.forget([experience_id])
             await asyncio.to_thread(self.traffic.save)
-        await self._withdraw(
-            "disowned",
-            lambda item: (
-                item.task.experience_id == experience_id and contradicts(feedback, item.task.pseudo_label)
-            ),
-        )
+
+        def is_wrong(task: UpdateTask) -> bool:
+            return task.experience_id == experience_id and contradicts(feedback, task.pseudo_label)
+
+        await self._withdraw("disowned", lambda item: is_wrong(item.task))
         await asyncio.to_thread(self.reviews.dispute, experience_id, feedback)
 
     async def forget(self, experience_ids: Sequence[str]) -> int:
-        """Drop the tasks and reviews of these experiences, also those submitted later; returns the number
-        dropped now.
-        """
         ids = set(experience_ids)
         _remember(self.forgotten, dict.fromkeys(ids - {""}))
         async with self.queue.changed:
@@ -186,22 +172,17 @@ class UpdateIntake:
         return len(removed) + held_out + await asyncio.to_thread(self.reviews.forget, list(experience_ids))
 
     async def expire(self) -> None:
-        """Remove the questions held out longer than ``memory.retention_days``."""
         if self.traffic.expire(time.time() - self.retention_s):
             await asyncio.to_thread(self.traffic.save)
 
     async def _withdraw(self, cause: str, chosen: Callable[[QueuedTask], bool]) -> None:
-        """Remove the chosen tasks from the queue and count them under ``cause``."""
         async with self.queue.changed:
             removed = self.queue.remove(chosen)
             self.counts[cause] += len(removed)
         await asyncio.to_thread(self.reviews.done, [task.id for task in removed])
 
     def _refusal(self, task: UpdateTask, approved: bool = False) -> str:
-        """Why a task must be dropped, empty when it need not.
-
-        An approved task is queued even while paused.
-        """
+        """Why a task must be dropped, empty if it need not. An approved task is queued even while paused."""
         if self.draining or self.stopped or task.experience_id in self.forgotten:
             return "refused"
         if self.paused and not approved:
@@ -211,31 +192,23 @@ class UpdateIntake:
             return "disowned"
         return "withdrawn" if task.trajectories[0].policy_version in self.promotion.withdrawn else ""
 
-    def _question_group(self, task: UpdateTask, question: Question | None, arrays: dict[str, Any]) -> str:
-        """The name of the task's group of near-identical questions; without the question, its id."""
-        if question is None:
-            return task.question_id
-        return self.questions.group(
-            question.conversation, next(iter(arrays.get(task.trajectories[0].id, [])), None)
-        )
+    def _drop(self, cause: str) -> Literal[False]:
+        self.counts[cause] += 1
+        return False
 
     async def _hold_out(
         self, task: UpdateTask, question: Question, group: str, originals: Mapping[str, ray.ObjectRef]
     ) -> bool:
-        """Hold a task out for the canary with the question's pictures, not the policy's views of them; True
-        if it was.
+        """Hold a task out for the canary with the question's pictures, not the policy's views.
 
-        Questions about clips or with lost pictures are not held out, nor any if the memory stores no
-        pictures.
+        Not about clips or with lost pictures, nor any if the memory stores no pictures.
         """
         canary = self.promotion.canary
         known = all(media.kind == "image" and media.id in originals for media in question.media)
+        if canary is None or not (known and self.stores_pictures):
+            return False
         source, cap = Source(task.user, group), self.queue.shares.user_cap(time.monotonic())
-        if (
-            canary is None
-            or not (known and self.stores_pictures)
-            or not self.traffic.wants(task, question, source, cap)
-        ):
+        if not self.traffic.wants(task, question, source, cap):
             return False
         ids = [media.id for media in question.media]
         try:
@@ -244,10 +217,7 @@ class UpdateIntake:
             return False
 
         def store() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-            """The stored pictures, and their pixels in the object store, which the process then shares."""
-            held = {
-                id: self.pictures.add(shrink(array, LONGEST)) for id, array in zip(ids, arrays, strict=True)
-            }
+            held = {id: self.pictures.add(shrink(a, LONGEST)) for id, a in zip(ids, arrays, strict=True)}
             (own,) = fetch([{task.id: [picture.ref for picture in held.values()]}])
             return held, dict(zip(ids, own[task.id], strict=True))
 
@@ -266,25 +236,21 @@ class UpdateIntake:
     ) -> bool:
         async with self.queue.changed:
             if cause := self._refusal(task, approved):  # the state may have changed since
-                self.counts[cause] += 1
-                return False
+                return self._drop(cause)
             self.queue.push(QueuedTask(task, views, question, approved))
             self.queue.changed.notify_all()
             return True
 
 
 class UpdateScoring:
-    """Scores update tasks whose rewards need a Scorer actor: one with a state, or with vectors of the
-    embedder.
+    """Scores update tasks whose rewards need a Scorer actor (a state, or vectors of the embedder).
 
-    ``names``: of the Scorer and of the Embedder of its states. Raises BadConfig without those that the
-    rewards need. Without ``rewards.needs_scorer`` tasks arrive scored and are returned as they are.
+    ``names``: of the Scorer and of the Embedder of its states. Without ``rewards.needs_scorer`` tasks arrive
+    scored and are returned as they are.
     """
 
     def __init__(self, config: Config, names: tuple[str, str] | None):
         self.rewards = config.rewards
-        if config.rewards.needs_scorer and names is None:
-            raise BadConfig("these rewards need a Scorer actor", fix="name one, or set rewards.preset=null")
         self.names = names if config.rewards.needs_scorer else None
 
     async def score(
@@ -292,8 +258,8 @@ class UpdateScoring:
     ) -> UpdateTask:
         """The task scored against its label; unscored if that fails.
 
-        ``views`` are the arrays by trajectory id, or references to them. With ``step`` the rewards learn from
-        the task.
+        ``views``: arrays by trajectory id, or references to them. With ``step`` the rewards learn from the
+        task.
         """
         if self.names is None:
             return task
@@ -308,7 +274,6 @@ class UpdateScoring:
         return task.model_copy(update={"trajectories": scored.trajectories})
 
     async def advance(self, step: int) -> None:
-        """Let the rewards learn from the tasks of update ``step``."""
         if self.names is not None and self.rewards.stateful:
             with log_failures("the rewards did not learn from an update"):
                 await (await asyncio.to_thread(actor_handle, self.names[0])).advance.remote(step)
@@ -321,7 +286,7 @@ def _put_for_review(
     question: Question,
     views: Mapping[str, Sequence[np.ndarray]],
 ) -> bool:
-    """Store a redacted update until a person decides; False when too little of it may be stored.
+    """Store a redacted update until a person decides; False if too little of it may be stored.
 
     Trajectories whose tokens spell redacted text are left out: nothing may be learnt from them.
     """
@@ -332,29 +297,22 @@ def _put_for_review(
     task = task.model_copy(update={"trajectories": usable, "pseudo_label": redact(task.pseudo_label)})
     shown = representative(task)
     pictures = {image.id: clean_png(view) for image, view in zip(shown.images, views[shown.id], strict=True)}
-    reviews.put(
-        task, redact_record(verdict), redact_record(question), pictures, {t.id: views[t.id] for t in usable}
-    )
+    kept = {t.id: views[t.id] for t in usable}
+    reviews.put(task, redact_record(verdict), redact_record(question), pictures, kept)
     return True
 
 
 def representative(task: UpdateTask) -> Trajectory:
-    """The trajectory that stands for a task: the first that gave its label."""
+    """The first trajectory that gave the task's label."""
     return next((t for t in task.trajectories if agrees(t.answer, task.pseudo_label)), task.trajectories[0])
 
 
-def _prompt_key(
-    task: UpdateTask, question: Question | None, views: Mapping[str, Sequence[np.ndarray]]
-) -> str:
-    """A hash of the question and of the pixels of its first picture."""
-    digest = hashlib.sha256((question.conversation if question is not None else "").encode())
-    for view in views.get(task.trajectories[0].id, [])[:1]:
-        digest.update(view.tobytes())
-    return digest.hexdigest()
+def _prompt_key(question: Question | None, picture: np.ndarray | None) -> str:
+    text = question.conversation if question is not None else ""
+    return hashlib.sha256(text.encode() + (picture.tobytes() if picture is not None else b"")).hexdigest()
 
 
 def _remember(memory: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Add items; the oldest beyond REMEMBERED are dropped."""
     memory.update(new)
     for name in list(itertools.islice(memory, max(0, len(memory) - REMEMBERED))):
         del memory[name]

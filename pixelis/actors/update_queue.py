@@ -1,6 +1,4 @@
-"""Queues update tasks and forms the learner's batches: no user has more than its share, and earlier answers
-are rehearsed.
-"""
+"""Queues update tasks and forms the learner's batches within users' shares; rehearses earlier answers."""
 
 from __future__ import annotations
 
@@ -18,11 +16,12 @@ import numpy as np
 from PIL import Image
 from ray.exceptions import RayError
 
+from pixelis.actors.evolution_monitor import log_failures
 from pixelis.actors.group_views import PictureViews, UpdatePictures, references
 from pixelis.actors.memory import Memory
 from pixelis.actors.rollouts import RolloutBatch
 from pixelis.config import Config, EvolutionConfig
-from pixelis.errors import BadConfig, PixelisError
+from pixelis.errors import PixelisError
 from pixelis.evolution.gate import learning_rate
 from pixelis.evolution.shares import LargestShares, Shares, Source, most_abundant, most_tasks
 from pixelis.evolution.updates import agreeing, as_group
@@ -43,11 +42,6 @@ SURPLUS = 2
 
 @dataclass(slots=True)
 class QueuedTask:
-    """A task and its stored views.
-
-    ``question`` names its group of near-identical questions; a reviewer ``approved`` it.
-    """
-
     task: UpdateTask
     views: PictureViews
     question: str
@@ -55,15 +49,11 @@ class QueuedTask:
 
     @property
     def source(self) -> Source:
-        """Whose share of an update it counts towards."""
         return Source(self.task.user, self.question)
 
 
 class UpdateQueue:
-    """At most ``evolution.queue`` tasks; a full queue drops the oldest task of the user with the most.
-
-    ``counts`` gets the tasks handed to the learner.
-    """
+    """At most ``evolution.queue`` tasks; a full queue drops the oldest task of the user with the most."""
 
     def __init__(self, config: Config, counts: Counter[str]):
         self.config, self.counts = config, counts
@@ -75,37 +65,20 @@ class UpdateQueue:
         self.file = Path(config.run.dir) / "versions" / "shares.json"
 
     def restore_shares(self) -> None:
-        """Continue with the shares of an earlier process in this run.dir.
-
-        Raises BadConfig for a damaged file.
-        """
-        try:
-            self.shares.restore(
-                json.loads(self.file.read_text(encoding="utf-8")), time.monotonic(), time.time()
-            )
-        except FileNotFoundError:
-            return
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            fix = "move it away: the caps on users then begin anew"
-            raise BadConfig(f"{self.file} cannot be read: {error}", fix=fix) from None
+        if self.file.is_file():
+            state = json.loads(self.file.read_text(encoding="utf-8"))
+            self.shares.restore(state, time.monotonic(), time.time())
 
     async def save_shares(self) -> None:
-        """Write the shares to disk."""
         state = self.shares.state(time.monotonic(), time.time())
-        try:
+        with log_failures("the shares of users are not saved"):  # only a restart would be less strict
             await asyncio.to_thread(write_json, self.file, state)
-        except OSError as error:  # without them only a restart is less strict
-            log.warning("the shares of users are not saved: %s", error)
 
     def __len__(self) -> int:
         return len(self.items)
 
     def usable(self, task: UpdateTask) -> bool:
-        """Whether anything can be learnt from a task.
-
-        Not if no trajectory that saw the pictures as they are has an advantage; with objective=answer, not if
-        no sample gave the label.
-        """
+        """Whether a trajectory that saw the pictures as they are has an advantage, or the answer to imitate."""
         e, group = self.config.evolution, as_group(task)
         if e.objective == "answer" and not agreeing(group.trajectories, task.pseudo_label):
             return False
@@ -113,7 +86,6 @@ class UpdateQueue:
         return any(t.advantage is not None and t.augmentation is None for t in group.trajectories)
 
     def push(self, item: QueuedTask) -> None:
-        """Append a task; a full queue drops another one."""
         self.shares.note(item.task.user, time.monotonic())
         if len(self.items) == self.config.evolution.queue:
             del self.items[most_abundant([item.source for item in self.items])]
@@ -121,15 +93,12 @@ class UpdateQueue:
         self.items.append(item)
 
     def remove(self, unwanted: Callable[[QueuedTask], bool]) -> list[UpdateTask]:
-        """Remove and return the unwanted tasks; the others keep their order."""
         removed = [item.task for item in self.items if unwanted(item)]
         self.items = [item for item in self.items if not unwanted(item)]
         return removed
 
     def ready(self, least: int) -> list[int]:
-        """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; empty if there
-        are too few.
-        """
+        """Indices of the next batch: ``least`` to ``evolution.batch`` tasks within the caps; or empty."""
         sources = [item.source for item in self.items]
         return self.shares.choose(sources, least, self.config.evolution.batch, time.monotonic())
 
@@ -138,7 +107,7 @@ class UpdateQueue:
     ) -> tuple[RolloutBatch, list[QueuedTask]]:
         """Remove the tasks at ``indices``; returns a batch of them and ``rehearsed``, and the removed tasks.
 
-        ``served`` is the policy version for the metric of lag, ``beta`` the weight of the KL penalty.
+        ``served``: policy version, for the metric of lag; ``beta``: weight of the KL penalty.
         """
         e, chosen = self.config.evolution, set(indices)
         items = [self.items[i] for i in indices]
@@ -168,8 +137,8 @@ class UpdateQueue:
 
 
 class Rehearsal:
-    """Draws ``evolution.rehearse`` previously learnt experiences for each update, so that new traffic does
-    not undo them.
+    """Draws ``evolution.rehearse`` learnt experiences for each update, so that new traffic does not undo
+    them.
 
     They are drawn by priority and success while the learner computes: no update waits for them.
     """
@@ -181,20 +150,17 @@ class Rehearsal:
         self.drawing: asyncio.Task[None] | None = None
 
     def prepare(self, cap: float) -> None:
-        """Draw for the next update, in the background; no user has more than the share ``cap`` of what is
-        drawn.
-        """
+        """Draw for the next update, in the background, with at most the share ``cap`` of a user."""
         if self.count and not self.items and (self.drawing is None or self.drawing.done()):
             self.drawing = asyncio.create_task(self._draw(cap))
 
     def take(self, withdrawn: Container[int], forgotten: Container[str]) -> list[QueuedTask]:
-        """What was drawn by now, without answers of ``withdrawn`` versions and ``forgotten`` experiences."""
         items, self.items = self.items, []
         current = [item for item in items if item.task.trajectories[0].policy_version not in withdrawn]
         return [item for item in current if item.task.experience_id not in forgotten]
 
     def forget(self, experience_ids: Iterable[str]) -> None:
-        """Drop experiences that are deleted or called wrong. Cancels a running draw, which may have them."""
+        """Drop experiences that are deleted or called wrong; a running draw may have them."""
         if self.drawing is not None:
             self.drawing.cancel()
         unwanted = set(experience_ids)
@@ -222,19 +188,13 @@ class Rehearsal:
 
 
 def usable(experience: Experience) -> bool:
-    """Whether an experience can be imitated: it has an elected answer, nobody called it wrong, no token was
-    redacted.
-    """
-    turns = experience.trajectory.turns
-    return (
-        experience.verdict.answer is not None
-        and not called_wrong(experience)
-        and all(turn.tokens for turn in turns)
-    )
+    """Whether it can be imitated: it has an elected answer, nobody called it wrong, no token was redacted."""
+    is_elected = experience.verdict.answer is not None and not called_wrong(experience)
+    return is_elected and all(turn.tokens for turn in experience.trajectory.turns)
 
 
 def within_share(experiences: Iterable[Experience], most: int, cap: float) -> list[Experience]:
-    """The first ``most`` experiences of which no user has more than the share ``cap``, 0..1, of ``most``."""
+    """The first ``most`` experiences of which no user has more than the share ``cap``, 0..1."""
     counts, chosen = Counter[str | None](), list[Experience]()
     for experience in experiences:
         if len(chosen) < most and counts[experience.user] < most_tasks(cap, most):
@@ -244,9 +204,7 @@ def within_share(experiences: Iterable[Experience], most: int, cap: float) -> li
 
 
 def as_task(experience: Experience) -> UpdateTask:
-    """The task of the elected trajectory alone, without an advantage: its log-probabilities are those of old
-    weights.
-    """
+    """The task of the elected trajectory, without an advantage: its log-probabilities are of old weights."""
     return UpdateTask(
         question_id=experience.question.id,
         trajectories=[experience.trajectory.model_copy(update={"advantage": None})],

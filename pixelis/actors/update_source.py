@@ -19,17 +19,13 @@ from pixelis.policy.samples import LearnerBatch, TrainSample, from_trajectory
 from pixelis.records import Group
 
 UNLIMITED_STEPS = 10**9
-"""Step limit of a source that ends when its actor does."""
 
 
 class UpdateSource(RolloutSource):
-    """Update tasks from Evolution, without end.
+    """Update tasks from Evolution, without end, published as candidates that it promotes or rejects.
 
-    Updates are published as candidates, which Evolution promotes or rejects.
-
-    A checkpoint's weights may have been rejected or rolled back since. A starting learner therefore reports
-    the promoted version that its weights descend from, and Evolution resets it if another version is promoted
-    by then, or if the weights hold an update that no Evolution actor has recorded.
+    A starting learner reports the promoted version that its weights descend from. Evolution resets it if
+    another one is promoted by then, or if the weights hold an update that it has not recorded.
     """
 
     weights: CandidatePublisher
@@ -39,10 +35,6 @@ class UpdateSource(RolloutSource):
         self.settings, self.steps = config.evolution, UNLIMITED_STEPS
 
     def begin(self, state: dict[str, Any]) -> None:
-        """Start from the promoted version.
-
-        Before the first update the starting policy is published as a version.
-        """
         self.weights.unpublished = 0
         self.last_state = state
         store, weights = self.weights.store, self.trainer.served()
@@ -59,8 +51,7 @@ class UpdateSource(RolloutSource):
     def next(self) -> LearnerBatch | None:
         """This worker's groups, after resetting to the weights that Evolution requests.
 
-        With objective=answer these are episodes that gave the elected answer; the KL limit applies to what
-        the policy sampled.
+        With objective=answer these are episodes that gave the elected answer.
         """
         share = self._share()
         if share is None:
@@ -81,11 +72,9 @@ class UpdateSource(RolloutSource):
         return batch
 
     def _agreeing(self, groups: list[Group], views: list[Views]) -> list[TrainSample]:
-        """Up to `evolution.train_samples` episodes of each group that gave its label, with the pictures as
-        they are.
+        """Up to `evolution.train_samples` episodes of each group that gave its label, as the pictures are.
 
-        With `serve.augmentations` also as corrected: what the policy can do in usual light remains in what it
-        learns.
+        With `serve.augmentations` also as corrected: what the policy can do in usual light remains.
         """
         samples, settings, names = [], self.config.evolution, self.config.serve.augmentations
         for group, group_views in zip(groups, views, strict=True):
@@ -103,9 +92,6 @@ class UpdateSource(RolloutSource):
     def done(
         self, batch: LearnerBatch, version: ray.ObjectRef | None, metrics: dict[str, float]
     ) -> StepResult:
-        """Report the update to Evolution; returns when its candidate, if there is one, is promoted or
-        rejected.
-        """
         if self.rank:
             return StepResult()
         result: StepResult = ray.get(
@@ -121,7 +107,6 @@ class UpdateSource(RolloutSource):
         return self.last_state
 
     def end(self) -> None:
-        """Publish the updates since the last candidate."""
         if not self.weights.unpublished:
             return
         version = self.weights.publish(self.trainer, {"evolve/skipped": 1.0})

@@ -1,6 +1,4 @@
-"""Publishes the learner's weights as policy versions: through the PolicyStore, or whole models in a
-broadcast.
-"""
+"""Publishes the learner's weights as versions: through the PolicyStore, or whole models in a broadcast."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 from ray.actor import ActorHandle
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher:
-    """Publishes the weights after every ``every``-th batch to a PolicyStore, if there is one.
+    """Publishes every ``every``-th batch's weights to a PolicyStore, if there is one.
 
     With ``promote`` false, versions are candidates: they are not served before their promotion.
     """
@@ -34,7 +32,6 @@ class WeightPublisher:
         self.store, self.stage, self.every, self.promote = store, stage, every, promote
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Whether to publish the weights after this step; the same on all workers."""
         return trainer.batches % self.every == 0
 
     def publish(
@@ -58,8 +55,8 @@ class WeightPublisher:
 class StreamPublisher(WeightPublisher):
     """Publishes whole models: the generators receive them in a broadcast, the store keeps them afterwards.
 
-    A version that is not broadcast, because a process failed or nobody asked for it in time, is loaded from
-    the store.
+    A version that is not broadcast, because a process failed or nobody asked in time, is loaded from the
+    store.
     """
 
     def __init__(self, config: Config, store: ActorHandle, stage: str):
@@ -73,10 +70,6 @@ class StreamPublisher(WeightPublisher):
     def publish(
         self, trainer: Trainer, metrics: dict[str, float], restart: bool = False
     ) -> ray.ObjectRef | None:
-        """Announce the version and begin to send it; see `WeightPublisher.publish`.
-
-        Waits until the one before is stored.
-        """
         if restart or self.store is None or not self.due(trainer, metrics):
             return super().publish(trainer, metrics, restart)
         weights = trainer.served()
@@ -85,21 +78,16 @@ class StreamPublisher(WeightPublisher):
         if self.sender is None:
             from pixelis.policy.weight_stream import WeightSender
 
-            backend: Any = self.settings.transfer
-            self.sender = WeightSender(
-                ray.util.get_node_ip_address(), backend, self.settings.transfer_timeout_s
-            )
+            address, backend = ray.util.get_node_ip_address(), self.settings.transfer
+            self.sender = WeightSender(address, backend, self.settings.transfer_timeout_s)  # type: ignore[arg-type]
         elif self.version is not None:
             self.sender.give_up(self.version)
         self.close()
-        content = (weights.sha256(), weights.nbytes)
-        version = self.store.announce.remote(
-            content, self.stage, trainer.batches, metrics, self.promote, self.sender.address
-        )
+        details = self.stage, trainer.batches, metrics, self.promote, self.sender.address
+        version = self.store.announce.remote((weights.sha256(), weights.nbytes), *details)
         self.version = ray.get(version)
-        self.thread = threading.Thread(
-            target=self._send, args=(self.sender, self.version, weights), name="weights", daemon=True
-        )
+        arguments = self.sender, self.version, weights
+        self.thread = threading.Thread(target=self._send, args=arguments, name="weights", daemon=True)
         self.thread.start()
         return version
 
@@ -129,18 +117,14 @@ class StreamPublisher(WeightPublisher):
 
 
 def publisher_for(config: Config, store: ActorHandle, stage: str) -> WeightPublisher:
-    """Publisher of every step's weights by `policy_store.transfer`."""
-    return (
-        StreamPublisher(config, store, stage)
-        if config.policy_store.streams
-        else WeightPublisher(store, stage)
-    )
+    streams = config.policy_store.streams
+    return StreamPublisher(config, store, stage) if streams else WeightPublisher(store, stage)
 
 
 async def arrange_stream(
     store: ActorHandle, version: int, receivers: Sequence[str]
 ) -> dict[str, StreamPlace]:
-    """Place of each receiver in the broadcast of a version; {} for a version to be loaded from the store."""
+    """Place of each receiver in the broadcast of a version; {} for one to be loaded from the store."""
     from pixelis.policy.weight_stream import StreamPlace, request
 
     address = await store.stream_of.remote(version)
@@ -153,16 +137,12 @@ async def arrange_stream(
 
 
 class CandidatePublisher(WeightPublisher):
-    """Publishes every ``every``-th update as a candidate."""
-
     def __init__(self, store: ActorHandle, every: int):
         super().__init__(store, "evolve", every, promote=False)
         self.unpublished = 0
 
     def due(self, trainer: Trainer, metrics: dict[str, float]) -> bool:
-        """Also due after a skipped update: the updates before it have used up the allowed KL to the served
-        policy.
-        """
+        """Also after a skipped update: those before it have used up the allowed KL to the served policy."""
         skipped = bool(metrics.get("evolve/skipped"))
         self.unpublished += not skipped
         is_due = self.unpublished >= self.every or (skipped and self.unpublished > 0)

@@ -1,6 +1,4 @@
-"""Ablation files: arms of a recipe, each trained and evaluated with the same seeds, compared with a reference
-arm.
-"""
+"""Ablation files: arms of a recipe, each trained and evaluated with the same seeds, against a reference."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from pixelis.config.base import Section, leaf_keys
 from pixelis.config.load import apply_override, find, load, read_yaml, split_override, validated
@@ -30,28 +28,27 @@ EVALUATION = "evaluate"
 class AblationConfig(Section):
     """The content of an ablation file."""
 
-    recipe: str = Field(description="configuration that all arms start from, such as configs/nano/rft.yaml")
-    stage: Literal["sft", "rft", "ttrl", "evaluate"] = Field(
-        "rft",
-        description="job that trains a trial; evaluate: none, the arms differ in how they are evaluated",
-    )
-    dir: str = Field(description="folder of the trials and the report; running again with it resumes")
-    seeds: list[int] = Field([42, 1337, 2024], min_length=1, description="run.seed of the trials of each arm")
-    overrides: list[str] = Field([], description="key=value for all arms, such as evaluate.questions=500")
-    arms: dict[ArmName, list[str]] = Field(
-        min_length=2, description="arms by name, each with its key=value overrides"
-    )
-    reference: str = Field(description="arm that the others are compared with")
-    metric: Metric = Field(
-        "accuracy",
-        description="score of a question that is compared: accuracy, pass (a right episode among "
-        "evaluate.samples), rapr (share "
-        "of episodes with an executed operation), policy turns, or requested operations",
-    )
-    curves: list[str] = Field(
-        [], description="metrics of the steps to draw; empty: the usual ones of the stage"
-    )
-    parallel: int = Field(1, ge=1, description="trials at once")
+    recipe: str
+    """configuration that all arms start from, such as configs/nano/rft.yaml"""
+    stage: Literal["sft", "rft", "ttrl", "evaluate"] = "rft"
+    """job that trains a trial; evaluate: none, the arms differ in how they are evaluated"""
+    dir: str
+    """folder of the trials and the report; running again with it resumes"""
+    seeds: list[int] = Field([42, 1337, 2024], min_length=1)
+    """run.seed of the trials of each arm"""
+    overrides: list[str] = Field([])
+    """key=value for all arms, such as evaluate.questions=500"""
+    arms: dict[ArmName, list[str]] = Field(min_length=2)
+    """arms by name, each with its key=value overrides"""
+    reference: str
+    """arm that the others are compared with"""
+    metric: Metric = "accuracy"
+    """score of a question that is compared: accuracy, pass (a right episode among evaluate.samples), rapr
+    (share of episodes with an executed operation), policy turns, or requested operations"""
+    curves: list[str] = Field([])
+    """metrics of the steps to draw; empty: the usual ones of the stage"""
+    parallel: PositiveInt = 1
+    """trials at once"""
 
     @model_validator(mode="after")
     def _consistent(self) -> AblationConfig:
@@ -82,9 +79,7 @@ class Trial:
 def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
     """Read an ablation file, or the packaged one of that name.
 
-    ``words``: key=value from the command line. Keys of the file replace its values; all others are overrides
-    of every arm. Raises BadConfig for unknown keys, with the nearest one, and for contradictions; MissingFile
-    for a missing file.
+    ``words``: key=value, of the file or of every arm's recipe. Raises BadConfig, or MissingFile.
     """
     values = read_yaml(find(path))
     pairs = dict(map(split_override, words))
@@ -101,9 +96,7 @@ def read(path: str | Path, words: Sequence[str] = ()) -> AblationConfig:
 def trials(ablation: AblationConfig) -> list[Trial]:
     """All trials, seed by seed, so that an interrupted ablation has the same seeds in most arms.
 
-    Raises BadConfig as `load` does, with the arm's name, if the scores of an arm could not be paired with the
-    reference's, and for `evaluate.direct`, whose second answer to each question would count as a question of
-    its own.
+    Raises BadConfig as `load` does, with the arm's name, and if scores of an arm could not be paired.
     """
     configs = {}
     for arm, overrides in ablation.arms.items():
@@ -114,20 +107,16 @@ def trials(ablation: AblationConfig) -> list[Trial]:
     reference = configs[ablation.reference]
     for arm, config in configs.items():
         if config.evaluate.direct:
-            fix = (
-                "set evaluate.direct=false; an arm with evaluate.operations=false answers without operations"
-            )
             raise BadConfig(
                 f"arm {arm}: evaluate.direct=true would mix answers without operations into its scores",
-                fix=fix,
+                fix="make an arm with evaluate.operations=false",
             )
         for key in SHARED:
             if (value := get(config, key)) != (expected := get(reference, key)):
-                message = (
-                    f"arm {arm}: {key}={value} differs from {expected} of {ablation.reference}, so "
-                    "scores cannot be paired"
+                raise BadConfig(
+                    f"arm {arm}: {key}={value} differs from {expected} of {ablation.reference}",
+                    fix=f"set {key} in `overrides`, so that scores can be paired",
                 )
-                raise BadConfig(message, fix=f"set {key} in `overrides`")
     folder = Path(ablation.dir).expanduser().absolute()
     return [
         Trial(arm, seed, _with_run(config, name=arm, seed=seed, dir=str(folder / arm / f"seed_{seed}")))
@@ -152,6 +141,6 @@ def get(config: Config, key: str) -> Any:
 
 
 def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys in which two configurations differ, with both values; without the sections of `UNCOMPARED`."""
+    """Keys in which two configurations differ, with both values; without `UNCOMPARED` sections."""
     keys = [path for path, *_ in leaf_keys(Config) if path.split(".")[0] not in UNCOMPARED]
     return {key: (old, new) for key in keys if (old := get(before, key)) != (new := get(after, key))}

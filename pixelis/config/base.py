@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 MAX_FILE_NAME = 100
-"""Bytes of a name from which names of files are made."""
+"""Bytes of a name that is part of names of files."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """Base class of all sections: immutable; unknown keys and infinite numbers are errors."""
+    """Base class of all sections: immutable; unknown keys and infinite numbers are errors.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    The text below a key is its description in `--help` and in the documentation.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
 
 
 def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
@@ -29,10 +46,7 @@ def merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 
 
 def apply_preset(values: Any, key: str, settings_of: Callable[[str], dict[str, Any]]) -> Any:
-    """Merge explicit values over the settings of the preset that ``key`` names, if it names one.
-
-    ``settings_of`` maps a name to its settings.
-    """
+    """Merge explicit values over `settings_of` the preset that ``key`` names, if it names one."""
     name = values.get(key) if isinstance(values, dict) else None
     if not isinstance(name, str):
         return values
@@ -51,9 +65,7 @@ def check_file_name(name: str) -> None:
 
 
 def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
-    """Raise ValueError for an unknown name; the message suggests the nearest one, or lists all and
-    ``otherwise``.
-    """
+    """Raise ValueError for an unknown name, with the nearest one, or all and ``otherwise``."""
     if name in (names := list(known)):
         return
     near = difflib.get_close_matches(name, names, n=1)
@@ -62,9 +74,7 @@ def check_name(kind: str, name: str, known: Iterable[str], otherwise: str = "") 
 
 
 def leaf_keys(kind: type[BaseModel], prefix: str = "") -> list[tuple[str, str, Any, str]]:
-    """(path, type, default, description) of every leaf key of ``kind``; ``prefix`` is prepended to each
-    path.
-    """
+    """(path, type, default, description) of every leaf key of ``kind``."""
     rows: list[tuple[str, str, Any, str]] = []
     for name, field in kind.model_fields.items():
         annotation = field.annotation
@@ -95,30 +105,17 @@ def annotation_of(kind: type[BaseModel], path: str) -> Any:
 
 
 RENAMED = {
-    "rft.questions": "rft.prompts_per_step",
-    "rft.group": "rft.group_size",
-    "rft.samples": "rft.train_samples",
-    "rft.staleness": "rft.max_off_policy_steps",
-    "rft.dynamic": "rft.filter",
-    "rft.filter.filter": "rft.filter.key",
-    "rft.advantage.excluded_count": "rft.advantage.count_excluded",
-    "rft.filter.most": "rft.filter.max_oversampling",
-    "engine.max_rows": "engine.max_num_seqs",
-    "engine.gpu_memory": "engine.gpu_memory_utilization",
-    "engine.eager": "engine.enforce_eager",
-    "engine.in_flight": "engine.on_update",
-    "engine.deadline_s": "engine.timeout_s",
-    "toolbox.deadline_s": "toolbox.timeout_s",
-    "memory.deadline_s": "memory.timeout_s",
-    "learner.clip_norm": "learner.max_grad_norm",
-    "evolution.neighbours.half_life_hours": "evolution.neighbours.decay_hours",
-    "rewards.math.limit_s": "rewards.math.timeout_s",
-    "rewards.own_limit_s": "rewards.own_timeout_s",
-    "rewards.judge.budget_s": "rewards.judge.total_timeout_s",
+    "rewards.math": "rewards.timeout_s",
+    "rewards.own_timeout_s": "rewards.timeout_s",
     "refinement.quality.least": "refinement.quality.min_score",
-    "refinement.quality.judge_least": "refinement.quality.min_judge_score",
-    "refinement.quality.judge_calls_per_min": "refinement.quality.judge_calls_per_minute",
-    "refinement.online.least_confidence": "refinement.online.min_confidence",
+    "synthesis.distillation": "synthesis.teacher",
+    "synthesis.imitation": "synthesis.teacher",
+    "telemetry.comet": "telemetry.trackers",
+    "telemetry.mlflow": "telemetry.trackers",
+    "telemetry.swanlab": "telemetry.trackers",
+    "telemetry.tensorboard": "telemetry.trackers",
+    "telemetry.trackio": "telemetry.trackers",
+    "telemetry.wandb": "telemetry.trackers",
 }
 """Former key -> its current name, suggested in the error for the former one."""
 
@@ -159,22 +156,21 @@ SYNONYMS = {
     "tensor_model_parallel_size": "engine.tensor_parallel",
     "save_steps": "learner.checkpoint_every",
     "save_total_limit": "learner.keep",
-    "report_to": "telemetry.wandb",
+    "report_to": "telemetry.trackers",
 }
 """Name of a setting in TRL, verl, EasyR1 or vLLM -> our key, suggested in the error for an unknown key."""
 
 
 def unknown_keys(root: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The unknown keys of nested ``values``, each with a suggestion; ``prefix`` is prepended to each path."""
+    """The unknown keys of nested ``values``, each with a suggestion."""
     unknown = _unknown_paths(root, values, prefix)
     existing = [path for path, *_ in leaf_keys(root, prefix)] if unknown else []
     messages = []
     for path in unknown:
         last = path.rsplit(".", 1)[-1]
-        renamed = [RENAMED[path]] if path in RENAMED else []
-        renamed = renamed or [SYNONYMS[last]] if last in SYNONYMS and SYNONYMS[last] in existing else renamed
-        near = renamed or difflib.get_close_matches(path, existing, n=1)
-        near = near or [p for p in existing if p.rsplit(".", 1)[-1] == last][:1]
+        synonyms = [key for key in (RENAMED.get(path), SYNONYMS.get(last)) if key]
+        near = synonyms or difflib.get_close_matches(path, existing, n=1)
+        near = near or [p for p in existing if p.rsplit(".", 1)[-1] == last]
         messages.append(f"`{path}`" + (f" (did you mean `{near[0]}`?)" if near else ""))
     return messages
 

@@ -42,9 +42,8 @@ def from_command_line(
     """Parse the command line of a job; exits for ``--help``, ``--dry-run`` and, with code 2, an invalid
     configuration.
 
-    ``default``: the configuration file to use when none is named. ``check``: called by a dry run after the
-    configuration is printed; an error that it raises is printed, with exit code 2 for BadConfig and 1 for
-    others.
+    ``default``: the file to use when none is named. ``check``: called by a dry run; an error of it exits with
+    code 2 for BadConfig and 1 for others.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -78,9 +77,7 @@ def from_command_line(
 
 
 def with_origins(text: str, origins: Mapping[str, str]) -> str:
-    """YAML with the origin of each key as a comment, `default` for those without one; loads to the same
-    values.
-    """
+    """YAML with the origin of each key as a comment; loads to the same values."""
     lines = text.splitlines()
     for path, line in _ends(yaml.compose(text, yaml.SafeLoader)):
         lines[line] = f"{lines[line]:<40}  # {origins.get(path, 'default')}"
@@ -88,7 +85,7 @@ def with_origins(text: str, origins: Mapping[str, str]) -> str:
 
 
 def _ends(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Each key and the line on which its scalar value ends, or on which its list or mapping begins."""
+    """Each key and the line on which its scalar value ends, or its list or mapping begins."""
     keys = {path for path, *_ in leaf_keys(Config)}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         path = prefix + key.value
@@ -107,12 +104,8 @@ def _suggestion(flag: str, args: Sequence[str]) -> str:
     """The override for an unknown flag: ``--lr 3`` -> ``learner.lr=3``."""
     name, _, value = flag.lstrip("-").replace("-", "_").partition("=")
     paths = [path for path, *_ in leaf_keys(Config)]
-    near = (
-        [SYNONYMS[name]]
-        if name in SYNONYMS
-        else [path for path in paths if path == name or path.endswith(f".{name}")]
-        or difflib.get_close_matches(name, paths, 1)
-    )
+    near = [SYNONYMS[name]] if name in SYNONYMS else [p for p in paths if f".{p}".endswith(f".{name}")]
+    near = near or difflib.get_close_matches(name, paths, 1)
     if not near:
         return "options are key=value, --dry-run and --help"
     rest = list(args)[list(args).index(flag) + 1 :]
@@ -143,9 +136,7 @@ def _print_help(doc: str, job: str, args: Sequence[str], default: str | None) ->
 
 
 def section_help(section: str) -> str:
-    """The keys of a section such as ``rft`` or ``rft.advantage``, or one key, with type, default and
-    description.
-    """
+    """The keys of a section such as ``rft.advantage``, or one key, with type, default and description."""
     rows = [row for row in leaf_keys(Config) if row[0] == section or row[0].startswith(section + ".")]
     if not rows:
         names = sorted({path.rsplit(".", n)[0] for path, *_ in leaf_keys(Config) for n in range(3)})
@@ -164,7 +155,7 @@ def _entry(path: str, kind: str, default: object, description: str) -> str:
 
 
 def _overview(job: str) -> str:
-    """One line for each key of the job's sections, and for each nested or other section."""
+    """One line for each key of the job's sections, and for each other section."""
     width = max(80, min(140, shutil.get_terminal_size((120, 24)).columns))
     own, rows, lines = SECTIONS.get(job, ()), leaf_keys(Config), []
     for section in own:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from pixelis.config.base import Section
 
 
 class PixelRangeConfig(Section):
-    min_pixels: int = Field(4096, ge=1, description="smallest area of a view in pixels")
-    max_pixels: int = Field(4096, ge=1, description="largest area of a view in pixels")
+    min_pixels: PositiveInt = 4096
+    """smallest area of a view in pixels"""
+    max_pixels: PositiveInt = 4096
+    """largest area of a view in pixels"""
 
     @model_validator(mode="after")
     def _ordered(self) -> PixelRangeConfig:
@@ -21,51 +23,41 @@ class PixelRangeConfig(Section):
 
 
 class DialogueConfig(Section):
-    dialect: Literal["qwen", "mini_o3", "pixel_reasoner", "deepeyes", "plain", "dapo"] = Field(
-        "qwen",
-        description="format of calls and answers, which limits the operations that are offered: qwen all "
-        "of toolbox.operations, "
-        "mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and rotate, plain and "
-        "dapo none",
-    )
-    system: Literal["auto", "row", "none"] = Field(
-        "auto",
-        description="auto: a system turn with the tool schemas, or in a dialect without one that of the "
-        "model's chat template, "
-        "except for the embedded model; row: the system message of the question's own row where it has "
-        "one, without further "
-        "instructions, and else as auto; none: no system turn and no instructions",
-    )
-    coordinates: Literal["auto", "thousand", "pixels"] = Field(
-        "auto",
-        description="coordinates that the model writes: 0..1000 (Qwen3-VL), pixels of the view "
-        "(Qwen2.5-VL), auto: by "
-        "architecture",
-    )
-    clamp: bool | None = Field(
-        None,
-        description="boxes partly outside an image are cut at its border (true) or refused (false); null: "
-        "as in the "
-        "dialect's system, cut in pixel_reasoner and deepeyes",
-    )
-    max_calls: int = Field(
-        1,
-        ge=1,
-        description="calls of a turn that are executed, in order; above 1 with the dialects qwen, which "
-        "refuses more, and "
-        "deepeyes, which ignores them; 1: the one that counts in the dialect's system",
-    )
-    input: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of a question's picture")
-    crop: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of an observation's picture")
-    frame: PixelRangeConfig = Field(PixelRangeConfig(), description="pixel budget of a frame of a clip")
-    frames: int = Field(8, ge=1, description="evenly spread frames of a clip in the prompt")
-    max_turns: int = Field(3, ge=1, description="maximum number of policy turns in training")
-    max_turns_test: int = Field(
-        3, ge=1, description="maximum number of policy turns in evaluation and serving"
-    )
-    max_turn_tokens: int = Field(32, ge=1, description="maximum number of tokens of a policy turn")
-    max_context: int = Field(512, ge=16, description="maximum number of tokens of an episode")
-    max_images: int = Field(8, ge=1, description="maximum number of images of an episode")
+    dialect: Literal["qwen", "mini_o3", "pixel_reasoner", "deepeyes", "plain", "dapo"] = "qwen"
+    """format of calls and answers, which limits the operations that are offered: qwen all of
+    toolbox.operations, mini_o3 zoom_in, pixel_reasoner zoom_in and select_frames, deepeyes zoom_in and
+    rotate, plain and dapo none"""
+    system: Literal["auto", "row", "none"] = "auto"
+    """auto: a system turn with the tool schemas, or in a dialect without one that of the model's chat
+    template, except for the embedded model; row: the system message of the question's own row where it has
+    one, without further instructions, and else as auto; none: no system turn and no instructions"""
+    coordinates: Literal["auto", "thousand", "pixels"] = "auto"
+    """coordinates that the model writes: 0..1000 (Qwen3-VL), pixels of the view (Qwen2.5-VL), auto: by
+    architecture"""
+    clamp: bool | None = None
+    """boxes partly outside an image are cut at its border (true) or refused (false); null: as in the
+    dialect's system, cut in pixel_reasoner and deepeyes"""
+    max_calls: PositiveInt = 1
+    """calls of a turn that are executed, in order; above 1 with the dialects qwen, which refuses more, and
+    deepeyes, which ignores them; 1: the one that counts in the dialect's system"""
+    input: PixelRangeConfig = PixelRangeConfig()
+    """pixel budget of a question's picture"""
+    crop: PixelRangeConfig = PixelRangeConfig()
+    """pixel budget of an observation's picture"""
+    frame: PixelRangeConfig = PixelRangeConfig()
+    """pixel budget of a frame of a clip"""
+    frames: PositiveInt = 8
+    """evenly spread frames of a clip in the prompt"""
+    max_turns: PositiveInt = 3
+    """maximum number of policy turns in training"""
+    max_turns_test: PositiveInt = 3
+    """maximum number of policy turns in evaluation and serving"""
+    max_turn_tokens: PositiveInt = 32
+    """maximum number of tokens of a policy turn"""
+    max_context: int = Field(512, ge=16)
+    """maximum number of tokens of an episode"""
+    max_images: PositiveInt = 8
+    """maximum number of images of an episode"""
 
     def with_max_pixels(self, max_pixels: int) -> DialogueConfig:
         """These settings with another budget for the question's picture and for crops."""

@@ -4,98 +4,68 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from pixelis.config.base import Section
 
 
 class SamplingConfig(Section):
-    temperature: float = Field(1.0, ge=0, description="sampling temperature; 0: greedy")
-    top_p: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="nucleus sampling: cumulative probability of the tokens considered; 1: all",
-    )
+    temperature: NonNegativeFloat = 1.0
+    """sampling temperature; 0: greedy"""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """nucleus sampling: cumulative probability of the tokens considered; 1: all"""
 
 
 class EngineConfig(Section):
-    name: Literal["hf", "vllm"] = Field("hf", description="generation engine")
-    workers: int = Field(
-        1, ge=1, description="generator actors; in a file also {min: 1, max: 8}, which sets max_workers"
-    )
-    max_workers: int | None = Field(
-        None,
-        ge=1,
-        description="generators at most; rft, ttrl: those beyond `workers` join the run when the cluster "
-        "has room for them; "
-        "serve: they start and end with the load; an autoscaling cluster adds nodes for them; unset: as "
-        "many as `workers`",
-    )
-    cpus: float = Field(0.5, ge=0, description="CPUs that each generator reserves")
-    gpus: float = Field(0, ge=0, description="GPUs that each generator reserves")
-    colocate: bool = Field(
-        False,
-        description="rft, ttrl: each generator shares the GPU of a learner and sleeps while the learner "
-        "steps; needs "
-        "rft.max_off_policy_steps=0, engine.workers=learner.workers and gpus=1 (or 0) of both; the "
-        "embedder runs on the CPU",
-    )
-    threads: int = Field(1, ge=1, description="CPU threads of each generator")
-    max_num_seqs: int = Field(256, ge=1, description="maximum number of episodes decoded together")
-    max_num_batched_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="vllm: maximum number of tokens computed in one pass; unset: vLLM's default for the GPU",
-    )
-    timeout_s: float = Field(
-        600.0, gt=0, description="vllm: timeout in seconds of one turn of an episode and of loading a version"
-    )
-    rollout_timeout_s: float | None = Field(
-        None,
-        gt=0,
-        description="timeout in seconds of a group of episodes with its retries; loading a version may "
-        "take a minute more; "
-        "unset: derived from dialogue.max_turns, dialogue.max_turn_tokens, toolbox.timeout_s and the "
-        "episodes of a generator",
-    )
-    on_update: Literal["drain", "keep"] = Field(
-        "drain",
-        description="drain: finish the running episodes before loading new weights; keep: pause them, load "
-        "the weights and "
-        "continue; use it when rft.max_off_policy_steps is above 0",
-    )
-    tensor_parallel: int = Field(
-        1, ge=1, description="vllm: GPUs of one node that share one model, equal to engine.gpus"
-    )
-    gpu_memory_utilization: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description=(
-            "vllm: share of the reserved GPU memory (gpus=0.5: of half a GPU) for weights and KV cache"
-        ),
-    )
-    enforce_eager: bool = Field(False, description="vllm: no CUDA graphs (slower, but starts faster)")
-    adapters: Literal["swap", "merge"] = Field(
-        "swap",
-        description=(
-            "vllm: swap: apply the LoRA adapter separately; merge: merge it into the weights at each load"
-        ),
-    )
-    quantization: Literal["none", "fp8", "int8", "awq"] = Field(
-        "none",
-        description="vllm: fp8: quantise the weights while they load, for GPUs; int8, awq: generate with "
-        "the quantised copy "
-        "engine.model; the importance weights of rft.loss correct for the difference",
-    )
-    model: str | None = Field(
-        None,
-        description=(
-            "vllm: folder of a quantised copy of policy.model, which learners still train with its "
-            "own weights"
-        ),
-    )
+    name: Literal["hf", "vllm"] = "hf"
+    """generation engine"""
+    workers: PositiveInt = 1
+    """generator actors; in a file also {min: 1, max: 8}, which sets max_workers"""
+    max_workers: int | None = Field(None, ge=1)
+    """generators at most; rft, ttrl: those beyond `workers` join the run when the cluster has room for them;
+    serve: they start and end with the load; an autoscaling cluster adds nodes for them; unset: as many as
+    `workers`"""
+    cpus: NonNegativeFloat = 0.5
+    """CPUs that each generator reserves; without a GPU, also its threads"""
+    gpus: NonNegativeFloat = 0
+    """GPUs that each generator reserves"""
+    colocate: bool = False
+    """rft, ttrl: each generator shares the GPU of a learner and sleeps while the learner steps; needs
+    rft.max_off_policy_steps=0, engine.workers=learner.workers and gpus=1 (or 0) of both; the embedder runs on
+    the CPU"""
+    max_num_seqs: PositiveInt = 256
+    """maximum number of episodes decoded together"""
+    max_num_batched_tokens: int | None = Field(None, ge=1)
+    """vllm: maximum number of tokens computed in one pass; unset: vLLM's default for the GPU"""
+    timeout_s: PositiveFloat = 600.0
+    """vllm: timeout in seconds of one turn of an episode and of loading a version"""
+    health_timeout_s: PositiveFloat = 2.0
+    """seconds in which a generator must answer a health check, and between two checks"""
+    rollout_timeout_s: float | None = Field(None, gt=0)
+    """timeout in seconds of a group of episodes with its retries; loading a version may take a minute more;
+    unset: derived from dialogue.max_turns, dialogue.max_turn_tokens, toolbox.timeout_s and the episodes of a
+    generator"""
+    on_update: Literal["drain", "keep"] = "drain"
+    """drain: finish the running episodes before loading new weights; keep: pause them, load the weights and
+    continue; use it when rft.max_off_policy_steps is above 0"""
+    tensor_parallel: PositiveInt = 1
+    """vllm: GPUs of one node that share one model, equal to engine.gpus"""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """vllm: share of the reserved GPU memory (gpus=0.5: of half a GPU) for weights and KV cache"""
+    enforce_eager: bool = False
+    """vllm: no CUDA graphs (slower, but starts faster)"""
+    adapters: Literal["swap", "merge"] = "swap"
+    """vllm: swap: apply the LoRA adapter separately; merge: merge it into the weights at each load"""
+    quantization: Literal["none", "fp8", "int8", "awq"] = "none"
+    """vllm: fp8: quantise the weights while they load, for GPUs; int8, awq: generate with the quantised copy
+    engine.model; the importance weights of rft.loss correct for the difference"""
+    model: str | None = None
+    """vllm: folder of a quantised copy of policy.model, which learners still train with its own weights"""
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of each generator."""
+        return max(1, int(self.cpus))
 
     @property
     def most_workers(self) -> int:

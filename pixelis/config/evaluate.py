@@ -4,109 +4,66 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from pixelis.config.base import Section, check_file_name
 from pixelis.config.engine import SamplingConfig
+from pixelis.config.llm import LlmConfig
 
 System = Literal["pixel_reasoner", "r1_v", "deepeyes", "mini_o3"]
 
 
-class ApiConfig(Section):
-    url: str | None = Field(
-        None, description="base URL of an OpenAI-compatible API, e.g. http://localhost:8000/v1"
-    )
-    model: str = Field("", description="name of the model")
-    api_key_env: str = Field(
-        "PIXELIS_EVALUATE_API_KEY", description="environment variable with the API key; empty: no key is sent"
-    )
-    concurrency: int = Field(8, ge=1, description="concurrent requests")
-    tries: int = Field(8, ge=1, description="maximum number of requests for an answer")
-    timeout_s: float = Field(300.0, gt=0, description="timeout in seconds of a request")
-    total_timeout_s: float = Field(
-        1200.0, gt=0, description="timeout in seconds of all requests for an answer"
-    )
-    max_tokens: int = Field(
-        4096, ge=0, description="maximum number of tokens of an answer; 0: the field is not sent"
-    )
-    parameters: dict[str, Any] = Field(
-        {}, description="further fields of each request, e.g. {reasoning_effort: low}"
-    )
-    operations: bool = Field(
-        False,
-        description="offer the operations of dialogue.dialect as text, and run them on the toolboxes of a "
-        "cluster; the pictures "
-        "are then shown within the pixel budgets of dialogue",
-    )
-    cache: bool = Field(
-        True, description="keep replies in run.dir, so that a repeated command asks only what is missing"
-    )
+class ApiConfig(LlmConfig):
+    api_key_env: str = "PIXELIS_EVALUATE_API_KEY"
+    """environment variable with the API key; empty: no key is sent"""
+    concurrency: PositiveInt = 8
+    """concurrent requests"""
+    tries: PositiveInt = 8
+    """maximum number of requests for an answer"""
+    timeout_s: PositiveFloat = 300.0
+    """timeout in seconds of a request"""
+    parameters: dict[str, Any] = Field({"max_tokens": 4096})
+    """further fields of each request, e.g. {max_tokens: 4096, reasoning_effort: low}"""
+    operations: bool = False
+    """offer the operations of dialogue.dialect as text, and run them on the toolboxes of a cluster; the
+    pictures are then shown within the pixel budgets of dialogue"""
 
 
 class EvaluateConfig(Section):
-    questions: int = Field(
-        500, ge=0, description="number of held-out questions, the first of each set; 0: all"
-    )
-    sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0), description="sampling of the answers")
-    samples: int = Field(
-        1, ge=1, description="episodes of a question; with more than 1 also avg@k, pass@k and maj@k"
-    )
-    seeds: list[int] = Field(
-        [],
-        description="evaluate with each of these sampling seeds instead of run.seed, with samples episodes "
-        "of each; like samples "
-        "also in evaluations during sft and rft, whose accuracy is the mean over all episodes",
-    )
-    sets: dict[str, str] = Field(
-        {},
-        description="several sources by name instead of data.evaluate, such as {id: ..., ood: ...}, and "
-        "their mean; also the "
-        "evaluations during sft and rft, whose best checkpoint is that of the best mean",
-    )
-    max_pixels: list[Annotated[int, Field(ge=1)]] = Field(
-        [],
-        description=(
-            "evaluate once with each of these budgets instead of dialogue.input.max_pixels and "
-            "dialogue.crop.max_pixels"
-        ),
-    )
-    images: bool = Field(
-        False, description="save every picture that the policy saw as a file, named in the trajectories"
-    )
-    outputs: list[System] = Field(
-        [], description="write the results also as the evaluation of these systems does"
-    )
-    answers: str | None = Field(
-        None,
-        description=(
-            "file of another model's answers (JSON, JSON lines, Parquet; column `pred` or "
-            "`model_output`) to score"
-        ),
-    )
-    api: ApiConfig = Field(
-        ApiConfig(),
-        description="evaluate the model behind this OpenAI-compatible address instead of a policy",
-    )
-    operations: bool = Field(True, description="offer the pixel operations; false: direct answers")
-    direct: bool = Field(
-        False,
-        description=(
-            "answer the same questions also without operations, and compare the two in pairs "
-            "(`evaluate` only)"
-        ),
-    )
-    baseline: str | None = Field(
-        None, description="run.dir of another evaluation of the same questions, to compare with in pairs"
-    )
-    clusters: int = Field(
-        0,
-        ge=0,
-        description="sort all questions into so many clusters of similar pictures and texts (shares of the "
-        "variance: "
-        "memory.visual, memory.text), and show how often each is wrong, with pictures (`evaluate` only); "
-        "0: none",
-    )
-    trajectories: int = Field(12, ge=0, description="episodes shown with pictures in the report")
+    questions: NonNegativeInt = 500
+    """number of held-out questions, the first of each set; 0: all"""
+    sampling: SamplingConfig = SamplingConfig(temperature=0.0)
+    """sampling of the answers"""
+    samples: PositiveInt = 1
+    """episodes of a question; with more than 1 also avg@k, pass@k and maj@k"""
+    seeds: list[int] = Field([])
+    """evaluate with each of these sampling seeds instead of run.seed, with samples episodes of each; like
+    samples also in evaluations during sft and rft, whose accuracy is the mean over all episodes"""
+    sets: dict[str, str] = Field({})
+    """several sources by name instead of data.evaluate, such as {id: ..., ood: ...}, and their mean; also the
+    evaluations during sft and rft, whose best checkpoint is that of the best mean"""
+    max_pixels: list[Annotated[int, Field(ge=1)]] = Field([])
+    """evaluate once with each of these budgets instead of dialogue.input.max_pixels and
+    dialogue.crop.max_pixels"""
+    images: bool = False
+    """save every picture that the policy saw as a file, named in the trajectories"""
+    outputs: list[System] = Field([])
+    """write the results also as the evaluation of these systems does"""
+    answers: str | None = None
+    """file of another model's answers to score (JSON, JSON lines, Parquet; column `pred`, `model_output`)"""
+    api: ApiConfig = ApiConfig()
+    """evaluate the model behind this OpenAI-compatible address instead of a policy"""
+    operations: bool = True
+    """offer the pixel operations; false: direct answers"""
+    direct: bool = False
+    """answer the same questions also without operations, and compare the two in pairs (`evaluate` only)"""
+    baseline: str | None = None
+    """run.dir of another evaluation of the same questions, to compare with in pairs"""
+    clusters: NonNegativeInt = 0
+    """sort all questions into so many clusters of similar pictures and texts (shares of the variance:
+    memory.visual), and show how often each is wrong, with pictures (`evaluate` only); 0: none"""
+    trajectories: NonNegativeInt = 12
+    """episodes shown with pictures in the report"""
 
     @field_validator("sets")
     @classmethod
@@ -123,17 +80,11 @@ class EvaluateConfig(Section):
         if self.images and self.api.url is not None:
             raise ValueError("images saves what a policy of ours saw: set images=false")
         if self.clusters and (self.api.url is not None or self.answers is not None):
-            raise ValueError(
-                "clusters needs the vectors of a policy's base model: evaluate a policy, or set clusters=0"
-            )
+            raise ValueError("clusters needs the vectors of a policy: set clusters=0")
         if self.clusters == 1:
-            raise ValueError("clusters compares clusters with each other: set 2 or more, or 0 for none")
+            raise ValueError("clusters are compared with each other: set 2 or more, or 0")
         if 0 < self.questions < 2 * self.clusters:
-            raise ValueError(
-                f"clusters={self.clusters} needs two questions for each: set "
-                f"questions={2 * self.clusters} "
-                "or more"
-            )
+            raise ValueError(f"clusters={self.clusters} needs at least questions={2 * self.clusters}")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: each may stand once")
         return self

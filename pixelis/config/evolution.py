@@ -4,58 +4,31 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from pixelis.config.base import Section
+from pixelis.config.base import Section, Share
 
 MIN_LR = 1e-6
 """Minimum learning rate of an online update."""
 
 
 class VotingConfig(Section):
-    strategy: Literal["majority", "weighted", "confidence", "ensemble", "trajectory"] = Field(
-        "majority",
-        description="majority: most frequent answer of all samples (TTRL); weighted: votes weighted by "
-        "confidence, similarity, "
-        "success and age; confidence: the most confident vote; ensemble: majority of these three; "
-        "trajectory: answers "
-        "weighted by how alike the operations of their trajectories are",
-    )
-    min_votes: int = Field(
-        3, ge=1, description="minimum number of votes; fewer teach nothing, and halve the confidence"
-    )
-    abstain: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description=(
-            "minimum share of the votes for an answer (trajectory: minimum confidence); below it "
-            "the agent abstains"
-        ),
-    )
-    collapse: float = Field(
-        0.25,
-        ge=0,
-        lt=1,
-        description="stop updates when the answers other than the most frequent one win at most this "
-        "fraction as often as "
-        "in the first 64 requests; 0: never",
-    )
-    calibration: tuple[float, float] | None = Field(
-        None,
-        description="slope and intercept by which confidence becomes the probability of a right answer, "
-        "1 / (1 + exp(-(slope x confidence + intercept))), as `pixelis answer --calibrate` fits them to "
-        "labelled questions; "
-        "unset: confidence as the strategy computes it",
-    )
-    min_clear: float = Field(
-        0.25,
-        ge=0,
-        le=1,
-        description="minimum share of a user's last 64 verdicts that pass the gate; below it nothing is "
-        "learnt from that user, "
-        "because a policy that is rarely sure also agrees on wrong answers; 0: none",
-    )
+    strategy: Literal["majority", "weighted", "confidence", "ensemble", "trajectory"] = "majority"
+    """majority: most frequent answer of all samples (TTRL); weighted: votes weighted by confidence,
+    similarity, success and age; confidence: the most confident vote; ensemble: majority of these three;
+    trajectory: answers weighted by how alike the operations of their trajectories are"""
+    abstain: Share = 0.0
+    """minimum share of the votes (trajectory: minimum confidence), below which the agent abstains"""
+    collapse: float = Field(0.25, ge=0, lt=1)
+    """stop updates when the answers other than the most frequent one win at most this fraction as often as in
+    the first 64 requests; 0: never"""
+    calibration: tuple[float, float] | None = None
+    """slope and intercept by which confidence becomes the probability of a right answer, 1 / (1 + exp(-(slope
+    x confidence + intercept))), as `pixelis answer --calibrate` fits them to labelled questions; unset:
+    confidence as the strategy computes it"""
+    min_clear: Share = 0.25
+    """minimum share of a user's last 64 verdicts that pass the gate; below it nothing is learnt from that
+    user, because a policy that is rarely sure also agrees on wrong answers; 0: none"""
 
     @model_validator(mode="after")
     def _rising(self) -> VotingConfig:
@@ -67,104 +40,71 @@ class VotingConfig(Section):
 
 
 class NeighboursConfig(Section):
-    k: int = Field(5, ge=0, description="neighbours to retrieve from memory; 0: none")
-    min_similarity: float = Field(
-        0.95, ge=-1, le=1, description="minimum cosine similarity of a neighbour that votes"
-    )
-    decay_hours: float = Field(
-        24.0, gt=0, description="age in hours at which the weight of a neighbour is 1/e"
-    )
+    k: NonNegativeInt = 5
+    """neighbours to retrieve from memory; 0: none"""
+    min_similarity: float = Field(0.95, ge=-1, le=1)
+    """minimum cosine similarity of a neighbour that votes"""
 
 
 class GuardConfig(Section):
-    mode: Literal["auto", "fixed"] = Field(
-        "auto", description="auto: adapt beta to the measured KL; fixed: constant beta"
-    )
-    beta: float = Field(0.01, ge=0, description="initial weight of the KL term (k3) to the starting policy")
-    target: float = Field(
-        0.05, gt=0, description="target KL; an update that would exceed twice this value is skipped"
-    )
+    mode: Literal["auto", "fixed"] = "auto"
+    """auto: adapt beta to the measured KL; fixed: constant beta"""
+    beta: NonNegativeFloat = 0.01
+    """initial weight of the KL term (k3) to the starting policy"""
+    target: PositiveFloat = 0.05
+    """target KL; an update that would exceed twice this value is skipped"""
 
 
 class CanaryConfig(Section):
-    enabled: bool = Field(True, description="evaluate every candidate before it is served")
-    questions: str = Field(
-        "cards:?split=validation&seed=11",
-        description="labelled questions on which a candidate must not be worse",
-    )
-    count: int = Field(256, ge=2, description="number of questions")
-    traffic: int = Field(
-        32,
-        ge=0,
-        description=(
-            "number of confident requests beside them on which a candidate must not be clearly worse; 0: none"
-        ),
-    )
-    traffic_share: float = Field(
-        0.0625,
-        gt=0,
-        le=1,
-        description="share of the confident tasks that is held out from learning to be such a request",
-    )
-    every: int = Field(4, ge=1, description="updates between candidates")
-    tolerance: float = Field(
-        0.03, ge=0, le=1, description="drop of accuracy that must be ruled out before a candidate is promoted"
-    )
-    risk: float = Field(
-        0.05,
-        gt=0,
-        le=1,
-        description="probability at most of promoting a candidate that dropped by more than the tolerance, "
-        "for all candidates "
-        "since the last promotion together; 1: no evidence is needed, only a measured drop within the "
-        "tolerance",
-    )
-    watch_s: float = Field(
-        300.0, gt=0, description="seconds between evaluations of the served version; a drop rolls it back"
-    )
-    timeout_s: float = Field(
-        300.0, gt=0, description="timeout in seconds of a question, including restarts of the generator"
-    )
-    cpus: float = Field(0.25, ge=0, description="CPUs that the generator of the canary reserves")
-    gpus: float | None = Field(
-        None, ge=0, description="GPUs that the generator of the canary reserves; unset: engine.gpus"
-    )
+    enabled: bool = True
+    """evaluate every candidate before it is served"""
+    questions: str = "cards:?split=validation&seed=11"
+    """labelled questions on which a candidate must not be worse"""
+    count: int = Field(256, ge=2)
+    """number of questions"""
+    traffic: NonNegativeInt = 32
+    """number of confident requests beside them on which a candidate must not be clearly worse; 0: none"""
+    traffic_share: float = Field(0.0625, gt=0, le=1)
+    """share of the confident tasks that is held out from learning to be such a request"""
+    every: PositiveInt = 4
+    """updates between candidates"""
+    tolerance: Share = 0.03
+    """drop of accuracy that must be ruled out before a candidate is promoted"""
+    risk: float = Field(0.05, gt=0, le=1)
+    """probability at most of promoting a candidate that dropped by more than the tolerance, for all
+    candidates since the last promotion together; 1: no evidence is needed, only a measured drop within the
+    tolerance"""
+    watch_s: PositiveFloat = 300.0
+    """seconds between evaluations of the served version; a drop rolls it back"""
+    gpus: float | None = Field(None, ge=0)
+    """GPUs that the generator of the canary reserves; unset: engine.gpus"""
 
 
 class ReviewConfig(Section):
-    share: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the accepted updates that wait for human review (0.02 in the paper)",
-    )
-    approve_after_s: float | None = Field(
-        None, gt=0, description="seconds after which a waiting update is approved; unset: never"
-    )
+    share: Share = 0.0
+    """share of the accepted updates that wait for human review (0.02 in the paper)"""
+    approve_after_s: float | None = Field(None, gt=0)
+    """seconds after which a waiting update is approved; unset: never"""
 
 
 class AuditConfig(Section):
-    rotate_bytes: int = Field(
-        100_000_000,
-        ge=1000,
-        description="size at which a log file is closed and compressed, and a new one is started",
-    )
-    retention_days: float = Field(
-        365.0, gt=0, description="age in days at which a closed log file is deleted"
-    )
+    rotate_bytes: int = Field(100_000_000, ge=1000)
+    """size at which a log file is closed and compressed, and a new one is started"""
+    retention_days: PositiveFloat = 365.0
+    """age in days at which a closed log file is deleted"""
 
 
 class ThresholdConfig(Section):
-    metric: str = Field(
-        description=(
-            "health metric, such as update_rate, faiss_failure_rate, mean_kl, queue_size, "
-            "memory_usage, p99_latency"
-        )
-    )
-    over: float | None = Field(None, description="alert when the metric is above this value")
-    at_most: float | None = Field(None, description="alert when the metric is at or below this value")
-    severity: Literal["info", "warning", "critical"] = Field("warning", description="severity of the alert")
-    cooldown_s: float = Field(300.0, ge=0, description="seconds before the same alert is repeated")
+    metric: str
+    """health metric: update_rate, faiss_failure_rate, mean_kl, queue_size, memory_usage, p99_latency, ..."""
+    over: float | None = None
+    """alert when the metric is above this value"""
+    at_most: float | None = None
+    """alert when the metric is at or below this value"""
+    severity: Literal["info", "warning", "critical"] = "warning"
+    """severity of the alert"""
+    cooldown_s: NonNegativeFloat = 300.0
+    """seconds before the same alert is repeated"""
 
     @model_validator(mode="after")
     def _one_side(self) -> ThresholdConfig:
@@ -174,69 +114,44 @@ class ThresholdConfig(Section):
 
 
 class AlertsConfig(Section):
-    every_s: float = Field(10.0, gt=0, description="seconds between checks of the health metrics")
-    extra: list[ThresholdConfig] = Field([], description="thresholds in addition to the built-in ones")
+    every_s: PositiveFloat = 10.0
+    """seconds between checks of the health metrics"""
+    extra: list[ThresholdConfig] = Field([])
+    """thresholds in addition to the built-in ones"""
 
 
 class EvolutionConfig(Section):
-    enabled: bool = Field(True, description="learn from served traffic")
-    cold_start: int = Field(
-        100, ge=0, description="experiences in memory before neighbours vote and updates start"
-    )
+    enabled: bool = True
+    """learn from served traffic"""
+    cold_start: NonNegativeInt = 100
+    """experiences in memory before neighbours vote and updates start"""
     vote: VotingConfig = VotingConfig()
     neighbours: NeighboursConfig = NeighboursConfig()
-    gate: float = Field(
-        0.7, ge=0, le=1, description="minimum confidence (inclusive) of a verdict that becomes an update"
-    )
-    batch: int = Field(16, ge=1, description="update tasks per optimizer step")
-    queue: int = Field(
-        256, ge=1, description="maximum number of waiting update tasks; beyond it the oldest is dropped"
-    )
-    max_share_per_user: float = Field(
-        0.25,
-        gt=0,
-        le=1,
-        description=(
-            "largest share of a user in an update and in a candidate; at least 1/n with n users in "
-            "a day; 1: no cap"
-        ),
-    )
-    max_share_per_question: float = Field(
-        0.25,
-        gt=0,
-        le=1,
-        description=(
-            "largest share of one question and its near-identical copies in an update and in a "
-            "candidate; 1: no cap"
-        ),
-    )
-    per_minute: float = Field(60.0, gt=0, description="maximum number of updates per minute")
-    objective: Literal["answer", "policy"] = Field(
-        "policy",
-        description=(
-            "policy: rft.loss with group advantages (TTRL); answer: cross-entropy of the samples that agree"
-        ),
-    )
-    train_samples: int = Field(
-        2, ge=1, description="objective=answer: maximum number of samples of a task to train on"
-    )
-    rehearse: int = Field(
-        0,
-        ge=0,
-        description="objective=answer: experiences that each update imitates once more, drawn by priority "
-        "from those in memory "
-        "of which an update was made; 0: none",
-    )
-    lr: float = Field(3e-4, ge=MIN_LR, description="maximum learning rate of online updates")
-    lr_by: Literal["fixed", "confidence"] = Field(
-        "fixed", description="fixed: always lr; confidence: lr x (1 - mean confidence of the batch)"
-    )
-    ema: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="decay of the moving average of adapters that is served; 0: serve the newest",
-    )
+    gate: Share = 0.7
+    """minimum confidence (inclusive) of a verdict that becomes an update"""
+    batch: PositiveInt = 16
+    """update tasks per optimizer step"""
+    queue: PositiveInt = 256
+    """maximum number of waiting update tasks; beyond it the oldest is dropped"""
+    max_share_per_user: float = Field(0.25, gt=0, le=1)
+    """largest share of a user in an update or a candidate; at least 1/n with n users in a day; 1: no cap"""
+    max_share_per_question: float = Field(0.25, gt=0, le=1)
+    """largest share of a question with near-identical copies in an update or a candidate; 1: no cap"""
+    per_minute: PositiveFloat = 60.0
+    """maximum number of updates per minute"""
+    objective: Literal["answer", "policy"] = "policy"
+    """policy: rft.loss with group advantages (TTRL); answer: cross-entropy of the samples that agree"""
+    train_samples: PositiveInt = 2
+    """objective=answer: maximum number of samples of a task to train on"""
+    rehearse: NonNegativeInt = 0
+    """objective=answer: experiences that each update imitates once more, drawn by priority from those in
+    memory of which an update was made; 0: none"""
+    lr: float = Field(3e-4, ge=MIN_LR)
+    """maximum learning rate of online updates"""
+    lr_by: Literal["fixed", "confidence"] = "fixed"
+    """fixed: always lr; confidence: lr x (1 - mean confidence of the batch)"""
+    ema: float = Field(0.0, ge=0, lt=1)
+    """decay of the moving average of adapters that is served; 0: serve the newest"""
     guard: GuardConfig = GuardConfig()
     canary: CanaryConfig = CanaryConfig()
     review: ReviewConfig = ReviewConfig()

@@ -18,21 +18,15 @@ from pixelis.config.root import RECIPES, Config, ablation_files, recipe_files, s
 from pixelis.errors import BadConfig, MissingFile
 
 S = TypeVar("S", bound=Section)
-SCORING_KEYS = frozenset({"own_timeout_s", "scorer", "math", "judge", "workers", "cpus"})
-"""Keys of `rewards` about scoring itself: a named preset replaces those of them that it sets, and all other
-keys.
-"""
+SCORING_KEYS = frozenset({"timeout_s", "scorer", "judge", "workers", "cpus"})
+"""Keys of `rewards` about scoring itself, which a preset replaces only where it sets them."""
 NAMED = {
     "rft": ("algorithm", algorithm_settings, frozenset({"advantage", "loss", "critic", "filter", "replay"})),
     "rewards": ("preset", reward_settings, frozenset(RewardsConfig.model_fields) - SCORING_KEYS),
 }
-"""Section -> the key that names settings, the settings of a name, and the keys that a name replaces besides
-those it sets.
-"""
+"""Section -> the key that names settings, the settings of a name, and the keys that any name replaces."""
 ALTERNATIVES = {"sft.steps": "sft.epochs", "rft.steps": "rft.epochs"}
-"""Alternative keys: one on the command line replaces the other in the file; both on the command line are an
-error.
-"""
+"""Alternative keys: one on the command line replaces the other in the file."""
 
 
 class Layer(NamedTuple):
@@ -43,13 +37,10 @@ class Layer(NamedTuple):
 
 
 def load(path: str | Path | None = None, overrides: list[str] | None = None) -> Config:
-    """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; ``a.b=null`` restores a
-    default.
+    """Read a YAML file with its ``extends`` chain and apply ``a.b=value`` overrides; null restores a default.
 
-    A named algorithm or preset replaces settings of the files below; keys beside its name refine it. A path
-    that does not exist may name a packaged recipe: ``configs/nano/rft.yaml`` or ``nano/rft``. Raises
-    BadConfig with the key's path for unknown keys, wrong types and contradictions; MissingFile for a missing
-    file.
+    A named algorithm or preset replaces settings of the files below; keys beside its name refine it. Raises
+    BadConfig with the key's path for unknown keys, wrong types and contradictions; MissingFile.
     """
     return load_with_origins(path, overrides)[0]
 
@@ -94,10 +85,7 @@ def load_with_origins(
 
 
 def find(path: str | Path) -> Path:
-    """The configuration file at ``path``, else the recipe of that name.
-
-    Raises MissingFile with the nearest name.
-    """
+    """The configuration file at ``path``, else the recipe of that name; MissingFile with the nearest name."""
     path = Path(path).expanduser()
     if path.is_file():
         return path
@@ -119,10 +107,7 @@ def parse(values: dict[str, Any]) -> Config:
 
 
 def validated(kind: type[S], values: dict[str, Any], fix: str) -> S:
-    """Validate the values of a file of ``kind``. Raises BadConfig with the nearest key for unknown ones.
-
-    ``fix``: where the keys are listed.
-    """
+    """Validate the values of a file of ``kind``; BadConfig ends with ``fix``."""
     unknown = unknown_keys(kind, values)
     if unknown:
         raise BadConfig("unknown configuration key " + "; ".join(unknown), fix=fix)
@@ -212,9 +197,7 @@ def split_override(override: str) -> tuple[str, str]:
 
 
 def apply_override(kind: type[Section], values: dict[str, Any], key: str, text: str) -> None:
-    """Set ``key`` of ``values``, those of a file of ``kind``, to the value of ``text``; null restores a
-    default.
-    """
+    """Set ``key`` of ``values``, those of a file of ``kind``; null restores a default."""
     node = values
     *parents, last = key.split(".")
     for name in parents:
@@ -230,30 +213,21 @@ def apply_override(kind: type[Section], values: dict[str, Any], key: str, text: 
 
 
 def parse_value(kind: type[Section], key: str, text: str) -> Any:
-    """The value that ``text`` has on the command line for ``key`` of ``kind``.
-
-    All of it, as it is, if the key takes a text; ``null`` remains null, and where the key also takes a list
-    or a map, brackets or braces around the text make it one. YAML for all other keys. Raises BadConfig for
-    what is no list or map where one belongs.
-    """
+    """The value of ``text`` on the command line: itself if the key takes a text, else YAML."""
     annotation = annotation_of(kind, key)
     kinds = [annotation] if get_origin(annotation) not in (Union, UnionType) else get_args(annotation)
-    many = [part for part in kinds if get_origin(part) in (list, tuple, dict)]
-    takes_text = any(
+    if text != "null" and any(
         part is str or (get_origin(part) is Literal and isinstance(get_args(part)[0], str)) for part in kinds
-    )
-    if takes_text and text != "null" and not (many and text[:1] + text[-1:] in ("[]", "{}")):
+    ):
         return text
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    if isinstance(value, str) and many:
-        fix = (
-            "write a list as [a, b] or a map as {a: 1, b: 2}, with quotes around texts that have ` #`, "
-            "`: ` or a comma"
+    if isinstance(value, str) and any(get_origin(part) in (list, tuple, dict) for part in kinds):
+        raise BadConfig(
+            f"{key}={text} is no list or map in YAML", fix="write a list as [a, b] or a map as {a: 1, b: 2}"
         )
-        raise BadConfig(f"{key}={text} is no list or map in YAML", fix=fix)
     if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
         try:
             return float(value)

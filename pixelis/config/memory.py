@@ -4,58 +4,43 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from pixelis.config.base import Section
+from pixelis.config.base import Section, Share
 
 
 class MemoryConfig(Section):
-    enabled: bool = Field(True, description="store the experiences of served requests")
-    dir: str | None = Field(None, description="folder of the shards; unset: run.dir/memory")
-    shards: int = Field(
-        1, ge=1, description="number of shard actors; experiences are distributed by the hash of their id"
-    )
-    cpus: float = Field(0.1, ge=0, description="CPUs that each shard reserves")
-    gpus: float = Field(
-        0, ge=0, description="GPUs that each shard reserves, for faiss-gpu; 0: it searches on the CPU"
-    )
-    capacity: int = Field(10_000, ge=1, description="maximum number of experiences in all shards together")
-    evict: Literal["fifo", "priority"] = Field(
-        "fifo",
-        description=(
-            "experience to evict from a full memory: the oldest (fifo) or the one with the lowest priority"
-        ),
-    )
-    retention_days: float = Field(90.0, gt=0, description="age in days at which an experience is deleted")
-    pictures: bool = Field(
-        True, description="store the views of the policy (PNG without metadata) with each experience"
-    )
-    index: Literal["flat", "hnsw", "ivf"] = Field(
-        "flat",
-        description="FAISS index: exact search (flat), or a graph (hnsw) or inverted lists (ivf) that a "
-        "shard with over 100,000 "
-        "vectors builds when it opens",
-    )
-    metric: Literal["cosine", "euclidean", "manhattan"] = Field(
-        "cosine", description="distance between vectors"
-    )
-    visual: float = Field(0.7, ge=0, le=1, description="weight of the picture in the vector of an experience")
-    text: float = Field(0.3, ge=0, le=1, description="weight of the question in the vector of an experience")
-    timeout_s: float = Field(
-        0.2,
-        gt=0,
-        description="timeout in seconds of a search in a shard; without a slow shard the result is partial",
-    )
-    write_timeout_s: float = Field(
-        2.0,
-        gt=0,
-        description=(
-            "seconds that a reply waits for its experience to be on disk; without it the reply has no id"
-        ),
-    )
+    enabled: bool = True
+    """store the experiences of served requests"""
+    dir: str | None = None
+    """folder of the shards; unset: run.dir/memory"""
+    shards: PositiveInt = 1
+    """number of shard actors; experiences are distributed by the hash of their id"""
+    cpus: NonNegativeFloat = 0.1
+    """CPUs that each shard reserves"""
+    gpus: NonNegativeFloat = 0
+    """GPUs that each shard reserves, for faiss-gpu; 0: it searches on the CPU"""
+    capacity: PositiveInt = 10_000
+    """maximum number of experiences in all shards together"""
+    evict: Literal["fifo", "priority"] = "fifo"
+    """experience to evict from a full memory: the oldest (fifo) or the one with the lowest priority"""
+    retention_days: PositiveFloat = 90.0
+    """age in days at which an experience is deleted"""
+    pictures: bool = True
+    """store the views of the policy (PNG without metadata) with each experience"""
+    index: Literal["flat", "hnsw", "ivf"] = "flat"
+    """FAISS index: exact search (flat), or a graph (hnsw) or inverted lists (ivf) that a shard with over
+    100,000 vectors builds when it opens"""
+    metric: Literal["cosine", "euclidean", "manhattan"] = "cosine"
+    """distance between vectors"""
+    visual: Share = 0.7
+    """weight of the picture in the vector of an experience; the question has the rest"""
+    timeout_s: PositiveFloat = 0.2
+    """timeout in seconds of a search in a shard; without a slow shard the result is partial"""
+    write_timeout_s: PositiveFloat = 2.0
+    """seconds that a reply waits for its experience to be on disk; without it the reply has no id"""
 
-    @model_validator(mode="after")
-    def _weighted(self) -> MemoryConfig:
-        if self.visual + self.text <= 0:
-            raise ValueError("memory.visual and memory.text are both 0, so that vectors would be empty")
-        return self
+    @property
+    def text(self) -> float:
+        """Weight of the question in the vector of an experience."""
+        return round(1 - self.visual, 6)

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from pixelis.config.base import Section
 
 
 class LoraConfig(Section):
-    rank: int = Field(16, ge=1, description="rank of the adapters")
-    alpha: int = Field(32, ge=1, description="scale of the adapters: the update is alpha / rank * B A")
-    ranks: str | None = Field(
-        None,
-        description=(
-            "file of the job `ranks` with a rank for each layer, instead of `rank`; alpha is "
-            "scaled to keep alpha / rank"
-        ),
-    )
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the input of the adapters")
-    targets: list[str] = Field(
-        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        description="names of the linear layers of the language model with adapters",
-    )
-    vision_tower: bool = Field(
-        False,
-        description="adapters on all linear layers of the vision tower too; vLLM then loads merged weights",
-    )
+    rank: PositiveInt = 16
+    """rank of the adapters"""
+    alpha: PositiveInt = 32
+    """scale of the adapters: the update is alpha / rank * B A"""
+    ranks: str | None = None
+    """file of the job `ranks` with a rank for each layer, instead of `rank`; alpha is scaled to keep alpha /
+    rank"""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """dropout on the input of the adapters"""
+    targets: list[str] = Field(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
+    """names of the linear layers of the language model with adapters"""
+    vision_tower: bool = False
+    """adapters on all linear layers of the vision tower too; vLLM then loads merged weights"""
 
     @property
     def is_of_language_layers(self) -> bool:
@@ -36,34 +31,22 @@ class LoraConfig(Section):
 
 
 class PolicyConfig(Section):
-    model: str = Field(
-        "nano",
-        description="`nano` (the embedded model), or a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, "
-        "Qwen3-VL, its mixture of "
-        "experts, or of text alone Qwen2.5 or Qwen3",
-    )
-    adapter: str | None = Field(
-        None,
-        description="checkpoint to start from, a run (its best checkpoint, else its newest) or a folder "
-        "that PEFT saved: its "
-        "adapter, or with policy.full its model",
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="precision; auto: bfloat16 on GPUs that support it, else float32"
-    )
-    attention: Literal["auto", "sdpa", "flash_attention_2"] = Field(
-        "auto",
-        description="attention kernel; auto: flash-attn if it is installed and there is a GPU, else sdpa",
-    )
-    full: bool = Field(False, description="train all parameters instead of adapters")
-    freeze_vision_tower: bool = Field(
-        False,
-        description=(
-            "with `full`: train all parameters but those of the vision tower; for adapters see "
-            "lora.vision_tower"
-        ),
-    )
-    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    model: str = "nano"
+    """`nano` (the embedded model), or a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, its mixture of
+    experts, or of text alone Qwen2.5 or Qwen3"""
+    adapter: str | None = None
+    """checkpoint to start from, a run (its best checkpoint, else its newest) or a folder that PEFT saved: its
+    adapter, or with policy.full its model"""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """precision; auto: bfloat16 on GPUs that support it, else float32"""
+    attention: Literal["auto", "sdpa", "flash_attention_2"] = "auto"
+    """attention kernel; auto: flash-attn if it is installed and there is a GPU, else sdpa"""
+    full: bool = False
+    """train all parameters instead of adapters"""
+    freeze_vision_tower: bool = False
+    """with `full`: train all parameters but those of the vision tower; for adapters see lora.vision_tower"""
+    gradient_checkpointing: bool = False
+    """recompute activations in the backward pass"""
     lora: LoraConfig = LoraConfig()
 
     @property
@@ -73,27 +56,16 @@ class PolicyConfig(Section):
 
 
 class PolicyStoreConfig(Section):
-    keep: int | None = Field(
-        None,
-        ge=1,
-        description="newest policy versions whose weights are kept in the object store and in run.dir, "
-        "beside the first one and "
-        "up to three promoted ones; unset: 8 adapters, or 3 models with policy.full",
-    )
+    keep: int | None = Field(None, ge=1)
+    """newest policy versions whose weights are kept in the object store and in run.dir, beside the first one
+    and up to three promoted ones; unset: 8 adapters, or 3 models with policy.full"""
 
-    transfer: Literal["object", "gloo", "nccl"] = Field(
-        "object",
-        description="rft, ttrl: how generators get a new version: object: from Ray's object store; gloo, "
-        "nccl: with policy.full, "
-        "from the learner in one broadcast between hosts, or between GPUs, while they serve the old version",
-    )
-    transfer_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        description=(
-            "timeout in seconds of each part of a broadcast; after a failure a version comes from the store"
-        ),
-    )
+    transfer: Literal["object", "gloo", "nccl"] = "object"
+    """rft, ttrl: how generators get a new version: object: from Ray's object store; gloo, nccl: with
+    policy.full, from the learner in one broadcast between hosts, or between GPUs, while they serve the old
+    version"""
+    transfer_timeout_s: PositiveFloat = 60.0
+    """timeout in seconds of each part of a broadcast; after a failure a version comes from the store"""
 
     @property
     def streams(self) -> bool:

@@ -1,6 +1,4 @@
-"""References to user-defined Python objects, ``package.module:Name`` or ``path.py:Name``: algorithms,
-functions, operations.
-"""
+"""References to users' Python objects, ``package.module:Name`` or ``path.py:Name``."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ from pixelis.errors import BadConfig
 
 
 class Registry(UserDict[str, Any]):
-    """Objects by name. One that is given as ``package.module:Name`` is imported when it is first looked up.
+    """Objects by name. One given as ``package.module:Name`` is imported, and converted by ``make``, when
+    first looked up.
 
-    ``key``: the configuration key that names them. ``make`` converts what was imported, such as a class to an
-    instance.
+    ``key``: the configuration key that names them.
     """
 
     def __init__(
@@ -51,15 +49,8 @@ def is_function(text: str) -> bool:
 
 
 def load_reference(reference: str, key: str) -> Any:
-    """Import the object of a reference.
-
-    Raises BadConfig with the configuration ``key`` when the text is not a reference, the module cannot be
-    imported, or it has no such attribute.
-    """
-    fix = (
-        "write package.module:Name, with the package installed or on PYTHONPATH of every node, or "
-        "path.py:Name"
-    )
+    """Import the object of a reference; BadConfig with the configuration ``key``."""
+    fix = "write path.py:Name, or package.module:Name with the package on PYTHONPATH of every node"
     if not is_function(reference):
         raise BadConfig(
             f"{key}: `{reference}` is not of the form package.module:Name or path.py:Name", fix=fix
@@ -73,12 +64,8 @@ def load_reference(reference: str, key: str) -> Any:
         ) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=1)
-        raise BadConfig(
-            f"{key}: {reference} cannot be imported: {path} has no `{name}`",
-            fix=f"did you mean `{path}:{near[0]}`?"
-            if near
-            else f"define {name} in {module.__file__ or path}",
-        )
+        fix = f"did you mean `{path}:{near[0]}`?" if near else f"define {name} in {module.__file__ or path}"
+        raise BadConfig(f"{key}: {reference} cannot be imported: {path} has no `{name}`", fix=fix)
     return getattr(module, name)
 
 

@@ -4,70 +4,55 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from pixelis.config.base import Section
+from pixelis.config.base import Section, Share
 
-Share = dict[str, float]
+Shares = dict[str, float]
 GROUPS = ("geometric", "ocr", "spatio_temporal", "zoom", "select", "vqa")
 KINDS = ("golden", "trap", "self_correction")
 
 
 class QualityConfig(Section):
-    length: tuple[int, int] = Field(
-        (2, 20), description="minimum and maximum number of actions (thoughts and operations)"
-    )
-    question: tuple[int, int] = Field(
-        (10, 500), description="minimum and maximum number of characters of a question"
-    )
-    provenance: bool = Field(True, description="drop demonstrations without a source")
-    min_score: float = Field(0.7, ge=0, le=1, description="minimum quality of a demonstration")
-    levels: dict[str, float] = Field(
-        {}, description="minimum quality by level (published curriculum: simple 0.8, medium 0.6)"
-    )
-    judge: bool = Field(False, description="also score demonstrations 1..5 with the model of rewards.judge")
-    min_judge_score: float = Field(4.0, ge=1, le=5, description="minimum score of the judge")
-    judge_calls_per_minute: float = Field(
-        60.0, gt=0, description="maximum number of requests to the judge per minute"
-    )
+    length: tuple[int, int] = (2, 15)
+    """minimum and maximum number of actions (thoughts and operations)"""
+    question: tuple[int, int] = (10, 500)
+    """minimum and maximum number of characters of a question"""
+    provenance: bool = True
+    """drop demonstrations without a source"""
+    min_score: Share = 0.7
+    """minimum quality of a demonstration"""
+    levels: dict[str, float] = Field({})
+    """minimum quality by level (published curriculum: simple 0.8, medium 0.6)"""
+    judge: bool = False
+    """also score demonstrations 1..5 with the model of rewards.judge"""
 
 
 class DuplicatesConfig(Section):
-    near: float = Field(
-        0.95,
-        ge=0,
-        le=1,
-        description="minimum similarity of the texts of near duplicates with matching pictures; 0: keep them",
-    )
-    pictures: Literal["bytes", "look"] = Field(
-        "look", description="pictures match when their bytes or their perceptual hashes (look) are equal"
-    )
+    near: Share = 0.95
+    """minimum similarity of the texts of near duplicates with matching pictures; 0: keep them"""
+    pictures: Literal["bytes", "look"] = "look"
+    """pictures match when their bytes or their perceptual hashes (look) are equal"""
 
 
 class HoldoutConfig(Section):
-    sources: list[str] = Field([], description="evaluation questions that must not be in the set")
-    match: Literal["question", "picture"] = Field(
-        "question",
-        description="a match is the same text with the same pictures (question), or the same picture",
-    )
-    drop: bool = Field(False, description="drop matches; otherwise a match ends the job")
+    sources: list[str] = Field([])
+    """evaluation questions that must not be in the set"""
+    match: Literal["question", "picture"] = "question"
+    """a match is the same text with the same pictures (question), or the same picture"""
+    drop: bool = False
+    """drop matches; otherwise a match ends the job"""
 
 
 class PassRateConfig(Section):
-    episodes: int = Field(
-        0, ge=0, description="episodes of the policy per question; 0: no filter by pass rate"
-    )
-    low: float = Field(0.125, ge=0, le=1, description="minimum pass rate of a question (inclusive)")
-    high: float = Field(0.875, ge=0, le=1, description="maximum pass rate of a question (inclusive)")
-    utility: bool = Field(
-        False,
-        description=(
-            "also run episodes without operations, and keep only questions that benefit from operations"
-        ),
-    )
-    apply_to: Literal["rft", "all"] = Field(
-        "rft", description="filter the questions for rft only, or all sets"
-    )
+    episodes: NonNegativeInt = 0
+    """episodes of the policy per question; 0: no filter by pass rate"""
+    low: Share = 0.125
+    """minimum pass rate of a question (inclusive)"""
+    high: Share = 0.875
+    """maximum pass rate of a question (inclusive)"""
+    utility: bool = False
+    """also run episodes without operations, and keep only questions that benefit from operations"""
 
     @model_validator(mode="after")
     def _ordered(self) -> PassRateConfig:
@@ -79,32 +64,29 @@ class PassRateConfig(Section):
 
 
 class GatesConfig(Section):
-    imbalance: float = Field(
-        3.0, ge=1, description="maximum ratio between the largest and the smallest task or level"
-    )
-    per_task: int = Field(100, ge=0, description="minimum number of demonstrations of a task")
-    total: int = Field(1000, ge=0, description="minimum number of demonstrations")
-    critical: int = Field(50, ge=0, description="minimum number of each kind of trap and of self-corrections")
-    corrupted: float = Field(0.01, ge=0, le=1, description="maximum share of unusable rows")
-    level_share: float = Field(0.25, ge=0, le=1, description="minimum share of each level")
-    level_tasks: int = Field(3, ge=0, description="minimum number of tasks in each level")
-    replay: float = Field(
-        0.0, ge=0, le=1, description="share of the demonstrations that are executed again and compared"
-    )
+    imbalance: float = Field(3.0, ge=1)
+    """maximum ratio between the largest and the smallest task or level"""
+    per_task: NonNegativeInt = 100
+    """minimum number of demonstrations of a task"""
+    sizes: bool = True
+    """also require 1,000 demonstrations, 50 of each critical kind, 25 % and three tasks in each level"""
+    corrupted: Share = 0.01
+    """maximum share of unusable rows"""
+    replay: Share = 0.0
+    """share of the demonstrations that are executed again and compared"""
 
 
 class RecipeConfig(Section):
-    size: int = Field(60_000, ge=1, description="maximum number of demonstrations")
-    tasks: Share = Field(
-        {}, description="share by group of tasks: geometric, ocr, spatio_temporal, zoom, select, vqa"
-    )
-    kinds: Share = Field({}, description="share by kind: golden, trap, self_correction; sft never uses traps")
-    length: tuple[int, int] = Field((2, 15), description="minimum and maximum number of actions")
-    operations: int = Field(1, ge=0, description="minimum number of operations")
+    size: PositiveInt = 60_000
+    """maximum number of demonstrations"""
+    tasks: Shares = Field({})
+    """share by group of tasks: geometric, ocr, spatio_temporal, zoom, select, vqa"""
+    kinds: Shares = Field({})
+    """share by kind: golden, trap, self_correction; sft never uses traps"""
 
     @field_validator("tasks", "kinds")
     @classmethod
-    def _shares(cls, shares: Share, info) -> Share:
+    def _shares(cls, shares: Shares, info) -> Shares:
         names = GROUPS if info.field_name == "tasks" else KINDS
         if unknown := sorted(set(shares) - set(names)):
             raise ValueError(f"unknown share `{unknown[0]}` ({', '.join(names[:-1])} or {names[-1]})")
@@ -116,57 +98,30 @@ class RecipeConfig(Section):
 
 
 class SftRecipeConfig(RecipeConfig):
-    tasks: Share = Field(
-        {"geometric": 0.25, "ocr": 0.20, "spatio_temporal": 0.20, "zoom": 0.10, "select": 0.10, "vqa": 0.15},
-        description="share by group of tasks; empty: as available",
+    tasks: Shares = Field(
+        {"geometric": 0.25, "ocr": 0.20, "spatio_temporal": 0.20, "zoom": 0.10, "select": 0.10, "vqa": 0.15}
     )
-    kinds: Share = Field(
-        {"golden": 0.6, "trap": 0.2, "self_correction": 0.2},
-        description=(
-            "share by kind; empty: as available. sft never uses traps, so their share goes to the other kinds"
-        ),
-    )
-    validation: float = Field(
-        0.05,
-        ge=0,
-        lt=1,
-        description="share of the pictures whose demonstrations go to sft_validation.jsonl instead",
-    )
+    """share by group of tasks; empty: as available"""
+    kinds: Shares = Field({"golden": 0.6, "trap": 0.2, "self_correction": 0.2})
+    """share by kind; empty: as available. sft never uses traps, so their share goes to the other kinds"""
+    validation: float = Field(0.05, ge=0, lt=1)
+    """share of the pictures whose demonstrations go to sft_validation.jsonl instead"""
 
 
 class RftRecipeConfig(RecipeConfig):
-    size: int = Field(40_000, ge=1, description="maximum number of demonstrations to take questions from")
-    tasks: Share = Field(
-        {"geometric": 0.30, "ocr": 0.15, "spatio_temporal": 0.25, "zoom": 0.10, "select": 0.10, "vqa": 0.10},
-        description="share by group of tasks; empty: as available",
+    size: PositiveInt = 40_000
+    """maximum number of demonstrations to take questions from"""
+    tasks: Shares = Field(
+        {"geometric": 0.30, "ocr": 0.15, "spatio_temporal": 0.25, "zoom": 0.10, "select": 0.10, "vqa": 0.10}
     )
-    kinds: Share = Field(
-        {"golden": 0.5, "trap": 0.25, "self_correction": 0.25},
-        description="share by kind; empty: as available",
-    )
-
-
-class OnlineConfig(Section):
-    source: str = Field("", description="JSON-lines file of experiences; empty: none")
-    size: int = Field(10_000, ge=1, description="maximum number of experiences")
-    max_age_days: float = Field(90.0, gt=0, description="maximum age of an experience in days")
-    min_confidence: float = Field(
-        0.3, ge=0, le=1, description="minimum confidence of a verdict; corrections are always kept"
-    )
+    """share by group of tasks; empty: as available"""
+    kinds: Shares = Field({"golden": 0.5, "trap": 0.25, "self_correction": 0.25})
+    """share by kind; empty: as available"""
 
 
 class RefinementConfig(Section):
-    count: int = Field(
-        3000, ge=1, description="number of demonstrations from a `cards:` source; files are read completely"
-    )
-    workers: int = Field(
-        0,
-        ge=0,
-        description=(
-            "processes of the cluster that check rows, execute calls and hash pictures; 0: the job "
-            "alone, no cluster"
-        ),
-    )
+    workers: NonNegativeInt = 0
+    """processes of a cluster that check rows, execute calls and hash pictures; 0: the job alone"""
     quality: QualityConfig = QualityConfig()
     duplicates: DuplicatesConfig = DuplicatesConfig()
     holdout: HoldoutConfig = HoldoutConfig()
@@ -174,5 +129,3 @@ class RefinementConfig(Section):
     gates: GatesConfig = GatesConfig()
     sft: SftRecipeConfig = SftRecipeConfig()
     rft: RftRecipeConfig = RftRecipeConfig()
-    online: OnlineConfig = OnlineConfig()
-    examples: int = Field(12, ge=0, description="demonstrations shown with pictures on the card")

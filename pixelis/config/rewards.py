@@ -2,79 +2,74 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from pixelis.config.base import Section, apply_preset
+from pixelis.config.base import Section, Share, apply_preset, check_name
+from pixelis.config.llm import LlmConfig
 from pixelis.config.presets.rewards import REWARD_PRESETS, reward_settings
 from pixelis.config.references import is_function
 
 
 class CuriosityConfig(Section):
-    form: Literal["paper", "repo"] = Field(
-        "paper", description="formula of the bonus: from the Pixel-Reasoner paper or from its code"
-    )
-    counts: Literal["executed", "requested"] = Field(
-        "executed", description="calls that count for rate, bonus and cost"
-    )
-    target: float = Field(
-        0.3, ge=0, le=1, description="H: rate of pixel reasoning below which calls earn a bonus"
-    )
-    alpha: float = Field(0.5, ge=0, description="weight of the bonus in the paper's form")
-    free_calls: int = Field(
-        1, ge=0, description="N: calls without cost; more where a refined question's reference makes more"
-    )
-    beta: float = Field(0.05, ge=0, description="cost of each further call")
+    form: Literal["paper", "repo"] = "paper"
+    """bonus of the Pixel-Reasoner paper, for executed calls, or of its code, for requested ones"""
+    target: Share = 0.3
+    """H: rate of pixel reasoning below which calls earn a bonus"""
+    alpha: NonNegativeFloat = 0.5
+    """weight of the bonus in the paper's form"""
+    free_calls: NonNegativeInt = 1
+    """N: calls without cost; more where a refined question's reference makes more"""
+    beta: NonNegativeFloat = 0.05
+    """cost of each further call"""
+
+    @property
+    def counts(self) -> Literal["executed", "requested"]:
+        """Calls that count for rate, bonus and cost."""
+        return "executed" if self.form == "paper" else "requested"
 
 
 class RewardWeightsConfig(Section):
-    accuracy: float = Field(1.0, description="weight of the score of the answer, 0..1")
-    wrong: float = Field(
-        0.0,
-        description="weight of the score minus 1, -1..0; with accuracy 1 and wrong 1 the reward is +1 or -1",
-    )
-    format: float = Field(
-        0.0,
-        description=(
-            "weight of well-formed turns, 0 or 1 (-1 or 0 for rewards.format balanced and boxed_once)"
-        ),
-    )
-    curiosity: float = Field(0.0, description="weight of the Pixel-Reasoner bonus and call cost")
-    curiosity_bonus: float = Field(0.0, description="weight of the bonus alone")
-    efficiency: float = Field(0.0, description="weight of the call cost alone, at most 0")
-    tool_if_correct: float = Field(
-        0.0, description="weight of using an operation and answering correctly, 0 or 1"
-    )
-    tool_penalty: float = Field(0.0, description="weight of minus the score when any operation is called")
-    unrepaired_error_zero: float = Field(
-        0.0, description="weight of minus the score when the last call failed; 1 cancels the score"
-    )
-    overlong: float = Field(0.0, description="weight of the soft overlong penalty, -1..0 (DAPO)")
-    length: float = Field(
-        0.0,
-        description=(
-            "weight of brevity relative to the group, -0.5..0.5, starting at step rewards.length_start"
-        ),
-    )
-    step_markers: float = Field(0.0, description="weight of explicit steps in the reasoning, 0..1")
-    majority_vote: float = Field(
-        0.0, description="weight of agreement with the majority of the group, 0..1 (TTRL)"
-    )
-    coherence: float = Field(0.0, description="weight of coherent sequences of operations, -1..1 (Pixelis)")
-    curiosity_dynamics: float = Field(
-        0.0, description="weight of the prediction error of a trained dynamics model, 0..1 (Pixelis)"
-    )
-    tool_misuse: float = Field(0.0, description="weight of the tool penalties, at most 0 (Pixelis)")
-    environment: float = Field(
-        0.0, description="weight of the sum of the rewards that the question's environment gave"
-    )
+    accuracy: float = 1.0
+    """weight of the score of the answer, 0..1"""
+    wrong: float = 0.0
+    """weight of the score minus 1, -1..0; with accuracy 1 and wrong 1 the reward is +1 or -1"""
+    format: float = 0.0
+    """weight of well-formed turns, 0 or 1 (-1 or 0 for rewards.format balanced and boxed_once)"""
+    curiosity: float = 0.0
+    """weight of the Pixel-Reasoner bonus and call cost"""
+    curiosity_bonus: float = 0.0
+    """weight of the bonus alone"""
+    efficiency: float = 0.0
+    """weight of the call cost alone, at most 0"""
+    tool_if_correct: float = 0.0
+    """weight of using an operation and answering correctly, 0 or 1"""
+    tool_penalty: float = 0.0
+    """weight of minus the score when any operation is called"""
+    unrepaired_error_zero: float = 0.0
+    """weight of minus the score when the last call failed; 1 cancels the score"""
+    overlong: float = 0.0
+    """weight of the soft overlong penalty, -1..0 (DAPO)"""
+    length: float = 0.0
+    """weight of brevity relative to the group, -0.5..0.5, starting at step rewards.length_start"""
+    step_markers: float = 0.0
+    """weight of explicit steps in the reasoning, 0..1"""
+    majority_vote: float = 0.0
+    """weight of agreement with the majority of the group, 0..1 (TTRL)"""
+    coherence: float = 0.0
+    """weight of coherent sequences of operations, -1..1 (Pixelis)"""
+    curiosity_dynamics: float = 0.0
+    """weight of the prediction error of a trained dynamics model, 0..1 (Pixelis)"""
+    tool_misuse: float = 0.0
+    """weight of the tool penalties, at most 0 (Pixelis)"""
+    environment: float = 0.0
+    """weight of the sum of the rewards that the question's environment gave"""
 
 
 LABELLED = ("accuracy", "wrong", "tool_if_correct", "tool_penalty", "unrepaired_error_zero", "length")
 """Terms that compare an answer with the question's truths."""
-
+PENALTIES = ("efficiency", "tool_penalty", "tool_misuse", "unrepaired_error_zero", "overlong", "wrong")
 ALWAYS = ("accuracy", "format", "curiosity")
 """Terms that are computed and logged even with weight 0."""
 CURRICULUM_TERMS = ("accuracy", "curiosity_dynamics", "coherence")
@@ -86,19 +81,17 @@ FormatKind = Literal["dialect", "think_answer", "caption", "turns", "think_boxed
 
 class TaskRewardsConfig(Section):
     weights: RewardWeightsConfig = RewardWeightsConfig()
-    format: FormatKind = Field("dialect", description="definition of a well-formed turn")
-    scorer: str | None = Field(
-        None, description="scorer for the questions of the task, instead of the one that each names"
-    )
+    format: FormatKind = "dialect"
+    """definition of a well-formed turn"""
+    scorer: str | None = None
+    """scorer for the questions of the task, instead of the one that each names"""
 
 
 class OverlongConfig(Section):
-    max_tokens: int = Field(
-        20480, ge=1, description="generated tokens of an episode at which the penalty is 1"
-    )
-    buffer: int = Field(
-        4096, ge=1, description="number of tokens before max_tokens over which the penalty grows"
-    )
+    max_tokens: PositiveInt = 20480
+    """generated tokens of an episode at which the penalty is 1"""
+    buffer: PositiveInt = 4096
+    """number of tokens before max_tokens over which the penalty grows"""
 
     @model_validator(mode="after")
     def _ordered(self) -> OverlongConfig:
@@ -108,68 +101,52 @@ class OverlongConfig(Section):
 
 
 class VoteRewardConfig(Section):
-    min_share: float = Field(0.0, ge=0, le=1, description="minimum share of the rollouts for a majority")
-    tie: Literal["first", "abstain"] = Field(
-        "first", description="tie: the answer that occurs first wins, or the group gets no reward"
-    )
+    min_share: Share = 0.0
+    """minimum share of the rollouts for a majority"""
+    tie: Literal["first", "abstain"] = "first"
+    """tie: the answer that occurs first wins, or the group gets no reward"""
 
 
 class NormaliseConfig(Section):
-    terms: list[str] = Field(
-        [], description="terms to normalise to z-scores with running statistics; penalties are not allowed"
-    )
+    terms: list[str] = Field([])
+    """terms to normalise to z-scores with running statistics; penalties are not allowed"""
 
 
 class CurriculumConfig(Section):
-    kind: Literal["none", "trigger", "steps"] = Field(
-        "none",
-        description="schedule of the weights of accuracy, curiosity_dynamics and coherence: constant "
-        "(none), by progress "
-        "(trigger) or by step (steps)",
-    )
+    kind: Literal["none", "trigger", "steps"] = "none"
+    """schedule of the weights of accuracy, curiosity_dynamics and coherence: constant (none), by progress
+    (trigger) or by step (steps)"""
     trigger: list[tuple[float, float, float]] = Field(
-        [(1, 0, 0), (1, 0, 0.1), (1, 0.05, 0.1)],
-        min_length=3,
-        max_length=3,
-        description="kind=trigger: weights in each of the three phases",
+        [(1, 0, 0), (1, 0, 0.1), (1, 0.05, 0.1)], min_length=3, max_length=3
     )
+    """kind=trigger: weights in each of the three phases"""
     steps: list[tuple[int, float, float, float]] = Field(
-        [(0, 1, 0, 0), (5000, 0.7, 0.2, 0.1), (10000, 0.5, 0.3, 0.2)],
-        min_length=1,
-        description="kind=steps: first step and weights of each phase",
+        [(0, 1, 0, 0), (5000, 0.7, 0.2, 0.1), (10000, 0.5, 0.3, 0.2)], min_length=1
     )
-    window: int = Field(100, ge=1, description="number of steps of the moving averages")
-    check_every: int = Field(100, ge=1, description="steps between checks of the triggers")
-    min_samples: int = Field(1000, ge=0, description="scored rollouts before phase 1 can end")
-    first_steps: int = Field(10_000, ge=1, description="maximum number of steps of phase 1")
-    patience: int = Field(
-        5, ge=1, description="consecutive checks without progress of coherence after which phase 2 ends"
-    )
-    second_steps: int = Field(20_000, ge=1, description="maximum number of steps of phase 2")
+    """kind=steps: first step and weights of each phase"""
+    window: PositiveInt = 100
+    """number of steps of the moving averages"""
+    check_every: PositiveInt = 100
+    """steps between checks of the triggers"""
+    min_samples: NonNegativeInt = 1000
+    """scored rollouts before phase 1 can end"""
+    first_steps: PositiveInt = 10_000
+    """maximum number of steps of phase 1"""
+    patience: PositiveInt = 5
+    """consecutive checks without progress of coherence after which phase 2 ends"""
+    second_steps: PositiveInt = 20_000
+    """maximum number of steps of phase 2"""
 
 
-class MathScorerConfig(Section):
-    timeout_s: float = Field(
-        5.0, gt=0, description="timeout in seconds of a comparison, after which its process is killed"
-    )
-
-
-class JudgeConfig(Section):
-    required: bool = Field(False, description="a missing url, model or key is an error at the start")
-    url: str | None = Field(
-        None, description="base URL of an OpenAI-compatible API, e.g. http://judge:8000/v1"
-    )
-    model: str = Field("", description="name of the model")
-    api_key_env: str = Field(
-        "PIXELIS_JUDGE_API_KEY", description="environment variable with the API key; empty: no key is sent"
-    )
-    tries: int = Field(5, ge=1, description="maximum number of requests for a verdict")
-    timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    total_timeout_s: float = Field(
-        120.0, gt=0, description="timeout in seconds of all requests for a verdict"
-    )
-    concurrency: int = Field(8, ge=1, description="concurrent requests of each scorer actor")
-    cache: ClassVar[bool] = True
+class JudgeConfig(LlmConfig):
+    required: bool = False
+    """a missing url, model or key is an error at the start"""
+    api_key_env: str = "PIXELIS_JUDGE_API_KEY"
+    """environment variable with the API key; empty: no key is sent"""
+    tries: PositiveInt = 5
+    """maximum number of requests for a verdict"""
+    concurrency: PositiveInt = 8
+    """concurrent requests of each scorer actor"""
 
 
 class RewardsConfig(Section):
@@ -178,53 +155,42 @@ class RewardsConfig(Section):
         description=f"named settings of rewards; explicit keys override them: {', '.join(REWARD_PRESETS)}",
     )
     weights: RewardWeightsConfig = RewardWeightsConfig()
-    tasks: dict[str, TaskRewardsConfig] = Field(
-        {}, description="weights and format for the questions of a task (Question.task)"
-    )
-    own: dict[str, float] = Field(
-        {},
-        description="your own reward functions (`package.module:function` or `path.py:function`, also "
-        "those of EasyR1) and their "
-        "weights; a list gives each the weight 1",
-    )
-    own_timeout_s: float = Field(
-        10.0,
-        gt=0,
-        description="timeout in seconds of your own reward functions, after which the process is killed",
-    )
-    scorer: str | None = Field(
-        None,
-        description="scorer for all questions, instead of the one that each question names; also your own "
-        "function of (answer, "
-        "truth), `package.module:function` or `path.py:function`",
-    )
-    scorers: dict[str, str] = Field(
-        {}, description="scorers that replace those that questions name, e.g. {math: exact}"
-    )
-    extractor: str = Field(
-        "dialect",
-        description="where the answer is read: dialect; tags (answer tags alone); lenient (also `The "
-        "answer is 7.`, untagged); "
-        "whole (else the whole text: another model's answers); or your own function of the last text",
-    )
-    format: FormatKind = Field("dialect", description="definition of a well-formed turn")
+    tasks: dict[str, TaskRewardsConfig] = Field({})
+    """weights and format for the questions of a task (Question.task)"""
+    own: dict[str, float] = Field({})
+    """your own reward functions (`package.module:function` or `path.py:function`, also those of EasyR1) and
+    their weights; a list gives each the weight 1"""
+    timeout_s: PositiveFloat = 10.0
+    """timeout in seconds of a comparison of formulas or a function of yours, after which its process is
+    killed"""
+    scorer: str | None = None
+    """scorer for all questions, instead of the one that each question names; also your own function of
+    (answer, truth), `package.module:function` or `path.py:function`"""
+    scorers: dict[str, str] = Field({})
+    """scorers that replace those that questions name, e.g. {math: exact}"""
+    extractor: str = "dialect"
+    """where the answer is read: dialect; tags (answer tags alone); lenient (also `The answer is 7.`,
+    untagged); whole (else the whole text: another model's answers); or your own function of the last text"""
+    format: FormatKind = "dialect"
+    """definition of a well-formed turn"""
     curiosity: CuriosityConfig = CuriosityConfig()
-    tool_above: float = Field(
-        0.5, ge=0, lt=1, description="score above which tool_if_correct counts an answer as correct"
-    )
-    max_answer_chars: int = Field(
-        0, ge=0, description="length from which an answer counts as wrong and malformed; 0: no limit"
-    )
-    length_start: int = Field(0, ge=0, description="first step of the length term")
+    tool_above: float = Field(0.5, ge=0, lt=1)
+    """score above which tool_if_correct counts an answer as correct"""
+    max_answer_chars: NonNegativeInt = 0
+    """length from which an answer counts as wrong and malformed; 0: no limit"""
+    length_start: NonNegativeInt = 0
+    """first step of the length term"""
     overlong: OverlongConfig = OverlongConfig()
     vote: VoteRewardConfig = VoteRewardConfig()
     normalise: NormaliseConfig = NormaliseConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
-    clip: float = Field(0.0, ge=0, description="maximum absolute reward; 0: no limit")
-    math: MathScorerConfig = MathScorerConfig()
+    clip: NonNegativeFloat = 0.0
+    """maximum absolute reward; 0: no limit"""
     judge: JudgeConfig = JudgeConfig()
-    workers: int = Field(1, ge=1, description="scorer actors")
-    cpus: float = Field(0.25, ge=0, description="CPUs that each scorer reserves")
+    workers: PositiveInt = 1
+    """scorer actors"""
+    cpus: NonNegativeFloat = 0.25
+    """CPUs that each scorer reserves"""
 
     @model_validator(mode="before")
     @classmethod
@@ -241,12 +207,12 @@ class RewardsConfig(Section):
 
     @property
     def mixtures(self) -> list[RewardWeightsConfig]:
-        """All sets of weights: the general ones and those of each task."""
+        """The general weights and those of each task."""
         return [self.weights, *(task.weights for task in self.tasks.values())]
 
     @property
     def computed(self) -> list[str]:
-        """Terms that are computed: those with a weight for any question or in a curriculum, and ALWAYS."""
+        """Terms with a weight for any question or in a curriculum, and ALWAYS."""
         names = {*ALWAYS, *(CURRICULUM_TERMS if self.curriculum.kind != "none" else ())}
         names |= {
             name for weights in self.mixtures for name, weight in weights.model_dump().items() if weight
@@ -271,7 +237,7 @@ class RewardsConfig(Section):
 
     @property
     def needs_states(self) -> bool:
-        """Whether rewards need state vectors of every episode from the embedder."""
+        """Whether rewards need vectors of every episode from the embedder."""
         return self.curriculum.kind != "none" or any(
             w.curiosity_dynamics or w.coherence for w in self.mixtures
         )
@@ -288,36 +254,18 @@ class RewardsConfig(Section):
 
     @property
     def needs_scorer(self) -> bool:
-        """Whether only a Scorer actor can score: with its state, or with vectors of the embedder."""
+        """Whether only a Scorer actor can score."""
         return self.stateful or self.needs_states
 
     @model_validator(mode="after")
     def _consistent(self) -> RewardsConfig:
-        penalties = {
-            "efficiency",
-            "tool_penalty",
-            "tool_misuse",
-            "unrepaired_error_zero",
-            "overlong",
-            "wrong",
-        }
         for name in self.normalise.terms:
-            if name not in RewardWeightsConfig.model_fields:
-                near = difflib.get_close_matches(name, RewardWeightsConfig.model_fields, n=1)
-                raise ValueError(
-                    f"normalise.terms: no term `{name}`" + (f" (did you mean `{near[0]}`?)" if near else "")
-                )
-            if name in penalties:
+            check_name("term", name, RewardWeightsConfig.model_fields)
+            if name in PENALTIES:
                 raise ValueError(f"normalise.terms: {name} is a penalty and must not be normalised")
-        for name in self.own:
-            if not is_function(name):
-                raise ValueError(
-                    f"own: `{name}` is not of the form package.module:function or path.py:function"
-                )
-        if self.extractor not in EXTRACTORS and not is_function(self.extractor):
-            raise ValueError(
-                f"extractor: `{self.extractor}` is none of {', '.join(EXTRACTORS)} and no function"
-            )
+        for name in (*self.own, self.extractor):
+            if name not in EXTRACTORS and not is_function(name):
+                raise ValueError(f"`{name}` is not of the form package.module:function or path.py:function")
         if self.stateful and self.workers > 1:
             raise ValueError("normalise, curriculum and curiosity_dynamics keep running state: set workers=1")
         return self

@@ -8,11 +8,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from pixelis.config.base import Section
 from pixelis.config.cluster import ClusterConfig
@@ -50,7 +51,7 @@ PATHS = (
     ("evolution", "canary", "questions"),
     ("sft", "validation"),
     ("ranks", "tuned"),
-    ("synthesis", "imitation", "demonstrations"),
+    ("synthesis", "teacher", "demonstrations"),
     ("learner", "deepspeed"),
     ("toolbox", "segmenter"),
 )
@@ -68,50 +69,50 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class Config(Section):
     """The configuration of all jobs."""
 
-    run: RunConfig = Field(RunConfig(), description="name, folder, seed and resumption of the run")
-    policy: PolicyConfig = Field(PolicyConfig(), description="model, adapters, precision")
-    policy_store: PolicyStoreConfig = Field(
-        PolicyStoreConfig(), description="versions of the policy that a run keeps"
-    )
-    dialogue: DialogueConfig = Field(
-        DialogueConfig(), description="dialect, pixel budgets, limits of an episode"
-    )
-    engine: EngineConfig = Field(
-        EngineConfig(), description="generators: engine, number, resources, timeouts"
-    )
-    toolbox: ToolboxConfig = Field(ToolboxConfig(), description="pixel operations and their limits")
-    data: DataConfig = Field(DataConfig(), description="questions and demonstrations to read")
-    learner: LearnerConfig = Field(LearnerConfig(), description="optimizer, batching, resources, checkpoints")
-    synthesis: SynthesisConfig = Field(
-        SynthesisConfig(), description="creation of demonstrations from annotated media"
-    )
-    refinement: RefinementConfig = Field(
-        RefinementConfig(), description="quality, duplicates, filters, gates and recipes of data sets"
-    )
-    sft: SftConfig = Field(
-        SftConfig(), description="supervised fine-tuning: length, weights, validation, curriculum"
-    )
-    ranks: RanksConfig = Field(RanksConfig(), description="LoRA ranks from the changes of a full fine-tune")
-    rft: RftConfig = Field(
-        RftConfig(), description="reinforcement fine-tuning: algorithm, rollouts, advantages, loss"
-    )
-    rewards: RewardsConfig = Field(
-        RewardsConfig(), description="reward terms, weights, scorers, judge, curriculum"
-    )
-    ttrl: TtrlConfig = Field(TtrlConfig(), description="test-time adaptation without labels")
-    evaluate: EvaluateConfig = Field(
-        EvaluateConfig(), description="evaluation: questions, sampling, saved episodes"
-    )
-    serve: ServeConfig = Field(ServeConfig(), description="HTTP service: address, samples, limits")
-    memory: MemoryConfig = Field(MemoryConfig(), description="experience memory: shards, index, retention")
-    evolution: EvolutionConfig = Field(
-        EvolutionConfig(), description="online learning: votes, gate, updates, canary, review, audit"
-    )
-    quickstart: QuickstartConfig = Field(QuickstartConfig(), description="stages of the quickstart")
-    telemetry: TelemetryConfig = Field(
-        TelemetryConfig(), description="trackers, saved trajectories, progress"
-    )
-    cluster: ClusterConfig = Field(ClusterConfig(), description="Ray cluster: address, resources")
+    run: RunConfig = RunConfig()
+    """name, folder, seed and resumption of the run"""
+    policy: PolicyConfig = PolicyConfig()
+    """model, adapters, precision"""
+    policy_store: PolicyStoreConfig = PolicyStoreConfig()
+    """versions of the policy that a run keeps"""
+    dialogue: DialogueConfig = DialogueConfig()
+    """dialect, pixel budgets, limits of an episode"""
+    engine: EngineConfig = EngineConfig()
+    """generators: engine, number, resources, timeouts"""
+    toolbox: ToolboxConfig = ToolboxConfig()
+    """pixel operations and their limits"""
+    data: DataConfig = DataConfig()
+    """questions and demonstrations to read"""
+    learner: LearnerConfig = LearnerConfig()
+    """optimizer, batching, resources, checkpoints"""
+    synthesis: SynthesisConfig = SynthesisConfig()
+    """creation of demonstrations from annotated media"""
+    refinement: RefinementConfig = RefinementConfig()
+    """quality, duplicates, filters, gates and recipes of data sets"""
+    sft: SftConfig = SftConfig()
+    """supervised fine-tuning: length, weights, validation, curriculum"""
+    ranks: RanksConfig = RanksConfig()
+    """LoRA ranks from the changes of a full fine-tune"""
+    rft: RftConfig = RftConfig()
+    """reinforcement fine-tuning: algorithm, rollouts, advantages, loss"""
+    rewards: RewardsConfig = RewardsConfig()
+    """reward terms, weights, scorers, judge, curriculum"""
+    ttrl: TtrlConfig = TtrlConfig()
+    """test-time adaptation without labels"""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """evaluation: questions, sampling, saved episodes"""
+    serve: ServeConfig = ServeConfig()
+    """HTTP service: address, samples, limits"""
+    memory: MemoryConfig = MemoryConfig()
+    """experience memory: shards, index, retention"""
+    evolution: EvolutionConfig = EvolutionConfig()
+    """online learning: votes, gate, updates, canary, review, audit"""
+    quickstart: QuickstartConfig = QuickstartConfig()
+    """stages of the quickstart"""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """trackers, saved trajectories, progress"""
+    cluster: ClusterConfig = ClusterConfig()
+    """Ray cluster: address, resources"""
 
     @property
     def needs_embedder(self) -> bool:
@@ -120,8 +121,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _constant_length(self) -> Config:
-        """Set Dr. GRPO's constant length from the dialogue, so that a dry run prints it."""
-        loss = self.rft.loss
+        loss = self.rft.loss  # set here, so that a dry run prints Dr. GRPO's length
         if loss.aggregate == "constant" and not loss.constant_tokens:
             length = self.dialogue.max_turns * self.dialogue.max_turn_tokens
             resolved = self.rft.model_copy(
@@ -139,59 +139,42 @@ class Config(Section):
         return self
 
     def _folders(self) -> Iterator[str]:
-        """What contradicts the sources, folders and tools that are named."""
+        """Sources, folders and tools."""
         for key, folder in (("run.dir", self.run.dir), ("memory.dir", self.memory.dir)):
-            if folder and "://" in folder:
-                # Files are locked, appended to, renamed and linked there, which object stores do not support.
-                yield (
-                    f"{key} {folder} is no folder: mount a filesystem that all nodes share (NFS, FSx, "
-                    "Filestore, JuiceFS)"
-                )
+            if folder and "://" in folder:  # object stores cannot lock, append, rename and link
+                yield f"{key} {folder} is no folder: mount a filesystem that all nodes share, such as NFS"
         if not self.evaluate.questions and any(
             source.startswith("cards:") for source in self.held_out.values()
         ):
             yield "evaluate.questions=0 takes all questions of a set, and cards: has no end"
         if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
-            yield (
-                "evolution.rehearse draws pictures from the memory: set memory.enabled and "
-                "memory.pictures, or rehearse=0"
-            )
+            yield "evolution.rehearse draws from the memory: set memory.enabled and memory.pictures"
         if not self.toolbox.has_tools and self.evaluate.operations:
             yield "toolbox.operations is empty but evaluate.operations is true"
 
     def _lengths(self) -> Iterator[str]:
-        """Lengths that exclude each other, and batches that the learners cannot share equally."""
-        d = self.dialogue
+        """Lengths, and batches that the learners cannot share equally."""
+        d, learner = self.dialogue, self.learner
         if d.max_turn_tokens >= d.max_context:
+            yield f"dialogue.max_turn_tokens {d.max_turn_tokens} must be below max_context {d.max_context}"
+        if learner.row_tokens < d.max_context:
             yield (
-                f"dialogue.max_turn_tokens {d.max_turn_tokens} leaves no room in dialogue.max_context "
-                f"{d.max_context}"
+                f"learner.row_tokens {learner.row_tokens} is below dialogue.max_context {d.max_context}: an "
+                "episode must fit into a row"
             )
-        if self.learner.row_tokens < d.max_context:
-            yield (
-                f"learner.row_tokens {self.learner.row_tokens} is below dialogue.max_context "
-                f"{d.max_context}: "
-                "an episode must fit into a row"
-            )
-        shares = self.learner.shares(self.learner.workers)
-        groups = (
-            f"{shares} groups of learners"
-            if self.learner.sequence_parallel > 1
-            else f"learner.workers {shares}"
-        )
-        if self.rft.prompts_per_step % shares:
-            yield f"rft.prompts_per_step {self.rft.prompts_per_step} is not divisible by {groups}"
-        if self.sft.batch % shares:
-            yield f"sft.batch {self.sft.batch} is not divisible by {groups}"
+        shares = learner.shares(learner.workers)
+        for key, batch in (
+            ("rft.prompts_per_step", self.rft.prompts_per_step),
+            ("sft.batch", self.sft.batch),
+        ):
+            if batch % shares:
+                yield f"{key} {batch} is not divisible by learner.workers / sequence_parallel, {shares}"
 
     def _rft(self) -> Iterator[str]:
-        """What contradicts rft's advantages, replay and filter."""
+        """Advantages, replay and filter of rft."""
         r = self.rft
         if r.replay.capacity and r.loss.kl > 0 and r.loss.kl_in == "reward":
-            yield (
-                "rft.replay stores advantages, but with rft.loss.kl_in=reward they depend on the current "
-                "weights"
-            )
+            yield "rft.replay keeps advantages, which rft.loss.kl_in=reward makes depend on the weights"
         if r.advantage.baseline == "critic" and self.learner.sequence_parallel > 1:
             yield "rft.advantage.baseline=critic sees whole rows: set learner.sequence_parallel=1"
         if r.advantage.min_group > r.group_size:
@@ -199,95 +182,51 @@ class Config(Section):
         if r.advantage.baseline == "pass_at_k" and r.advantage.k >= r.group_size:
             yield f"rft.advantage.k {r.advantage.k} is not below rft.group_size {r.group_size}"
         if r.filter.key not in (keys := ["none", "reward", *self.rewards.computed, *self.rewards.own]):
-            yield (
-                (
-                    f"rft.filter.key {r.filter.key} is not computed: give it a weight in rewards.weights, or "
-                    "name one of "
-                )
-                + ", ".join(keys)
-            )
+            yield f"rft.filter.key {r.filter.key} has no weight: name one of {', '.join(keys)}"
 
     def _sampling(self) -> Iterator[str]:
         """What the engines cannot sample, or the learner would take for another distribution."""
         loss, top_p = self.rft.loss, self.rft.sampling.top_p
-        # Engines record probabilities within the nucleus, the learner and the reference score the whole
-        # vocabulary.
+        # Engines record probabilities within the nucleus; learner and reference score the whole vocabulary.
         if top_p < 1 and loss.kl > 0 and loss.kl_in == "reward":
-            yield (
-                f"rft.sampling.top_p {top_p} counts as a divergence from the reference, which "
-                "rft.loss.kl_in=reward subtracts: "
-                "set it to 1, or kl_in=loss"
-            )
+            yield f"rft.sampling.top_p {top_p} counts as divergence: set it to 1, or rft.loss.kl_in=loss"
         if top_p < 1 and loss.importance == "none" and loss.proximal == "learner":
-            yield (
-                f"rft.sampling.top_p {top_p} samples from another distribution than the learner's, for which "
-                "rft.loss.importance=none does not correct: set it to truncate"
-            )
+            yield f"rft.sampling.top_p {top_p} needs rft.loss.importance=truncate to correct for it"
         for name, section in (("rft", self.rft), ("evaluate", self.evaluate), ("serve", self.serve)):
             temperature = section.sampling.temperature
-            if self.engine.name == "vllm" and temperature > 2:
-                yield f"{name}.sampling.temperature {temperature}: vLLM supports 0 and 0.01 to 2"
-            elif 0 < temperature < 0.01:
-                yield f"{name}.sampling.temperature {temperature}: the engines sample at 0 and from 0.01 on"
+            if (self.engine.name == "vllm" and temperature > 2) or 0 < temperature < 0.01:
+                yield f"{name}.sampling.temperature {temperature} is neither 0 nor from 0.01 to vLLM's 2"
 
     def _colocation(self) -> Iterator[str]:
-        """What contradicts engine.colocate."""
+        """engine.colocate."""
         e, learner = self.engine, self.learner
         if e.most_workers < e.workers:
             yield f"engine.max_workers {e.max_workers} is below engine.workers {e.workers}"
         if not e.colocate:
             return
         if e.most_workers > e.workers:
-            yield (
-                f"engine.colocate has a generator for each learner: unset engine.max_workers {e.max_workers}"
-            )
+            yield "engine.colocate has a generator for each learner: unset engine.max_workers"
         if self.rft.max_off_policy_steps:
-            yield (
-                "engine.colocate lets generators and learners take turns, which needs "
-                "rft.max_off_policy_steps=0, not "
-                f"{self.rft.max_off_policy_steps}"
-            )
+            yield "engine.colocate lets generators and learners take turns: set rft.max_off_policy_steps=0"
         if (e.gpus or learner.gpus) and not e.gpus == learner.gpus == e.tensor_parallel == 1:
-            yield (
-                "engine.colocate shares one GPU between a generator and a learner, but engine.gpus is "
-                f"{e.gpus:g}, learner.gpus {learner.gpus:g} and engine.tensor_parallel "
-                f"{e.tensor_parallel}: set them to 1"
-            )
+            yield "engine.colocate needs 1 for engine.gpus, learner.gpus and engine.tensor_parallel"
         if e.gpus and e.workers != learner.workers:
-            yield (
-                f"engine.colocate needs as many engine.workers ({e.workers}) as learner.workers "
-                f"({learner.workers})"
-            )
+            yield f"engine.colocate needs as many engine.workers as learner.workers {learner.workers}"
 
     def _versions(self) -> Iterator[str]:
-        """What contradicts the adapters, policy_store.transfer and engine.quantization."""
+        """Adapters, policy_store.transfer and engine.quantization."""
         e, transfer = self.engine, self.policy_store.transfer
         uniform = not self.policy.full and not self.policy.lora.ranks
         if e.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
             yield f"policy.lora.rank {self.policy.lora.rank} is above vLLM's largest, {max(VLLM_LORA_RANKS)}"
         if self.policy_store.streams and not self.policy.full:
+            yield f"policy_store.transfer={transfer} is for policy.full=true: leave it at object"
+        if transfer == "nccl" and (e.colocate or not (self.learner.gpus and e.gpus)):
+            yield "policy_store.transfer=nccl needs a GPU for each learner and generator: use object or gloo"
+        if (e.quantization in ("int8", "awq")) != bool(e.model):
             yield (
-                f"policy_store.transfer={transfer} is for policy.full=true: an adapter is small, leave "
-                "it at object"
-            )
-        if transfer == "nccl" and e.colocate:
-            yield (
-                "policy_store.transfer=nccl needs a GPU for each process, which engine.colocate shares: "
-                "use object"
-            )
-        elif transfer == "nccl" and not (self.learner.gpus and e.gpus):
-            yield "policy_store.transfer=nccl needs learner.gpus and engine.gpus: use gloo between hosts"
-        copied = e.quantization in ("int8", "awq")
-        if copied and not e.model:
-            yield (
-                f"engine.quantization={e.quantization} needs engine.model, the folder of a quantised copy "
-                "of policy.model, "
-                "which llm-compressor writes"
-            )
-        if e.model and not copied:
-            yield (
-                "engine.model is the quantised copy for engine.quantization=int8 or awq, not "
-                f"{e.quantization}"
+                f"engine.quantization={e.quantization} with engine.model={e.model}: int8 and awq need the "
+                "folder of a quantised copy of policy.model, which llm-compressor writes, others none"
             )
         if e.quantization == "none":
             return
@@ -295,15 +234,13 @@ class Config(Section):
             yield f"engine.quantization={e.quantization} needs engine.name=vllm"
         if self.policy.full or e.adapters == "merge" or not self.policy.lora.is_of_language_layers:
             yield (
-                f"engine.quantization={e.quantization} applies adapters at runtime: weights merged by "
-                "policy.full, "
-                "engine.adapters=merge, an adapted lm_head or vision tower would have to be quantised at "
-                "each update"
+                f"engine.quantization={e.quantization} applies adapters at runtime: policy.full, "
+                "engine.adapters=merge, an adapted lm_head or vision tower need quantization=none"
             )
 
     @property
     def rollout_timeout_s(self) -> float:
-        """Timeout of a group: the time of an episode at TOKENS_PER_S, for each wave of episodes plus one."""
+        """Timeout of a group: an episode at TOKENS_PER_S, for each wave of episodes plus one."""
         if self.engine.rollout_timeout_s is not None:
             return self.engine.rollout_timeout_s
         d, r = self.dialogue, self.rft
@@ -315,28 +252,36 @@ class Config(Section):
 
     @property
     def held_out(self) -> dict[str, str]:
-        """The sources of an evaluation by name: `evaluate.sets`, or `data.evaluate` alone, which has no
-        name.
-        """
+        """The sources of an evaluation by name; `data.evaluate` alone has none."""
         return self.evaluate.sets or {"": self.data.evaluate}
 
     @property
     def load_timeout_s(self) -> float:
-        """Timeout of loading a version, which may have to wait for the longest episode."""
+        """Timeout of loading a version, which may wait for the longest episode."""
         return self.rollout_timeout_s + 60.0
 
+    def changed(self, values: Mapping[str, Any]) -> Config:
+        """A copy with other values by dotted key (`rft.steps`), which are not validated again."""
+
+        def replaced(section: Section, key: str, value: Any) -> Any:
+            head, _, rest = key.partition(".")
+            content = replaced(getattr(section, head), rest, value) if rest else value
+            return section.model_copy(update={head: content})
+
+        return functools.reduce(lambda config, item: replaced(config, *item), values.items(), self)
+
     def to_yaml(self) -> str:
-        """The resolved configuration as YAML, which loads to an equal Config."""
+        """The resolved configuration, which loads to an equal Config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
 
     @property
     def sha256(self) -> str:
-        """Hash of the resolved configuration, checked by every actor at its start."""
+        """Hash of the resolved configuration, which every actor checks at its start."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def recipe_files(*suffixes: str) -> list[Path]:
-    """The packaged recipes; ``suffixes``: of their files, by default `.yaml`."""
+    """The packaged recipes with these suffixes, by default `.yaml`."""
     files = sorted(RECIPES.rglob("*"))
     recipes = [file for file in files if file.relative_to(RECIPES).parts[0] not in (*DEPLOYMENT, ABLATIONS)]
     return [file for file in recipes if file.suffix in (suffixes or (".yaml",))]
@@ -348,9 +293,7 @@ def ablation_files() -> list[Path]:
 
 
 def shipped(name: str, suffix: str = "") -> Path | None:
-    """The packaged file of a name such as ``configs/nano/rft.yaml`` or ``nano/rft``; None for unknown
-    names.
-    """
+    """The packaged file of a name such as ``configs/nano/rft.yaml`` or ``nano/rft``."""
     path = RECIPES / name.removeprefix("configs/")
     inside = path.resolve().is_relative_to(RECIPES.resolve())
     return next((file for file in (path, Path(f"{path}{suffix}")) if inside and file.is_file()), None)
@@ -359,8 +302,7 @@ def shipped(name: str, suffix: str = "") -> Path | None:
 def absolute(config: Config) -> Config:
     """The configuration with absolute paths, since workers run in other folders than the driver.
 
-    `nano`, `mobilenet`, `cards:` and `packaged:` sources and `scheme://` addresses stay unchanged;
-    in `NAME:ROOT` the root is a path. A missing ``configs/...`` file falls back to the packaged one.
+    A missing ``configs/...`` file falls back to the packaged one.
     """
     values = config.model_dump()
     for *sections, key in PATHS:

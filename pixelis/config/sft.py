@@ -5,22 +5,24 @@ levels.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
-from pixelis.config.base import Section
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from pixelis.config.base import Section, Share
 
 
 class PartWeightsConfig(Section):
     """Weight of a token in the loss by the part of its turn; 0 excludes the part."""
 
-    think: float = Field(1.0, ge=0, description="tokens of thoughts")
-    call: float = Field(1.0, ge=0, description="tokens of calls, including the name of the operation")
-    arguments: float = Field(1.0, ge=0, description="tokens of the arguments of calls")
-    answer: float = Field(1.0, ge=0, description="tokens of answers")
+    think: NonNegativeFloat = 1.0
+    """tokens of thoughts"""
+    call: NonNegativeFloat = 1.0
+    """tokens of calls, including the name of the operation"""
+    arguments: NonNegativeFloat = 1.0
+    """tokens of the arguments of calls"""
+    answer: NonNegativeFloat = 1.0
+    """tokens of answers"""
 
     @property
     def equal(self) -> bool:
@@ -40,16 +42,14 @@ class StageConfig(Section):
     """
 
     name: str
-    mixture: tuple[Share, Share, Share] = Field(
-        description="shares of simple, medium and hard demonstrations; they sum to 1"
-    )
-    max_steps: int = Field(0, ge=0, description="maximum number of steps of the stage; 0: no limit")
-    accuracy: float | None = Field(
-        0.7, description="together with `loss`: held-out accuracy that ends the stage immediately"
-    )
-    loss: float | None = Field(
-        2.0, description="together with `accuracy`: maximum held-out loss that ends the stage immediately"
-    )
+    mixture: tuple[Share, Share, Share]
+    """shares of simple, medium and hard demonstrations; they sum to 1"""
+    max_steps: NonNegativeInt = 0
+    """maximum number of steps of the stage; 0: no limit"""
+    accuracy: float | None = 0.7
+    """together with `loss`: held-out accuracy that ends the stage immediately"""
+    loss: float | None = 2.0
+    """together with `accuracy`: maximum held-out loss that ends the stage immediately"""
 
     @model_validator(mode="after")
     def _sums_to_one(self) -> StageConfig:
@@ -70,55 +70,47 @@ STAGES = (
 class SftCurriculumConfig(Section):
     """Conditions for the next stage and for a roll-back. Evaluations are those of ``sft.evaluate_every``."""
 
-    enabled: bool = Field(
-        False, description="train in stages of increasing difficulty; false: use all levels from the start"
-    )
-    stages: list[StageConfig] = Field(list(STAGES), min_length=1, description="stages in order")
-    interval: int = Field(
-        500, ge=1, description="steps between checks for the next stage; doubles with each roll-back"
-    )
-    threshold: float = Field(
-        0.6, description="minimum mean performance of the last three evaluations for the next stage"
-    )
-    patience: int = Field(2, ge=1, description="consecutive successful checks before the next stage starts")
-    cooldown: int = Field(3, ge=0, description="evaluations after the start of a stage before the next check")
-    drop: float = Field(0.05, ge=0, description="drop of performance in a new stage that causes a roll-back")
-    wait: int = Field(1000, ge=0, description="steps without a check after a roll-back")
+    enabled: bool = False
+    """train in stages of increasing difficulty; false: use all levels from the start"""
+    stages: list[StageConfig] = Field(list(STAGES), min_length=1)
+    """stages in order"""
+    interval: PositiveInt = 500
+    """steps between checks for the next stage; doubles with each roll-back"""
+    threshold: float = 0.6
+    """minimum mean performance of the last three evaluations for the next stage"""
+    patience: PositiveInt = 2
+    """consecutive successful checks before the next stage starts"""
+    cooldown: NonNegativeInt = 3
+    """evaluations after the start of a stage before the next check"""
+    drop: NonNegativeFloat = 0.05
+    """drop of performance in a new stage that causes a roll-back"""
+    wait: NonNegativeInt = 1000
+    """steps without a check after a roll-back"""
 
 
 class SftConfig(Section):
-    steps: int = Field(150, ge=1, description="optimizer steps")
-    epochs: float = Field(
-        0.0, ge=0, description="epochs over the demonstrations, instead of `steps`; 0: use `steps`"
-    )
-    batch: int = Field(16, ge=1, description="demonstrations per step")
-    share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="share of the demonstrations to train on; a smaller share is a subset of a larger one",
-    )
-    kinds: list[Literal["golden", "self_correction"]] = Field(
-        ["golden", "self_correction"],
-        min_length=1,
-        description="kinds of demonstrations to train on; others are left out and counted",
-    )
+    steps: PositiveInt = 150
+    """optimizer steps"""
+    epochs: NonNegativeFloat = 0.0
+    """epochs over the demonstrations, instead of `steps`; 0: use `steps`"""
+    batch: PositiveInt = 16
+    """demonstrations per step"""
+    share: float = Field(1.0, gt=0, le=1)
+    """share of the demonstrations to train on; a smaller share is a subset of a larger one"""
+    kinds: list[Literal["golden", "self_correction"]] = Field(["golden", "self_correction"], min_length=1)
+    """kinds of demonstrations to train on; others are left out and counted"""
     weights: PartWeightsConfig = PartWeightsConfig()
-    label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of the target probability spread over the vocabulary"
-    )
-    validation: str = Field(
-        "cards:?split=validation", description="held-out demonstrations for the validation loss"
-    )
-    validation_size: int = Field(64, ge=1, description="number of held-out demonstrations")
-    evaluate_every: int = Field(0, ge=0, description="steps between evaluations; 0: none")
-    evaluate_episodes: int = Field(
-        0,
-        ge=0,
-        description="questions of data.evaluate, or of each of evaluate.sets, answered with full episodes "
-        "in each evaluation; "
-        "0: none",
-    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """share of the target probability spread over the vocabulary"""
+    validation: str = "cards:?split=validation"
+    """held-out demonstrations for the validation loss"""
+    validation_size: PositiveInt = 64
+    """number of held-out demonstrations"""
+    evaluate_every: NonNegativeInt = 0
+    """steps between evaluations; 0: none"""
+    evaluate_episodes: NonNegativeInt = 0
+    """questions of data.evaluate, or of each of evaluate.sets, answered with full episodes in each
+    evaluation; 0: none"""
     curriculum: SftCurriculumConfig = SftCurriculumConfig()
 
     @model_validator(mode="after")

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from pixelis.config.base import Section
+from pixelis.config.llm import LlmConfig
 
 
 class DatasourceConfig(Section):
-    path: str = Field(
-        description=(
-            "questions with annotations: `packaged:NAME?split=train`, `coco:/data/coco?split=...`, a file"
-        )
-    )
-    rows: int = Field(0, ge=0, description="use only the first N rows; 0: all")
+    path: str
+    """questions with annotations: `packaged:NAME?split=train`, `coco:/data/coco?split=...`, a file"""
+    rows: NonNegativeInt = 0
+    """use only the first N rows; 0: all"""
 
 
 class SynthesisTaskConfig(Section):
-    enabled: bool = Field(True, description="false: skip this task")
-    target_sample_count: int = Field(
-        100, ge=1, description="number of samples, including traps and self-corrections"
-    )
-    source_datasets: dict[str, float] = Field(
-        description="weight of each datasource; a list of names gives each the weight 1", min_length=1
-    )
+    enabled: bool = True
+    """false: skip this task"""
+    target_sample_count: PositiveInt = 100
+    """number of samples, including traps and self-corrections"""
+    source_datasets: dict[str, float] = Field(min_length=1)
+    """weight of each datasource; a list of names gives each the weight 1"""
 
     @model_validator(mode="before")
     @classmethod
@@ -43,105 +41,79 @@ class SynthesisTaskConfig(Section):
 
 
 class ProportionsConfig(Section):
-    golden: float = Field(0.6, ge=0, description="share of correct samples")
-    trap: float = Field(0.2, ge=0, description="share of deliberately wrong samples")
-    self_correction: float = Field(
-        0.2, ge=0, description="share of samples that make a mistake and correct it"
-    )
+    golden: NonNegativeFloat = 0.6
+    """share of correct samples"""
+    trap: NonNegativeFloat = 0.2
+    """share of deliberately wrong samples"""
+    self_correction: NonNegativeFloat = 0.2
+    """share of samples that make a mistake and correct it"""
 
 
 class TrapSplitConfig(Section):
-    outcome_negative: float = Field(0.5, ge=0, description="share of traps in which only the answer is wrong")
-    trap_perceptual: float = Field(
-        0.25, ge=0, description="share of traps that look at a similar but wrong place"
-    )
-    trap_logical: float = Field(0.25, ge=0, description="share of traps with an invalid last inference")
+    outcome_negative: NonNegativeFloat = 0.5
+    """share of traps in which only the answer is wrong"""
+    trap_perceptual: NonNegativeFloat = 0.25
+    """share of traps that look at a similar but wrong place"""
+    trap_logical: NonNegativeFloat = 0.25
+    """share of traps with an invalid last inference"""
 
 
-class SampleWeightsConfig(Section):
-    trap: float = Field(1.5, gt=0, description="sampling weight of perceptual and logical traps")
-    self_correction: float = Field(1.2, gt=0, description="sampling weight of self-corrections")
-
-
-class ChatConfig(Section):
-    url: str | None = Field(
-        None,
-        description=(
-            "base URL of an OpenAI-compatible API, e.g. http://models:8000/v1; unset: no model is used"
-        ),
-    )
-    model: str = Field("", description="name of the model")
-    api_key_env: str = Field(
-        "PIXELIS_SYNTHESIS_API_KEY",
-        description="environment variable with the API key; empty: no key is sent",
-    )
-    temperature: float = Field(0.7, ge=0, le=2, description="sampling temperature of the first request")
-    max_tokens: int = Field(1024, ge=1, description="maximum number of tokens of a reply")
-    calls_per_minute: float = Field(60.0, gt=0, description="requests per minute and worker")
-    tries: int = Field(3, ge=1, description="maximum number of requests for a usable reply")
-    timeout_s: float = Field(30.0, gt=0, description="timeout in seconds of a request")
-    cache: ClassVar[bool] = True
-
-    @property
-    def total_timeout_s(self) -> float:
-        """Timeout in seconds of all requests for a reply, with the pauses between them."""
-        return self.tries * self.timeout_s + 30.0
+class ChatConfig(LlmConfig):
+    api_key_env: str = "PIXELIS_SYNTHESIS_API_KEY"
+    """environment variable with the API key; empty: no key is sent"""
+    temperature: float = Field(0.7, ge=0, le=2)
+    """sampling temperature of the first request"""
+    max_tokens: PositiveInt = 1024
+    """maximum number of tokens of a reply"""
+    calls_per_minute: PositiveFloat = 60.0
+    """requests per minute and worker"""
 
 
 class WriterConfig(ChatConfig):
-    on_reject: Literal["template", "drop"] = Field(
-        "template",
-        description=(
-            "thoughts that fail their checks in all tries: use those of the template, or drop the sample"
-        ),
-    )
+    on_reject: Literal["template", "drop"] = "template"
+    """thoughts that fail their checks in all tries: use those of the template, or drop the sample"""
 
 
-class ImitationConfig(ChatConfig):
-    plays: Literal["turns", "gateway"] = Field(
-        "turns",
-        description=(
-            "turns: a model imitates demonstrations turn by turn; gateway: a policy served by "
-            "`pixelis serve` answers"
-        ),
-    )
-    demonstrations: str = Field("", description="demonstrations to imitate (JSON lines)")
-    shots: int = Field(6, ge=1, description="number of demonstrations in the prompt")
-    max_turns: int = Field(6, ge=1, description="maximum number of turns of an episode, including the answer")
+class TeacherConfig(ChatConfig):
+    """The model whose episodes or replies become samples."""
 
-
-class DistillationConfig(ChatConfig):
-    responses: str = Field(
-        "responses",
-        description="key in the meta of a row that has its replies; for rows without it the model is asked",
-    )
+    plays: Literal["turns", "gateway"] = "turns"
+    """imitation: turns: a model imitates demonstrations turn by turn; gateway: a policy served by `pixelis
+    serve` answers"""
+    demonstrations: str = ""
+    """imitation: demonstrations to imitate (JSON lines)"""
+    shots: PositiveInt = 6
+    """imitation: number of demonstrations in the prompt"""
+    max_turns: PositiveInt = 6
+    """imitation: maximum number of turns of an episode, including the answer"""
+    responses: str = "responses"
+    """distillation: key in the meta of a row that has its replies; for rows without it the model is asked"""
 
 
 class SynthesisConfig(Section):
-    method: Literal["templates", "imitation", "distillation"] = Field(
-        "templates",
-        description="origin of correct samples: annotations (templates), episodes of a model (imitation), "
-        "or replies of "
-        "a model (distillation)",
-    )
-    datasources: dict[str, DatasourceConfig] = Field({}, description="data sources by name")
-    tasks: dict[str, SynthesisTaskConfig] = Field(
-        {}, description="tasks by name, with target counts and weighted sources"
-    )
+    method: Literal["templates", "imitation", "distillation"] = "templates"
+    """origin of correct samples: annotations (templates), episodes of a model (imitation), or replies of a
+    model (distillation)"""
+    datasources: dict[str, DatasourceConfig] = Field({})
+    """data sources by name"""
+    tasks: dict[str, SynthesisTaskConfig] = Field({})
+    """tasks by name, with target counts and weighted sources"""
     proportions: ProportionsConfig = ProportionsConfig()
     traps: TrapSplitConfig = TrapSplitConfig()
-    weights: SampleWeightsConfig = SampleWeightsConfig()
-    corrections: list[str] = Field([], description="kinds of self-correction to use; empty: all")
-    thoughts: Literal["full", "terse"] = Field(
-        "full", description="terse: short thoughts from the vocabulary of the embedded model"
-    )
-    strict: bool = Field(False, description="treat an unmet target as an error instead of a warning")
-    round: int = Field(2048, ge=1, description="maximum number of attempts planned at a time")
-    workers: int = Field(2, ge=1, description="number of synthesis actors")
-    cpus: float = Field(0.5, ge=0, description="CPUs that each actor reserves")
+    corrections: list[str] = Field([])
+    """kinds of self-correction to use; empty: all"""
+    thoughts: Literal["full", "terse"] = "full"
+    """terse: short thoughts from the vocabulary of the embedded model"""
+    strict: bool = False
+    """treat an unmet target as an error instead of a warning"""
+    round: PositiveInt = 2048
+    """maximum number of attempts planned at a time"""
+    workers: PositiveInt = 2
+    """number of synthesis actors"""
+    cpus: NonNegativeFloat = 0.5
+    """CPUs that each actor reserves"""
     writer: WriterConfig = WriterConfig()
-    imitation: ImitationConfig = ImitationConfig()
-    distillation: DistillationConfig = DistillationConfig()
+    teacher: TeacherConfig = TeacherConfig()
 
     @model_validator(mode="after")
     def _known_sources(self) -> SynthesisConfig:

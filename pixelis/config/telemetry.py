@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Literal
 
-from pixelis.config.base import Section
+from pydantic import Field, NonNegativeInt, field_validator
+
+from pixelis.config.base import Section, Share
 
 
 class TelemetryConfig(Section):
-    wandb: bool = Field(False, description="log to Weights & Biases (works offline)")
-    tensorboard: bool = Field(False, description="log to TensorBoard")
-    mlflow: bool = Field(
-        False, description="log to MLflow: run.dir/mlflow.db, or the server of MLFLOW_TRACKING_URI"
-    )
-    swanlab: bool = Field(
-        False, description="log to SwanLab: offline in run.dir/swanlab, with SWANLAB_API_KEY to its cloud"
-    )
-    comet: bool = Field(
-        False, description="log to Comet: offline in run.dir/comet, with COMET_API_KEY to its cloud"
-    )
-    trackio: bool = Field(False, description="log to trackio in run.dir/trackio")
-    rollouts: int = Field(2, ge=0, description="groups of each step written to run.dir/rollouts.jsonl")
-    trajectories: int = Field(
-        4, ge=0, description="episodes of each evaluation written with pictures to run.dir/trajectories"
-    )
-    traces: str | None = Field(
-        None,
-        description=(
-            "destination of a service's OpenTelemetry traces: `file` (run.dir/traces) or the URL "
-            "of an OTLP collector"
-        ),
-    )
-    trace_share: float = Field(
-        1.0, ge=0, le=1, description="share of the requests without a `traceparent` that are traced"
-    )
-    logs: bool = Field(
-        False,
-        description=(
-            "write the log of a service and a line for each request to run.dir/logs, as JSON lines "
-            "with trace ids"
-        ),
-    )
-    progress: bool = Field(True, description="show the progress of the job")
+    trackers: list[Literal["wandb", "tensorboard", "mlflow", "swanlab", "comet", "trackio"]] = Field([])
+    """where metrics are logged too; offline below run.dir without a key in the environment"""
+    rollouts: NonNegativeInt = 2
+    """groups of each step written to run.dir/rollouts.jsonl"""
+    trajectories: NonNegativeInt = 4
+    """episodes of each evaluation written with pictures to run.dir/trajectories"""
+    traces: str | None = None
+    """destination of a service's OpenTelemetry traces: `file` (run.dir/traces) or the URL of an OTLP
+    collector"""
+    trace_share: Share = 1.0
+    """share of the requests without a `traceparent` that are traced"""
+    logs: bool = False
+    """write the log of a service and a line for each request to run.dir/logs, as JSON lines with trace ids"""
+    progress: bool = True
+    """show the progress of the job"""
 
     @field_validator("traces")
     @classmethod

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveInt
 
-from pixelis.config.base import Section
+from pixelis.config.base import Section, Share
 
 
 class TtrlConfig(Section):
-    samples: int = Field(
-        16,
-        ge=1,
-        description="episodes per question in the evaluations before and after, for pass@1 and the majority",
-    )
-    patience: int = Field(
-        0,
-        ge=0,
-        description="end the run when the mean majority share of this many steps is no higher than that of "
-        "as many steps before; "
-        "0: never",
-    )
-    min_gain: float = Field(0.005, ge=0, le=1, description="minimum rise of that share to continue")
+    samples: PositiveInt = 16
+    """episodes per question in the evaluations before and after, for pass@1 and the majority"""
+    patience: NonNegativeInt = 0
+    """end the run when the mean majority share of this many steps is no higher than that of as many steps
+    before; 0: never"""
+    min_gain: Share = 0.005
+    """minimum rise of that share to continue"""

@@ -1,6 +1,4 @@
-"""A question as the body of ``POST /v1/agent``: its conversation, pictures and clips, as a caller of a
-service sends them.
-"""
+"""A question as the body of ``POST /v1/agent``."""
 
 from __future__ import annotations
 
@@ -15,10 +13,7 @@ from pixelis.records import Question
 
 
 def agent_request(question: Question, caps: ToolboxConfig) -> dict[str, Any]:
-    """``question``, ``image``, ``video`` and ``history``, with the media as data URLs.
-
-    BadInput for media that are missing, too large for ``caps``, or no single file (frames, spans).
-    """
+    """``question``, ``image``, ``video`` and ``history``, with the media as data URLs. BadInput."""
     urls = dict[str, str]()
     for media in question.media:
         if media.frames or media.spans:

@@ -1,8 +1,4 @@
-"""Converts annotated boxes, polygons, masks and time spans to checked fractions of an image or clip.
-
-What lies partly outside is clipped. RowError codes: ``not_a_number`` (also NaN and infinity), ``empty_box``
-(no area), ``outside`` (wholly), ``bad_polygon``, ``bad_mask``, ``empty_mask``, ``bad_size``, ``empty_span``.
-"""
+"""Annotated boxes, polygons, masks and spans as checked fractions; what lies partly outside is clipped."""
 
 from __future__ import annotations
 
@@ -24,7 +20,6 @@ MAX_SIDE = 100_000
 
 
 def image_size(width: Any, height: Any) -> tuple[int, int]:
-    """Checked width and height of an image in pixels."""
     for column, side in (("width", width), ("height", height)):
         if not isinstance(side, int) or isinstance(side, bool) or not 0 < side <= MAX_SIDE:
             raise RowError(column, "bad_size", f"{side!r:.60} is not a side of an image in pixels")
@@ -34,9 +29,7 @@ def image_size(width: Any, height: Any) -> tuple[int, int]:
 
 
 def header_size(path: Path, column: str = "picture") -> tuple[int, int]:
-    """Width and height of an image file as it is shown, from its header alone; RowError ``media_not_found``
-    or ``bad_media``.
-    """
+    """Width and height of an image file as shown, from its header. RowError."""
     try:
         with Image.open(path) as image:
             rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
@@ -52,9 +45,8 @@ def box_xyxy(corners: Any, width: float, height: float, column: str = "bbox") ->
     x0, y0, x1, y1 = edges = _four_numbers(corners, column)
     if not (x0 < x1 and y0 < y1):
         raise RowError(column, "empty_box", f"{edges} has no area")
-    left, top, right, bottom = (
-        min(1.0, max(0.0, edge / (height if i % 2 else width))) for i, edge in enumerate(edges)
-    )
+    left, right = (min(1.0, max(0.0, x / width)) for x in (x0, x1))
+    top, bottom = (min(1.0, max(0.0, y / height)) for y in (y0, y1))
     if not (left < right and top < bottom):
         raise RowError(column, "outside", f"{edges} lies outside the image of {width:g} x {height:g}")
     return left, top, right, bottom
@@ -75,35 +67,30 @@ def _four_numbers(values: Any, column: str) -> list[float]:
 
 
 def polygon_points(polygon: Any, width: float, height: float, column: str) -> list[Point]:
-    """A polygon ``[[x, y], ...]`` or ``[x, y, x, y, ...]`` in pixels -> points 0..1, clipped to the image."""
+    """A polygon ``[[x, y], ...]`` or ``[x, y, x, y, ...]`` in pixels -> points 0..1."""
     return [(x, y) for x, y in _clipped(polygon, width, height, column).tolist()]
 
 
 def _clipped(polygon: Any, width: float, height: float, column: str) -> np.ndarray:
     """float64 [n, 2] in 0..1."""
-    if not isinstance(polygon, (list, tuple)):
-        raise RowError(column, "bad_polygon", f"{polygon!r:.60} is not a polygon")
     try:
         values = np.asarray(polygon)
     except ValueError:
         raise RowError(column, "bad_polygon", f"{polygon!r:.60} are not pairs of numbers") from None
     if values.size < 6 or values.size % 2 or (values.ndim != 1 and values.shape[1:] != (2,)):
-        raise RowError(column, "bad_polygon", f"{values.size} numbers do not make a polygon")
+        raise RowError(column, "bad_polygon", f"{polygon!r:.60} is not a polygon")
     if values.dtype.kind not in "if" or not np.isfinite(values).all():
         raise RowError(column, "not_a_number", f"{polygon!r:.60} are not all finite numbers")
     return np.clip(values.reshape(-1, 2) / (width, height), 0.0, 1.0)
 
 
 def enclosing_box(points: Sequence[Point], column: str) -> Box:
-    """The box around points that are 0..1."""
     xs, ys = zip(*points, strict=True)
     return box_xyxy([min(xs), min(ys), max(xs), max(ys)], 1.0, 1.0, column)
 
 
 def mask_rle(segmentation: Any, width: int, height: int, column: str = "segmentation") -> dict[str, Any]:
-    """COCO's compressed run-length code, over width x height, of polygons in pixels or of a code, compressed
-    or not.
-    """
+    """COCO's compressed run-length code of polygons in pixels, or of a code, compressed or not."""
     if isinstance(segmentation, dict):
         try:
             mask = decode(segmentation, height, width)
@@ -127,7 +114,7 @@ def mask_rle(segmentation: Any, width: int, height: int, column: str = "segmenta
 def time_span(
     label: str, start: Any, end: Any, duration: float | None = None, column: str = "timestamps"
 ) -> Event:
-    """The event ``label`` from ``start`` to ``end`` seconds, clipped to a clip of ``duration``."""
+    """Clipped to a clip of ``duration`` seconds."""
     first, last = number(start, column), number(end, column)
     if first >= last:
         raise RowError(column, "empty_span", f"the span from {first:g} to {last:g} seconds is empty")

@@ -1,4 +1,4 @@
-"""A row that cannot be used, as a value: where it is and why, so that a reader goes on with the next one."""
+"""A row that cannot be used, as a value, so that a reader goes on with the next one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from pixelis.errors import DataFailure, PixelisError
 from pixelis.records import Question
 
 BAD_ROW = "bad_row"
-"""Kind of the events of rows that a run skips, with the fields of a ``BadRow``."""
+"""Kind of the events of rows that a run skips."""
 
 
 class BadRow(NamedTuple):
-    """One unusable row of ``file``: ``row`` is its line, number or id, ``column`` the field, ``code`` the
-    kind of fault.
-
-    ``id`` is the row's own, if it has one.
-    """
+    """One unusable row: ``row`` is its line, number or id, ``column`` the field, ``code`` the fault."""
 
     file: str
     row: str
@@ -27,13 +23,11 @@ class BadRow(NamedTuple):
 
     @classmethod
     def of(cls, question: Question, source: str, column: str, code: str, message: str) -> BadRow:
-        """A fault of a question that was read from ``source``."""
         file, row = question.origin or (source, question.id)
         return cls(file, row, column, code, message, question.id)
 
     @classmethod
     def of_error(cls, question: Question, source: str, error: PixelisError) -> BadRow:
-        """An error about a question that was read from ``source``."""
         return cls.of(question, source, "all", error.code, error.message.removeprefix(f"{question.place}: "))
 
     def __str__(self) -> str:
@@ -42,21 +36,16 @@ class BadRow(NamedTuple):
         return f"{self.file}, row {self.row}{own}{column}: {self.message}"
 
     def error(self) -> DataFailure:
-        """The failure to raise where bad rows are not tolerated."""
         return DataFailure(str(self), code=self.code)
 
 
 class UniqueIds:
-    """Finds the rows of a source whose id an earlier row has.
-
-    Stores a hash of each id, which bounds its memory.
-    """
+    """Finds rows whose id an earlier row of the source has."""
 
     def __init__(self) -> None:
         self.seen = set[int]()
 
     def check(self, id: str, file: str, row: str) -> BadRow | None:
-        """The bad row if an earlier one has this id; otherwise None."""
         if (key := hash(id)) in self.seen:
             return BadRow(file, row, "id", "duplicate_id", f"an earlier row has the id {id!r}")
         self.seen.add(key)

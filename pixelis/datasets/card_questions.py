@@ -28,14 +28,10 @@ from pixelis.records import Demonstration, Question
 
 
 def read(source: str, seed: int | None, start: int, count: int, epochs: int | None) -> Iterator[Question]:
-    """Questions of a `cards:` source from number ``start`` on; an epoch has ``count``.
-
-    ``seed``: unless the source has one.
-    """
     options = _options(source, "shift", "corruption", "severity")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed or 0)
     corruption, shift = corruption_of(source, options), options.get("shift", "")
-    shares = {name: _share(source, options, name) for name in ("follow_up", "clips", "crops")}
+    shares = _shares(source, options, "follow_up", "clips", "crops")
     for epoch in itertools.count(start // count) if epochs is None else range(start // count, epochs):
         for number in range(max(0, start - epoch * count), count):
             row = question_row(split, seed, number, shift, corruption=corruption, **shares)
@@ -43,9 +39,8 @@ def read(source: str, seed: int | None, start: int, count: int, epochs: int | No
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """The first ``count`` demonstrations of a `cards:` source. ``seed``: unless the source has one."""
     options = _options(source, "aim")
-    shares = {name: _share(source, options, name) for name in ("aim", "follow_up", "clips", "crops")}
+    shares = _shares(source, options, "aim", "follow_up", "clips", "crops")
     split, seed = options.get("split", "train"), whole_option(source, options, "seed", seed)
     rows = demonstration_rows(split, count, seed, direct_share, **shares)
     return [Demonstration.model_validate(row) for row in rows]
@@ -55,11 +50,11 @@ def _options(source: str, *own: str) -> dict[str, str]:
     return parse_options(source, ("split", "seed", "follow_up", "clips", "crops", *own))[1]
 
 
-def _share(source: str, options: dict[str, str], name: str) -> float:
+def _shares(source: str, options: dict[str, str], *names: str) -> dict[str, float]:
     try:
-        return float(options.get(name, 0))
-    except ValueError:
-        raise BadInput(f"{source}: {name}={options[name]} is not a number") from None
+        return {name: float(options.get(name, 0)) for name in names}
+    except ValueError as error:
+        raise BadInput(f"{source}: {error}") from None
 
 
 def _check_shares(**shares: float) -> None:
@@ -78,14 +73,10 @@ def demonstration_rows(
     clips: float = 0.0,
     crops: float = 0.0,
 ) -> Iterator[dict]:
-    """Question rows with `turns`: select the frame of a clip, zoom in, answer.
+    """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
-    A ``direct_share`` answers at once.
-
-    ``follow_up``, ``clips`` and ``crops`` as in `question_row`: what an earlier crop shows is answered at
-    once. Boxes are on the 20/1000 grid, 0..1 of the picture, within a grid step of the card's centre, and up
-    to ``aim`` (0..1 of the picture) beside it: a policy that learns from far misses zooms in without having
-    located the card.
+    Boxes miss the card's centre by up to a grid step plus ``aim``: a policy that learns from far misses zooms
+    in without having located the card.
     """
     _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
@@ -95,24 +86,16 @@ def demonstration_rows(
         if rng.random() >= direct_share and not row["meta"].get("seen"):
             card = scene_of(split, seed, index).target
             move_x, move_y = (rng.uniform(-0.008, 0.008, 2) + aim * rng.uniform(-1, 1, 2)).tolist()
+            box = list(zoom_box(card, (move_x, move_y)))
             # The base model has learnt these words: adapters below lm_head can make it say them with
             # confidence.
             think = f"The {card.colour} frame is here"
-            zoom = {
-                "think": think,
-                "op": "zoom_in",
-                "target": "img0",
-                "box": list(zoom_box(card, (move_x, move_y))),
-            }
-            row["turns"].insert(0, zoom)
+            calls = [{"think": think, "op": "zoom_in", "target": "img0", "box": box}]
             if "second" in row["meta"]:
-                select = {
-                    "think": "Find the picture",
-                    "op": "select_frames",
-                    "target": "vid0",
-                    "frames": [row["meta"]["second"]],
-                }
-                row["turns"] = [select, {**zoom, "target": "obs1"}, *row["turns"][1:]]
+                frames, calls[0]["target"] = [row["meta"]["second"]], "obs1"
+                select = {"think": "Find the picture", "op": "select_frames", "target": "vid0"}
+                calls.insert(0, {**select, "frames": frames})
+            row["turns"] = calls + row["turns"]
         yield row
 
 
@@ -126,45 +109,37 @@ def question_row(
     corruption: Corruption | None = None,
     crops: float = 0.0,
 ) -> dict:
-    """One question about the picture of this number, as a plain row: id, question, media, answers, split,
-    meta.
+    """One question about the picture of this number, as a plain row.
 
-    A share of ``follow_up`` are the second question of a conversation; only the first, in ``history``, names
-    the frame. For a share of ``crops`` of these, ``history`` shows the crop that answered the first question:
-    half of them of the card in question (``meta.seen``), half of another card; the second question then names
-    its frame. A share of ``clips`` are about one second of a clip. ``corruption`` does not change the id, so
-    that scores can be paired.
+    A share of ``follow_up`` are the second question of a conversation; for a share of ``crops`` of these the
+    history shows a crop: half of them of the card in question (``meta.seen``). A share of ``clips`` are about
+    one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
     if np.random.default_rng([SPLITS.index(split), seed, index, 5]).random() < clips:
         return _clip_row(split, seed, index, shift, corruption)
-    card = scene_of(split, seed, index, shift).target
-    name = f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else "")
+    scene = scene_of(split, seed, index, shift)
+    card = scene.target
+    uri = picture_uri(split, seed, index, shift, corruption=corruption)
     row = {
-        "id": name,
+        "id": f"cards-{split}-{seed}-{index}" + (f"-{shift}" if shift else ""),
         "question": f"Which digit is in the {card.colour} frame?",
-        "media": [{"id": "img0", "uri": picture_uri(split, seed, index, shift, corruption=corruption)}],
+        "media": [{"id": "img0", "uri": uri}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {
-            "colour": card.colour,
-            "box": list(card.box),
-            "shift": shift,
-            "expected_calls": [_zoom(card, "img0")],
-        },
+        "meta": _meta(card, shift, [_zoom(card, "img0")]),
     }
     if np.random.default_rng([SPLITS.index(split), seed, index, 3]).random() < follow_up:
         first = {"question": f"Is there a {card.colour} frame?", "answer": "yes", "media": ["img0"]}
         row |= {"history": [first], "question": "Which digit is in it?"}
         rng = np.random.default_rng([SPLITS.index(split), seed, index, 8])
         if rng.random() < crops:
-            _show_crop(row, scene_of(split, seed, index, shift), bool(rng.random() < 0.5))
+            _show_crop(row, scene, bool(rng.random() < 0.5))
     return row
 
 
 def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
-    """Add a crop to the history of a row: of the card in question if ``seen``, otherwise of another one."""
     card, *others = scene.cards
     shown = card if seen or not others else others[0]
     box = ",".join(str(round(at * PICTURE)) for at in zoom_box(shown))
@@ -179,7 +154,7 @@ def _show_crop(row: dict[str, Any], scene: Scene, seen: bool) -> None:
 
 
 def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corruption | None) -> dict:
-    """A question about one second of a clip, never the middle one, which ``dialogue.frames=1`` shows first.
+    """A question about one second of a clip, never the middle one, which one frame would show first.
 
     No single operation answers it: selected frames are too small to read, and only shown frames can be zoomed
     into.
@@ -187,10 +162,7 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
     seconds = [second for second in range(CLIP_SECONDS) if second != CLIP_SECONDS // 2]
     second = seconds[int(np.random.default_rng([SPLITS.index(split), seed, index, 6]).integers(len(seconds)))]
     card = scene_of(split, seed, index, shift, second).target
-    calls = [
-        {"op": "select_frames", "media": "vid0", "frames": [second]},
-        {**_zoom(card, "vid0"), "frame": second},
-    ]
+    select = {"op": "select_frames", "media": "vid0", "frames": [second]}
     frames = [picture_uri(split, seed, index, shift, number, corruption) for number in range(CLIP_SECONDS)]
     return {
         "id": f"cards-{split}-{seed}-{index}-clip" + (f"-{shift}" if shift else ""),
@@ -198,21 +170,16 @@ def _clip_row(split: str, seed: int, index: int, shift: str, corruption: Corrupt
         "media": [{"id": "vid0", "kind": "video", "frames": frames, "fps": 1.0}],
         "answers": [str(card.digit)],
         "split": split,
-        "meta": {
-            "colour": card.colour,
-            "box": list(card.box),
-            "shift": shift,
-            "second": second,
-            "expected_calls": calls,
-        },
+        "meta": _meta(card, shift, [select, {**_zoom(card, "vid0"), "frame": second}]) | {"second": second},
     }
+
+
+def _meta(card: Card, shift: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"colour": card.colour, "box": list(card.box), "shift": shift, "expected_calls": calls}
 
 
 def _zoom(card: Card, media: str) -> dict[str, Any]:
-    """The call that shows a card's digit, see `pixelis.evaluation.capabilities`."""
+    """The call that shows a card's digit, as `pixelis.evaluation.capabilities` counts it."""
     left, top = card.left + FRAME, card.top + FRAME
-    return {
-        "op": "zoom_in",
-        "media": media,
-        "box": [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)],
-    }
+    box = [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)]
+    return {"op": "zoom_in", "media": media, "box": box}

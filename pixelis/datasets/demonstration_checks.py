@@ -1,13 +1,11 @@
-"""Checks demonstrations before they are played: operations, arguments, coordinates, the final answer, the
-scorer.
-"""
+"""Checks demonstrations before they are played; nothing is opened or executed."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from pixelis.datasets.bad_rows import BadRow
+from pixelis.datasets.source_options import suggest
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
@@ -25,36 +23,29 @@ def check_demonstration(
     operations: Mapping[str, type[Operation]],
     environments: Mapping[str, type[Environment]] | None = None,
 ) -> BadRow | None:
-    """The first thing that is wrong with ``row``, or None.
+    """The first thing that is wrong with ``row``, or None; turns that are not learnt may be mistaken.
 
-    Turns with ``learn=False`` may be mistaken and are not checked.
-
-    ``operations``: those that the dialect offers, by name; ``environments``: those of the run. An environment
-    may end the episode, so such a row need not end with an answer. Costs no media: nothing is opened or
-    executed.
+    An environment may end the episode, so such a row need not end with an answer.
     """
+    column = "environment"
     try:
         environment = environment_of(row, environments or {})
+        column = "scorer"
+        find_scorer(row.scorer)
     except BadInput as error:
-        return BadRow.of(row, source, "environment", error.code, f"{error.message} ({error.fix})")
+        return BadRow.of(row, source, column, error.code, f"{error.message} ({error.fix})")
     if environment is not None:
         operations = {action.name: action for action in environment.actions}
-    if row.scorer is not None:
-        try:
-            find_scorer(row.scorer)
-        except BadInput as error:
-            return BadRow.of(row, source, "scorer", error.code, f"{error.message} ({error.fix})")
     last = len(row.turns) - 1
     for number, turn in enumerate(row.turns):
         if turn.answer is not None and number < last:
             return BadRow.of(row, source, f"turns.{number}", "early_answer", "only the last turn answers")
-        for call in (
-            [Action(op=turn.op, arguments=turn.arguments), *turn.further]
-            if turn.op is not None and turn.learn
-            else []
-        ):
+        if turn.op is None or not turn.learn:
+            continue
+        for call in (Action(op=turn.op, arguments=turn.arguments), *turn.further):
             if problem := _call_problem(call, operations):
-                return BadRow.of(row, source, f"turns.{number}.{problem[0]}", problem[1], problem[2])
+                field, code, message = problem
+                return BadRow.of(row, source, f"turns.{number}.{field}", code, message)
     if row.turns[last].answer is None and environment is None:
         message = 'the last turn calls an operation; end with {"answer": "..."}'
         return BadRow.of(row, source, f"turns.{last}", "no_answer", message)
@@ -65,8 +56,7 @@ def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tu
     """(field, code, message) of what is wrong with a call."""
     name = call.op
     if name not in operations:
-        near = difflib.get_close_matches(name, operations, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"operations: {', '.join(operations)}"
+        hint = f"operations: {', '.join(operations)}{suggest(name, operations)}"
         hint = hint if operations else "the dialect has none: set dialogue.dialect=qwen"
         return "op", "unknown_op", f"no operation `{name}` ({hint})"
     for key, place in PLACES.items() if operations[name].targeted else ():
@@ -76,13 +66,10 @@ def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tu
             v for item in places if isinstance(item, list | tuple) for v in item if isinstance(v, int | float)
         ]
         if any(not -SLACK <= v <= 1 + SLACK for v in numbers):
-            message = (
-                f"{list(numbers)} lies outside the picture: coordinates are 0..1 of the picture, not pixels"
-            )
-            return key, "out_of_range", message
+            return key, "out_of_range", f"{numbers} lies outside 0..1: coordinates are shares, not pixels"
     try:
         operations[name].check(call.arguments)
     except OperationError as error:
-        fields = list(operations[name].Arguments.model_fields)
-        return "arguments", error.code, f"{name}: {error.message}; arguments are {', '.join(fields)}"
+        fields = ", ".join(operations[name].Arguments.model_fields)
+        return "arguments", error.code, f"{name}: {error.message}; arguments are {fields}"
     return None

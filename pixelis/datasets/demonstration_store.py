@@ -1,8 +1,4 @@
-"""The demonstrations of a run in a file, read by number, and the sampler of their batches.
-
-The rows of a source are streamed into one JSON-lines file with an index of offsets, levels and weights: a
-process holds only some bytes per row, and a resumed run uses the same rows.
-"""
+"""The demonstrations of a run in a file, read by number, and the sampler of their batches."""
 
 from __future__ import annotations
 
@@ -31,10 +27,10 @@ UNUSED_FIELDS: Any = {"annotations": True, "turns": {"__all__": {"observation"}}
 
 
 class DemonstrationStore:
-    """Demonstrations in a folder, by number.
+    """Demonstrations in a folder, by number; a process holds only some bytes per row.
 
-    offsets: int64 [n + 1], the start of each row in the file; levels: int8 [n], index in LEVELS or -1;
-    weights: float64 [n]; refused: the number of excluded rows by kind; about: as passed to `fill`.
+    offsets: int64 [n + 1] in the file; levels: int8 [n], index in LEVELS or -1; weights: float64 [n];
+    refused: excluded rows by kind; about: as passed to `fill`.
     """
 
     def __init__(self, folder: str | Path):
@@ -54,10 +50,7 @@ class DemonstrationStore:
         kinds: Iterable[str],
         about: Mapping[str, Any] | None = None,
     ) -> DemonstrationStore:
-        """Write the rows of these kinds, and the plain values ``about``; replaces the folder.
-
-        DataFailure without rows.
-        """
+        """Write the rows of these kinds, and the plain values ``about``. DataFailure."""
         kinds, refused = set(kinds), Counter[str]()
         offsets, levels, weights = array("q", [0]), array("b"), array("d")
 
@@ -67,23 +60,13 @@ class DemonstrationStore:
                     if row.kind not in kinds:
                         refused[row.kind] += 1
                         continue
-                    line = (
-                        json.dumps(row.origin).encode()
-                        + b"\t"
-                        + row.model_dump_json(exclude=UNUSED_FIELDS).encode()
-                        + b"\n"
-                    )
-                    offsets.append(offsets[-1] + file.write(line))
+                    line = f"{json.dumps(row.origin)}\t{row.model_dump_json(exclude=UNUSED_FIELDS)}\n"
+                    offsets.append(offsets[-1] + file.write(line.encode()))
                     levels.append(LEVELS.index(row.level) if row.level else -1)
                     weights.append(row.weight)
             if not weights:
-                message = (
-                    f"none of its {sum(refused.values())} demonstrations" if refused else "no demonstration"
-                )
-                raise DataFailure(
-                    f"there is {message} of kind {', '.join(sorted(kinds))} to learn from",
-                    fix="see sft.kinds",
-                )
+                message = f"none of {refused.total()} demonstrations is of kind {', '.join(sorted(kinds))}"
+                raise DataFailure(message, fix="see sft.kinds")
             np.savez(
                 aside / INDEX,
                 offsets=np.asarray(offsets),
@@ -109,10 +92,9 @@ class DemonstrationStore:
 class BatchSampler:
     """Selects the rows of each batch; they depend only on the seed, the step and the current mixture.
 
-    Batches exhaust one shuffle of the rows after the other; with a mixture, each level has its own shuffles.
-    A row of weight w occurs w / mean weight times in a shuffle, rounded up or down at random. ``sft.share``
-    selects a part of the rows; a smaller share is a subset of a larger one. Without ``shuffle`` the first
-    pass is in order.
+    Batches exhaust one shuffle of the rows after the other; with a mixture, each level has its own. A row of
+    weight w occurs w / mean weight times in a shuffle, rounded up or down at random. A smaller ``sft.share``
+    is a subset of a larger one. Without ``shuffle`` the first pass is in order.
     """
 
     def __init__(self, store: DemonstrationStore, settings: SftConfig, seed: int, shuffle: bool = True):
@@ -127,49 +109,36 @@ class BatchSampler:
         return len(self.pools[0])
 
     def steps(self, epochs: float) -> int:
-        """The number of steps that draw as many rows as ``epochs`` passes."""
         return max(1, math.ceil(epochs * len(self) / self.batch))
 
     def check(self, stages: Iterable[StageConfig]) -> None:
-        """BadInput when a stage requires demonstrations of a level without any."""
+        counts = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
         for stage in stages:
-            for level, share, pool in zip(LEVELS, stage.mixture, self.pools[1:], strict=True):
-                if share > 0 and not len(pool):
-                    counts = {name: len(rows) for name, rows in zip(LEVELS, self.pools[1:], strict=True)}
-                    raise BadInput(
-                        (
-                            f"stage {stage.name} draws {level} demonstrations, but the {len(self)} have the "
-                            f"levels {counts}"
-                        ),
-                        fix="give demonstrations a level (pixelis refine), or set sft.curriculum.stages",
-                    )
+            for level, share in zip(LEVELS, stage.mixture, strict=True):
+                if share > 0 and not counts[level]:
+                    message = f"stage {stage.name} draws {level} demonstrations; there are {counts}"
+                    fix = "give demonstrations a level (pixelis refine), or set sft.curriculum.stages"
+                    raise BadInput(message, fix=fix)
 
     def rows(self, step: int, mixture: Mixture | None = None) -> np.ndarray:
-        """The numbers of the rows in batch ``step``, int64 [batch]. Each level has its share of the batch,
-        rounded up or down.
-        """
+        """The rows of batch ``step``, int64 [batch]; each level has its share, rounded up or down."""
         if mixture is None:
             return np.asarray([self._row(0, step * self.batch + slot) for slot in range(self.batch)])
-        # Systematic sampling of each batch so far: its slots are equidistant points, shifted at random, among
+        # Systematic sampling: the slots of each batch so far are equidistant points, shifted at random, among
         # the shares.
         ends = np.cumsum(mixture)
         # Of a step the same, however many there are
         shifts = np.random.default_rng([self.seed, 2]).random((step + 1, 1))
         counts = np.diff(np.ceil(ends / ends[-1] * self.batch - shifts).astype(np.int64), axis=1, prepend=0)
-        # As if this mixture had applied from the first step, so that a level's shuffle is exhausted before
-        # the next one.
-        spans = enumerate(zip(counts[:step].sum(0).tolist(), counts.sum(0).tolist(), strict=True), 1)
+        # As if this mixture had applied from the first step: a level's shuffle is exhausted before the next
+        starts, stops = counts[:step].sum(0).tolist(), counts.sum(0).tolist()
+        spans = enumerate(zip(starts, stops, strict=True), 1)
         return np.asarray(
-            [self._row(pool, position) for pool, (start, end) in spans for position in range(start, end)]
+            [self._row(pool, position) for pool, (start, stop) in spans for position in range(start, stop)]
         )
 
     def share(self, step: int, mixture: Mixture | None, share: int, shares: int) -> np.ndarray:
-        """One of `shares` equally large parts of `rows`, which have about equally many bytes of text, in the
-        batch's order.
-
-        Rows are dealt from the longest to the shortest, to and fro: the sums differ by no more than the
-        longest row.
-        """
+        """One of ``shares`` equally large parts of `rows`, with about equally many bytes of text."""
         rows = self.rows(step, mixture)
         turn, place = np.divmod(np.arange(len(rows)), shares)
         owners = np.empty(len(rows), np.int64)

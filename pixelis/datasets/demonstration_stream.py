@@ -1,6 +1,4 @@
-"""Ray Data streams of training samples: tokens and views of the demonstrations of each step, prepared beside
-the learner.
-"""
+"""Ray Data streams of training samples, prepared beside the learner."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from pixelis.policy.samples import TrainSample
 from pixelis.records import Demonstration
 
 CPUS = 0.25
-"""CPUs that a preparing process reserves; it shares its core with its learner."""
+"""Of a preparing process; it shares its core with its learner."""
 
 
 def demonstrations(
@@ -40,11 +38,9 @@ def demonstrations(
     player: Player | None = None,
     on_bad_row: Callable[[BadRow], None] | None = None,
 ) -> Iterator[Demonstration]:
-    """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`,
-    which is endless.
+    """The first ``data.limit`` demonstrations of a source in its own order; ``count`` of them from `cards:`.
 
-    Rows that fail `check_demonstration` are unusable; up to ``data.max_bad_rows`` unusable rows are skipped.
-    A ``player`` also plays the first ``data.probe_rows``.
+    Rows that fail `check_demonstration` are bad rows. A ``player`` also plays the first ``data.probe_rows``.
     """
     data = config.data
     if source.startswith("cards:"):
@@ -70,7 +66,6 @@ def demonstrations(
 
 
 def fill_store(config: Config, folder: Path) -> DemonstrationStore:
-    """Write the demonstrations for training into ``folder``."""
     rows = demonstrations(config, config.data.demonstrations, config.sft.steps * config.sft.batch)
     return DemonstrationStore.fill(folder, rows, config.sft.kinds, store_settings(config))
 
@@ -85,37 +80,24 @@ def store_settings(config: Config) -> dict[str, Any]:
 
 
 def batch_sampler(config: Config, store: DemonstrationStore) -> BatchSampler:
-    """The sampler of batches.
-
-    Demonstrations of `cards:` are independent of each other and need no shuffle.
-    """
-    return BatchSampler(
-        store, config.sft, config.run.seed, shuffle=not config.data.demonstrations.startswith("cards:")
-    )
+    shuffle = not config.data.demonstrations.startswith("cards:")  # those are independent of each other
+    return BatchSampler(store, config.sft, config.run.seed, shuffle)
 
 
 def demonstration_stream(
     config: Config, store: Path, start: int, steps: int, rank: int = 0, schedule: ActorHandle | None = None
 ) -> ray.data.Dataset:
-    """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample (see
-    ``Prepare``).
+    """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample.
 
     Every step is a separate block, because a step may have to wait for the evaluation of the one before.
     """
+    arguments = (config, str(resolve(config.policy.model)), str(store), start, rank, schedule)
     with ray.data.DataContext.current(stream_context()):
         # One task at a time: Ray would start a process for each CPU, only to count.
-        return ray.data.range(
-            steps - start, override_num_blocks=max(1, steps - start), concurrency=1
-        ).map_batches(
+        blocks = ray.data.range(steps - start, override_num_blocks=max(1, steps - start), concurrency=1)
+        return blocks.map_batches(
             Prepare,
-            fn_constructor_args=(
-                config,
-                str(resolve(config.policy.model)),
-                str(store),
-                start,
-                rank,
-                schedule,
-            ),
+            fn_constructor_args=arguments,
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=1),
             num_cpus=CPUS,
@@ -126,8 +108,8 @@ class Prepare:
     """Draws and plays the demonstrations of steps.
 
     Columns: id, level, tokens int32, mask bool, weights float32 (empty: 1 each), views (raw bytes), shapes
-    (heights and widths), and error: empty, or the BadRow as JSON of a row whose other columns are empty.
-    ``schedule`` returns the mixture of a step as soon as it is known.
+    (heights and widths), and error: the BadRow as JSON of a row whose other columns are empty. ``schedule``
+    returns the mixture of a step.
     """
 
     def __init__(
@@ -158,67 +140,45 @@ class Prepare:
         return columns
 
     def _prepare(self, row: Demonstration) -> tuple[bytes, bytes, bytes, bytes, bytes, str]:
-        """The columns after the level."""
         try:
             sample = train_sample(self.player, row)
         except (DataFailure, BadInput) as error:
-            return (
-                b"",
-                b"",
-                b"",
-                b"",
-                b"",
-                json.dumps(BadRow.of_error(row, self.config.data.demonstrations, error)),
-            )
-        weights = b"" if sample.weights is None else sample.weights.tobytes()
-        views = b"".join(view.tobytes() for view in sample.views)
-        shapes = np.asarray([view.shape[:2] for view in sample.views], np.int32).tobytes()
+            bad = BadRow.of_error(row, self.config.data.demonstrations, error)
+            return b"", b"", b"", b"", b"", json.dumps(bad)
         return (
             sample.tokens.astype(np.int32).tobytes(),
             sample.mask.astype(np.uint8).tobytes(),
-            weights,
-            views,
-            shapes,
+            b"" if sample.weights is None else sample.weights.tobytes(),
+            b"".join(view.tobytes() for view in sample.views),
+            np.asarray([view.shape[:2] for view in sample.views], np.int32).tobytes(),
             "",
         )
 
 
 def train_sample(player: Player, row: Demonstration) -> TrainSample:
-    """A demonstration as a training sample; DataFailure or BadInput if it cannot be played."""
     trajectory, views = player.play(row)
+    part_weights = player.config.sft.weights
+    weights = token_parts.weights(trajectory, row.turns, player.renderer.tokenizer, part_weights)
     tokens = np.asarray(trajectory.token_ids(), np.int64)
-    return TrainSample(
-        tokens=tokens,
-        mask=np.asarray(trajectory.loss_mask(), bool),
-        log_probs=np.zeros(len(tokens), np.float32),
-        advantage=1.0,
-        views=views,
-        id=row.id,
-        weights=token_parts.weights(
-            trajectory, row.turns, player.renderer.tokenizer, player.config.sft.weights
-        ),
-    )
+    return _sample(tokens, np.asarray(trajectory.loss_mask(), bool), views, row.id, weights)
+
+
+def _sample(
+    tokens: np.ndarray, mask: np.ndarray, views: list[np.ndarray], id: str, weights: np.ndarray | None
+) -> TrainSample:
+    log_probs = np.zeros(len(tokens), np.float32)
+    return TrainSample(tokens, mask, log_probs, advantage=1.0, views=views, id=id, weights=weights)
 
 
 def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
-    """The training samples in a batch of ``Prepare``'s columns, without those with an error; views share its
-    memory.
-    """
+    """The training samples in a batch of ``Prepare``, without those with an error; views share its memory."""
     samples = []
     for i in np.flatnonzero(batch["error"] == "").tolist():
         tokens = np.frombuffer(batch["tokens"][i], np.int32).astype(np.int64)
+        mask = np.frombuffer(batch["mask"][i], np.uint8).astype(bool)
         weights = np.frombuffer(batch["weights"][i], np.float32)
-        samples.append(
-            TrainSample(
-                tokens=tokens,
-                mask=np.frombuffer(batch["mask"][i], np.uint8).astype(bool),
-                log_probs=np.zeros(len(tokens), np.float32),
-                advantage=1.0,
-                views=_views(batch["views"][i], batch["shapes"][i]),
-                id=str(batch["id"][i]),
-                weights=weights if len(weights) else None,
-            )
-        )
+        views = _views(batch["views"][i], batch["shapes"][i])
+        samples.append(_sample(tokens, mask, views, str(batch["id"][i]), weights if len(weights) else None))
     return samples
 
 

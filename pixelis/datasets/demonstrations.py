@@ -37,8 +37,6 @@ from pixelis.records import (
 
 
 class Player:
-    """Plays demonstrations into trajectories and views."""
-
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = ModelSpec.load(model_folder, tokenizer)
@@ -51,11 +49,9 @@ class Player:
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
-        In the row's dialect a turn keeps the text of its row; only a call that means something else here,
-        because the picture is shown in another size, is written anew. A refused call is an error observation
-        in a turn with ``learn`` False, as in an episode. Raises DataFailure for a refused call in any other
-        turn, for a trajectory that is too long, and for an environment that fails or does not end with the
-        last turn; BadInput for media. Errors name the row.
+        In the row's dialect a turn keeps its text; only a call that means something else here is written
+        anew. A refused call is an error observation in a turn that is not learnt. DataFailure, BadInput name
+        the row.
         """
         try:
             return self._play(question)
@@ -63,10 +59,7 @@ class Player:
             raise error.about(question.place) from None
 
     def problem(self, question: Question, source: str) -> BadRow | None:
-        """Why a question cannot be shown, or a demonstration cannot be played; None if it can.
-
-        Opens its media.
-        """
+        """Why a question cannot be shown or played; opens its media."""
         try:
             if isinstance(question, Demonstration):
                 self._play(question)
@@ -91,9 +84,7 @@ class Player:
             turn, actions, error = self._call(step, trajectory.images, default, offered)
             trajectory.turns.append(turn)
             if error is not None:
-                results = [
-                    (Observation(status="error", code=error.code, text=error.message), list[np.ndarray]())
-                ]
+                results = [_refused(error)]
             elif environment is not None:
                 results = self._act(environment, actions)
             else:
@@ -117,26 +108,18 @@ class Player:
             raise DataFailure(message, code="over_context", fix="shorten it, or raise dialogue.max_context")
 
     def turn_lengths(self, question: Demonstration) -> list[int]:
-        """Tokens of each turn that is learnt, the stop token included, without opening the media.
-
-        Coordinates in pixels count as in a picture of 1000 x 1000. A call that the dialect cannot write
-        counts as 0.
-        """
+        """Tokens of each turn that is learnt, without opening the media: as in a picture of 1000 x 1000."""
         in_environment = environment_of(question, self.renderer.environments) is not None
         default = "" if in_environment else default_target({item.id: item for item in question.media})
         lengths = list[int]()
         for step in (step for step in question.turns if step.learn):
-            actions = [
-                Action(op=step.op or "", target=step.target or default, arguments=step.arguments),
-                *step.further,
-            ]
+            actions = _actions(step, default)
             others = (str(action.arguments.get("other")) for action in actions)
             names = dict.fromkeys([default, *(action.target for action in actions), *others])
             images = [ImageView(id=name, view_size=(1000, 1000)) for name in names]
             try:
-                lengths.append(
-                    len(self._written(step, actions if step.answer is None else step.answer, images).tokens)
-                )
+                turn = self._written(step, actions if step.answer is None else step.answer, images)
+                lengths.append(len(turn.tokens))
             except OperationError:
                 lengths.append(0)
         return lengths
@@ -144,9 +127,7 @@ class Player:
     def _begin(
         self, question: Question
     ) -> tuple[Trajectory, list[np.ndarray], Environment | None, dict[str, np.ndarray | Clip]]:
-        """The trajectory before the first turn, its views, the environment that the question names, and its
-        media.
-        """
+        """The trajectory before the first turn, its views, the question's environment, and its media."""
         media, images, views = dict[str, np.ndarray | Clip](), list[ImageView](), list[np.ndarray]()
         for item in question.media:
             try:
@@ -163,9 +144,12 @@ class Player:
                 observation, new_views = observe(result, self.crop, self.spec.multiple)
             shown = show_start(shown, images, observation)
             views += new_views
-        turns, dialect = self.renderer.prompt(shown, images), self.renderer.dialect.name
         trajectory = Trajectory(
-            question_id=question.id, dialect=dialect, turns=turns, images=images, stop_reason=StopReason.DONE
+            question_id=question.id,
+            dialect=self.renderer.dialect.name,
+            turns=self.renderer.prompt(shown, images),
+            images=images,
+            stop_reason=StopReason.DONE,
         )
         return trajectory, views, environment, media
 
@@ -174,8 +158,8 @@ class Player:
     ) -> Observation:
         """The observation of a call with its id.
 
-        DataFailure for an error in a turn that is learnt, or if a later turn uses its image, which would be
-        another one.
+        DataFailure for an error in a learnt turn, or if a later turn uses its image, which would be another
+        one.
         """
         if observation.status == "ok":
             data = {**observation.data, "op": action.op, "target": action.target}
@@ -189,10 +173,6 @@ class Player:
     def _act(
         self, environment: Environment, actions: Sequence[Action]
     ) -> list[tuple[Observation, list[np.ndarray]]]:
-        """The observations of actions in an environment, refused ones as errors.
-
-        DataFailure if it ends before the last.
-        """
         results = list[tuple[Observation, list[np.ndarray]]]()
         for action in actions:
             if results and is_done(results[-1][0]):
@@ -201,19 +181,15 @@ class Player:
                 with _failures():
                     results.append(observe(environment.execute(action), self.crop, self.spec.multiple))
             except OperationError as error:
-                results.append((Observation(status="error", code=error.code, text=error.message), []))
+                results.append(_refused(error))
         return results
 
     def _verbatim(self, step: Step) -> Verbatim | None:
-        """The turn as its row has it, if that is in the run's dialect."""
-        return (
-            step.verbatim
-            if step.verbatim is not None and step.verbatim.dialect == self.renderer.dialect.name
-            else None
-        )
+        """The turn of the row, if that is in the dialect of the run."""
+        verbatim = step.verbatim
+        return verbatim if verbatim is not None and verbatim.dialect == self.renderer.dialect.name else None
 
     def _written(self, step: Step, content: list[Action] | str, images: list[ImageView]) -> Turn:
-        """The turn as its row has it, otherwise in the words of the run's dialect."""
         if (verbatim := self._verbatim(step)) is not None:
             return self.renderer.verbatim(verbatim.text)
         return self.renderer.assistant(content, step.think, images)
@@ -221,12 +197,8 @@ class Player:
     def _call(
         self, step: Step, images: list[ImageView], default: str, offered: Mapping[str, type[Operation]]
     ) -> tuple[Turn, list[Action], OperationError | None]:
-        """The turn of a call, the actions to execute, and the error that takes the place of their results, if
-        any.
-        """
-        action = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
-        actions = [action, *step.further]
-        verbatim = self._verbatim(step)
+        """The turn of a call, the actions to execute, and the error that replaces their results, if any."""
+        actions, verbatim = _actions(step, default), self._verbatim(step)
         if step.op is None:
             assert step.verbatim is not None
             turn = self.renderer.verbatim(step.verbatim.text)
@@ -238,57 +210,53 @@ class Player:
                     raise
                 # The dialect cannot write it: JSON as it stands
                 turn = self.renderer.mistaken(actions[0], step.think)
-        # Parsed from its tokens, with coordinates on the dialect's grid: a policy's call must have the same
-        # result.
+        # Parsed from its tokens, on the dialect's grid: a policy's call must have the same result
         read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
-        as_in_row = (
-            verbatim is None
-            or step.op is None
-            or read.actions == [self.renderer.dialect.adapt(a) for a in actions]
-        )
-        if verbatim is not None and not as_in_row and (step.learn or reply.action is not None):
-            self.renderer.check_calls(len(actions))
-            turn = self.renderer.verbatim(verbatim.text, actions, images)
-            read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
-        if (
-            verbatim is not None
-            and step.op is not None
-            and read.actions
-            and len(read.actions) != len(actions)
-        ):
-            executed = f"{len(actions)} of the calls of a turn, here it would be {len(read.actions)}"
-            raise OperationError(
-                f"the row executed {executed}: set dialogue.max_calls={len(actions)}", code="limit"
-            )
+        if verbatim is not None and step.op is not None:
+            is_as_in_row = read.actions == [self.renderer.dialect.adapt(action) for action in actions]
+            if not is_as_in_row and (step.learn or reply.action is not None):
+                self.renderer.check_calls(len(actions))
+                turn = self.renderer.verbatim(verbatim.text, actions, images)
+                read, reply = self.renderer.read(turn.tokens, [0.0] * len(turn.tokens), images, offered)
+            if read.actions and len(read.actions) != len(actions):
+                message = f"the row executed {len(actions)} calls of a turn, here it is {len(read.actions)}"
+                raise OperationError(f"{message}: set dialogue.max_calls={len(actions)}", code="limit")
         read_back = {"action": read.action, "further_actions": read.further_actions, "error": read.error}
         turn = turn.model_copy(update={"learn": step.learn, **read_back})
         if step.verbatim is not None and step.verbatim.failed:
-            return turn, [action], OperationError((step.verbatim.result or "").strip(), code="refused")
+            return turn, actions[:1], OperationError((step.verbatim.result or "").strip(), code="refused")
         if turn.actions:
             return turn, turn.actions, None
         if step.op is not None and verbatim is not None:
             return turn, actions, None
-        return turn, [action], reply.error or OperationError("no call was found", code="bad_json")
+        return turn, actions[:1], reply.error or OperationError("no call was found", code="bad_json")
 
     def scene(
         self, media: dict[str, Any], objects: dict[str, dict[str, Any]], images: list[ImageView]
     ) -> Scene:
-        """The media, images and objects of an episode as operations access them."""
-        d = self.config.dialogue
+        frame = self.config.dialogue.frame
         return Scene(
-            media=media,
-            images=images,
-            objects=objects,
+            media,
+            images,
+            objects,
             budget=self.crop,
-            frame_budget=PixelBudget(d.frame.min_pixels, d.frame.max_pixels),
+            frame_budget=PixelBudget(frame.min_pixels, frame.max_pixels),
             multiple=self.spec.multiple,
             kind=self.renderer.coordinates,
             settings=self.config.toolbox,
         )
 
 
+def _actions(step: Step, default: str) -> list[Action]:
+    call = Action(op=step.op or "", target=step.target or default, arguments=step.arguments)
+    return [call, *step.further]
+
+
+def _refused(error: OperationError) -> tuple[Observation, list[np.ndarray]]:
+    return Observation(status="error", code=error.code, text=error.message), []
+
+
 def _has_ended(trajectory: Trajectory) -> bool:
-    """Whether the environment of the trajectory has ended the episode."""
     return any(is_done(observation) for observation in trajectory.observations[-1:])
 
 

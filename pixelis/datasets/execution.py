@@ -15,13 +15,13 @@ from ray.data.block import BlockMetadata
 
 PAUSE_S = 0.01
 ROWS = 8
-"""Records passed to Ray Data at a time, which joins them into blocks."""
+"""Records passed to Ray Data at a time."""
 BLOCK_BYTES = 1 << 17
-"""Size of a block: some hundred questions, so that the first ones arrive early."""
+"""Some hundred questions, so that the first ones arrive early."""
 AHEAD_BYTES = 1 << 22
 """Size of the records that are read ahead, in the object store."""
 READERS = 4
-"""Most tasks that read at the same time: those of the next pass would only start processes."""
+"""Most tasks that read at the same time."""
 SCHEMA = pa.schema(
     {
         "id": pa.string(),
@@ -35,14 +35,12 @@ SCHEMA = pa.schema(
 )
 """The columns of a row, see `stream.END`."""
 Read = Callable[[], Iterable[dict[str, Any]]]
-"""Returns the rows of a task."""
 
 
 class Change(NamedTuple):
-    """A change of records: a class whose instances map the texts of some records to as many others, each in a
-    process.
+    """A class whose instances map the texts of records to as many others, each in a process.
 
-    arguments: of its constructor; workers: most processes; cpus: that each reserves; rows: of one call.
+    workers: most processes; cpus: of each; rows: of one call.
     """
 
     make: type
@@ -53,10 +51,9 @@ class Change(NamedTuple):
 
 
 class Pause:
-    """Execution callback of Ray Data that pauses its scheduling loop after every step that did not wait.
+    """Pauses Ray Data's scheduling loop after every step that did not wait.
 
-    Without it the loop takes a whole core while the consumer is slower than the tasks: their results are
-    ready, so that waiting for them returns at once, but they may not be read yet.
+    Without it the loop takes a whole core while the consumer is slower than the tasks.
     """
 
     def __init__(self) -> None:
@@ -75,25 +72,18 @@ class Pause:
 
 
 def stream_context(ahead_bytes: int | None = None) -> DataContext:
-    """A context for datasets whose rows keep their order, without output on the terminal.
-
-    ahead_bytes: of results in the object store that the consumer has not taken yet.
-    """
+    """A context for datasets in order; ``ahead_bytes`` of results may wait for the consumer."""
     context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
+    context.enable_progress_bars = context.print_on_execution_start = False
     context.execution_options.preserve_order = True
     if ahead_bytes is not None:
-        context.execution_options.resource_limits = ExecutionResources.for_limits(
-            object_store_memory=ahead_bytes
-        )
+        limits = ExecutionResources.for_limits(object_store_memory=ahead_bytes)
+        context.execution_options.resource_limits = limits
     context.custom_execution_callback_classes = [Pause]
     return context
 
 
 class Parts(Datasource):
-    """One read task for each part of a source, in order; ``name`` is shown on Ray's dashboard."""
-
     def __init__(self, name: str, reads: list[Read]):
         super().__init__()
         self.name, self.reads = name, reads
@@ -118,7 +108,6 @@ def _blocks(read: Read) -> Iterator[pa.Table]:
 def execute(
     name: str, reads: list[Read], passes: int, change: Change | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The rows of all tasks of these passes in order."""
     context = stream_context(AHEAD_BYTES)
     context.target_max_block_size = BLOCK_BYTES
     with ray.data.DataContext.current(context):
@@ -126,7 +115,7 @@ def execute(
             Parts(name, reads * passes),
             override_num_blocks=len(reads) * passes,
             concurrency=min(READERS, len(reads)),
-            ray_remote_args={"num_cpus": 0},
+            num_cpus=0,
         )
         if change is not None:
             blocks = blocks.map_batches(
@@ -142,8 +131,6 @@ def execute(
 
 
 class ChangeTexts:
-    """Changes the texts of the usable records of a block."""
-
     def __init__(self, change: Change):
         self.change = change.make(*change.arguments)
 

@@ -1,9 +1,4 @@
-"""Checked access to the fields of a row: a field that cannot be used raises ``RowError`` with its column and
-a stable code.
-
-Only what is read is checked, one field at a time, because a row with one unusable annotation keeps its
-others.
-"""
+"""Checked access to the fields of a row, one at a time: one unusable annotation does not cost the others."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class RowError(Exception):
-    """The reason why a row cannot be used; ``column`` and ``code`` become those of its ``BadRow``."""
+    """Why a row cannot be used; ``column`` and ``code`` become those of its ``BadRow``."""
 
     def __init__(self, column: str, code: str, message: str):
         super().__init__(message)
@@ -28,7 +23,6 @@ class RowError(Exception):
 
 
 def need(row: Any, column: str, kind: Kind) -> Any:
-    """A required field of this kind; RowError ``missing_column`` or ``wrong_type``."""
     if not isinstance(row, Mapping):
         raise _wrong_type(column, dict, row)
     value = row.get(column)
@@ -40,12 +34,10 @@ def need(row: Any, column: str, kind: Kind) -> Any:
 
 
 def optional(row: Any, column: str, kind: Kind, default: Any = None) -> Any:
-    """A field of this kind, or ``default`` if it is missing or null; RowError ``wrong_type``."""
     return default if isinstance(row, Mapping) and row.get(column) is None else need(row, column, kind)
 
 
 def text(row: Any, column: str) -> str:
-    """A required text without surrounding white space; RowError ``empty`` if nothing remains."""
     value = need(row, column, str).strip()
     if not value:
         raise RowError(column, "empty", "the text is empty")
@@ -53,7 +45,7 @@ def text(row: Any, column: str) -> str:
 
 
 def number(value: Any, column: str) -> float:
-    """A finite number, or its text; RowError ``not_a_number``."""
+    """A finite number, or its text."""
     try:
         result = (
             float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
@@ -66,7 +58,7 @@ def number(value: Any, column: str) -> float:
 
 
 def whole(value: Any, column: str, least: int = 0) -> int:
-    """A whole number of at least ``least``, or its text; RowError ``not_a_number``."""
+    """A whole number of at least ``least``, or its text."""
     result = number(value, column)
     if result != int(result) or result < least:
         raise RowError(column, "not_a_number", f"{value!r:.60} is not a whole number of at least {least}")
@@ -74,9 +66,7 @@ def whole(value: Any, column: str, least: int = 0) -> int:
 
 
 def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
-    """The first of ``columns`` that holds text or a whole number, as text; None if all are empty; RowError
-    ``wrong_type``.
-    """
+    """The first of ``columns`` that holds text or a whole number, as text; None if all are empty."""
     for column in columns:
         value = row.get(column)
         if isinstance(value, bool) or not isinstance(value, str | int | None):
@@ -89,11 +79,7 @@ def identifier(row: Mapping[str, Any], *columns: str) -> str | None:
 
 
 def answers(row: Mapping[str, Any], column: str) -> list[str]:
-    """One or several accepted answers as text, the content of an ``<answer>`` tag or of a ``\\boxed{}`` if
-    there is one.
-
-    RowError ``missing_column``, ``wrong_type``, or ``no_label`` if no answer remains.
-    """
+    """One or several accepted answers, inside ``<answer>`` or a box if there; RowError ``no_label``."""
     if column not in row:
         raise RowError(column, "missing_column", "is missing")
     value = row[column]
@@ -114,7 +100,6 @@ def answers(row: Mapping[str, Any], column: str) -> list[str]:
 
 
 def objects(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
-    """A required list of objects; RowError ``missing_column`` or ``wrong_type``."""
     value = need(row, column, list)
     if not all(isinstance(item, dict) for item in value):
         raise RowError(column, "wrong_type", "expected a list of objects")
@@ -122,7 +107,6 @@ def objects(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
 
 
 def parse_json(value: str, column: str, kind: type = dict) -> Any:
-    """The value of JSON text inside a row; RowError ``not_json`` or ``wrong_type``."""
     try:
         result = json.loads(value)
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,4 @@
-"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or folders of these, from any
-pyarrow filesystem.
-
-A file is never in memory as a whole: lines and elements of a JSON list are read one by one, parquet some
-megabytes at a time.
-"""
+"""Streams rows of JSON-lines, JSON, CSV, TSV, parquet, Arrow and tar files, or folders of these."""
 
 from __future__ import annotations
 
@@ -31,16 +26,12 @@ from pixelis.errors import BadInput, MissingFile
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".tar")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-"""Suffixes of compressed text files, and what pyarrow calls their compression."""
 COLUMNS = ("question", "answer", "image")
 OPTIONS = ("format", "media", "scorer", "cache", "prompt", "shuffle_options", *COLUMNS)
-"""Options of a source after the question mark."""
 CHUNK = 1 << 20
 """Characters read at a time from a JSON list, and bytes of a parquet column."""
 TOKEN = 16
-"""Maximal length of a JSON literal, sign or escape: an error farther from the end is not due to
-truncation.
-"""
+"""Longest JSON literal or escape: an error farther from the end is not due to truncation."""
 PART_BYTES = 32 << 20
 """Size of the part of a file that one task reads."""
 BATCH_BYTES = 4 << 20
@@ -48,11 +39,11 @@ BATCH_BYTES = 4 << 20
 FIELD_CHARACTERS = 1 << 28
 """Longest cell of a CSV file; it may be a picture."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]*://")
-_GAP = re.compile(r"\s*,?\s*")
+_GAP = re.compile(r"[\s,\[\]]*")
 
 
 class Row(NamedTuple):
-    """One row with its position; ``number`` counts lines of a text file, or rows, from 1."""
+    """One row; ``number`` counts the lines or rows of its file from 1."""
 
     file: str
     number: int
@@ -60,11 +51,7 @@ class Row(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Consecutive rows of a file: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all
-    (``stop`` is None).
-
-    rows_before: lines of JSON lines, or rows of parquet, before the part.
-    """
+    """Consecutive rows: bytes ``start`` to ``stop`` of JSON lines, row groups of parquet, or all (None)."""
 
     path: str
     start: int = 0
@@ -74,12 +61,9 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """``PATH?format=NAME&media=FOLDER&cache=FOLDER&...``: files of rows with options.
+    """``PATH?format=NAME&media=FOLDER&...``: files of rows with options, see docs/data.md.
 
-    ``media`` is the folder of relative references, itself relative to the folder of the files (the default).
-    ``cache`` stores media from inside rows or from other machines as files. ``scorer``, ``prompt`` and
-    ``shuffle_options``: see `question_changes`. ``question``, ``answer`` and ``image`` are columns of a
-    table. Other options of a ``scheme://`` path belong to its filesystem.
+    Other options of a ``scheme://`` path belong to its filesystem.
     """
 
     path: str
@@ -95,12 +79,10 @@ class Source:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of a table that are named: question, answer, image."""
         return {key: column for key in COLUMNS if (column := getattr(self, key)) is not None}
 
     @classmethod
     def of(cls, text: str) -> Source:
-        """Parse a source; BadInput for an unknown option."""
         path, _, query = text.partition("?")
         pairs = parse_qsl(query.replace("+", "%2B"), keep_blank_values=True)
         own = {key: value for key, value in pairs if key in OPTIONS and value}
@@ -110,71 +92,50 @@ class Source:
         return cls(path + ("?" + urlencode(others) if others else ""), **own)
 
     def open(self) -> tuple[fs.FileSystem, str]:
-        """The filesystem and the path in it; BadInput for an unknown filesystem."""
         if not _SCHEME.match(self.path):
             return fs.LocalFileSystem(), self.path
         try:
             return fs.FileSystem.from_uri(self.path)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise BadInput(
-                f"{self.path}: no such filesystem: {_one_line(error)}",
-                fix="write s3://bucket/folder, gs://...",
-            ) from None
+            message = f"{self.path}: no such filesystem: {_one_line(error)}"
+            raise BadInput(message, fix="write s3://bucket/folder, gs://...") from None
 
     def files(self) -> tuple[fs.FileSystem, str, list[str]]:
-        """The filesystem, the folder that references are relative to, and the files of rows in the order of
-        their names.
-
-        MissingFile if the path does not exist, BadInput if it contains no rows of a known kind.
-        """
+        """The filesystem, the folder of relative references, the files in order. MissingFile, BadInput."""
         system, path = self.open()
         try:
             info = system.get_file_info(path)
-            if info.type == fs.FileType.NotFound:
-                raise MissingFile(
-                    f"{self.path} does not exist",
-                    fix=(
-                        "name a file or folder of JSON lines, JSON, CSV or parquet, or cards:?split=train "
-                        "for the picture world"
-                    ),
-                )
-            if info.type == fs.FileType.File:
-                if kind(path) is None:
-                    raise BadInput(
-                        f"{self.path} is no file of rows",
-                        fix=f"its name must end with one of {', '.join(SUFFIXES)}",
-                    )
-                return system, str(PurePosixPath(path).parent), [path]
-            entries = system.get_file_info(fs.FileSelector(path, recursive=True))
+            is_folder = info.type == fs.FileType.Directory
+            entries = system.get_file_info(fs.FileSelector(path, recursive=True)) if is_folder else []
         except OSError as error:
             raise BadInput(f"{self.path} cannot be read: {_one_line(error)}") from None
-        names = {PurePosixPath(item.path).name for item in entries}
+        if info.type == fs.FileType.NotFound:
+            fix = "name a file or folder of rows, or cards:?split=train for the picture world"
+            raise MissingFile(f"{self.path} does not exist", fix=fix)
+        suffixes = ", ".join(SUFFIXES)
+        if not is_folder:
+            if kind(path) is None:
+                raise BadInput(f"{self.path} is no file of rows", fix=f"its name must end with {suffixes}")
+            return system, str(PurePosixPath(path).parent), [path]
+        names = {entry.base_name for entry in entries}
         if "dataset_dict.json" in names:
-            raise BadInput(
-                f"{self.path} contains several splits",
-                fix=f"name the folder of one, such as {self.path}/train",
-            )
-        inside = [item.path for item in entries if item.type == fs.FileType.File and kind(item.path)]
-        hidden = [
-            any(part.startswith((".", "_")) for part in PurePosixPath(file[len(path) :]).parts)
-            for file in inside
-        ]
-        files = sorted(
-            file for file, skip in zip(inside, hidden, strict=True) if not skip and not _is_lineage(file)
-        )
+            fix = f"name the folder of one, such as {self.path}/train"
+            raise BadInput(f"{self.path} contains several splits", fix=fix)
+        files = sorted(entry.path for entry in entries if entry.is_file and kind(entry.path))
+        files = [file for file in files if not _is_hidden(file[len(path) :])]
         if "state.json" in names:  # a folder that the library `datasets` saved
             files = [file for file in files if kind(file) == ".arrow"]
         if not files:
             raise BadInput(
-                f"the folder {self.path} contains no {', '.join(SUFFIXES)}",
-                fix="name the folder with the files of rows",
+                f"the folder {self.path} contains no {suffixes}", fix="name the folder of the rows"
             )
         return system, path, files
 
 
-def _is_lineage(path: str) -> bool:
-    """Whether a file is the lineage record beside rows (`telemetry.lineage`)."""
-    return f".{PurePosixPath(path).name}".endswith(".lineage.json")
+def _is_hidden(path: str) -> bool:
+    """Whether a file below a folder of rows is hidden, or a lineage record (`telemetry.lineage`)."""
+    parts = PurePosixPath(path).parts
+    return any(part.startswith((".", "_")) for part in parts) or f".{parts[-1]}".endswith(".lineage.json")
 
 
 def kind(path: str) -> str | None:
@@ -190,17 +151,11 @@ def _compression(path: str) -> str | None:
 
 
 def read_file(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The rows of one file; see `read_part`."""
     return read_part(system, Part(path))
 
 
 def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = None) -> Iterator[Row | BadRow]:
-    """The rows of a part; those that are no JSON object become ``BadRow``.
-
-    BadInput if the rest cannot be read.
-
-    columns: those to read of a parquet file, by default all.
-    """
+    """The rows of a part; those that are no JSON object become ``BadRow``. BadInput for a broken file."""
     with _readable(part.path):
         match kind(part.path):
             case ".parquet":
@@ -218,15 +173,11 @@ def read_part(system: fs.FileSystem, part: Part, columns: list[str] | None = Non
 
 
 def split_file(system: fs.FileSystem, path: str, size: int = PART_BYTES) -> list[Part]:
-    """Parts of at least ``size`` bytes, in order. A compressed file and a JSON list are one part.
-
-    Raises BadInput.
-    """
+    """Parts of at least ``size`` bytes, in order; a compressed file or a JSON list is one part. BadInput."""
     with _readable(path):
         if path.lower().endswith(".parquet"):
             return _split_parquet(system, path, size)
-        is_lines = path.lower().endswith((".jsonl", ".ndjson"))
-        if is_lines and (system.get_file_info(path).size or 0) > size:
+        if path.lower().endswith((".jsonl", ".ndjson")) and system.get_file_info(path).size > size:
             return _split_lines(system, path, size)
         return [Part(path)]
 
@@ -244,10 +195,6 @@ def _split_parquet(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 
 
 def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
-    """Cut after the first end of a line beyond each ``size`` bytes.
-
-    Reads the whole file, to count its lines.
-    """
     parts, start, position, lines, rows_before = [], 0, 0, 0, 0
     with system.open_input_stream(path, compression=None, buffer_size=0) as stream:
         while chunk := stream.read(CHUNK):
@@ -265,101 +212,70 @@ def _split_lines(system: fs.FileSystem, path: str, size: int) -> list[Part]:
 def _readable(path: str) -> Iterator[None]:
     try:
         yield
+    # Arrow does not check the text of parquet files: UnicodeDecodeError
     except (pa.ArrowException, OSError, csv.Error, tarfile.TarError, UnicodeDecodeError) as error:
-        # A UnicodeDecodeError comes from parquet files, whose text Arrow does not check.
-        raise BadInput(
-            f"{path} cannot be read: {_one_line(error)}", fix="write the file again, or remove it"
-        ) from None
+        message = f"{path} cannot be read: {_one_line(error)}"
+        raise BadInput(message, fix="write the file again, or remove it") from None
 
 
 def _lines(system: fs.FileSystem, part: Part) -> Iterator[Row | BadRow]:
     path, position = part.path, part.start
-    whole = part.stop is None
-    compression = _compression(path) if whole else None
-    file = system.open_input_stream(path, compression, CHUNK) if whole else system.open_input_file(path)
+    if part.stop is None:
+        file = system.open_input_stream(path, _compression(path), CHUNK)
+    else:
+        file = system.open_input_file(path)
+        file.seek(part.start)
     with file:
-        if not whole:
-            file.seek(part.start)
         for number, line in enumerate(io.BufferedReader(file, CHUNK), part.rows_before + 1):
             position += len(line)
             try:
                 if line.strip():
-                    yield _as_row(
-                        path, number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-                    )
-            except json.JSONDecodeError as error:
-                yield BadRow(
-                    path, str(number), "all", "not_json", f"not JSON ({error.msg} at column {error.colno})"
-                )
-            except UnicodeDecodeError as error:
-                yield BadRow(path, str(number), "all", "not_utf8", f"not UTF-8 at byte {error.start}")
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    yield _as_row(path, number, json.loads(text))
             except (RecursionError, ValueError) as error:
-                yield BadRow(path, str(number), "all", "not_json", f"not JSON ({_one_line(error)})")
+                code = "not_utf8" if isinstance(error, UnicodeDecodeError) else "not_json"
+                yield BadRow(path, str(number), "all", code, f"not JSON: {_one_line(error)}")
             if part.stop is not None and position >= part.stop:
                 return
 
 
 def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """Elements of a list, or consecutive objects.
-
-    An error ends the file, because what follows it cannot be parsed.
-    """
+    """Elements of a list, or consecutive objects; an error ends the file: what follows cannot be parsed."""
     decoder, text, number, position = json.JSONDecoder(), "", 0, 0
+    size, at_end, open_lists = CHUNK, False, 0
     with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         characters = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig")
-        size, at_end, in_list, closed = CHUNK, False, False, False
         try:
             while True:
-                position = _GAP.match(text, position).end()  # type: ignore[union-attr]  # matches the empty string too
-                if not number and not in_list and not closed and text.startswith("[", position):
-                    in_list, position = True, position + 1
-                    continue
-                if in_list and text.startswith("]", position):
-                    in_list, closed, position = False, True, position + 1
-                    continue
-                if closed and position < len(text):
-                    message = f"{path}, after row {number}: the list is followed by more text"
-                    raise BadInput(message, fix="write one list, or JSON lines")
-                error = None
+                gap = cast("re.Match[str]", _GAP.match(text, position))
+                open_lists += gap[0].count("[") - gap[0].count("]")
+                position = gap.end()
                 try:
-                    value, end = decoder.raw_decode(text, position)
-                except json.JSONDecodeError as decode_error:
-                    error = decode_error
-                # A value that ends with the text, or an error near its end, may be another one when more is
-                # read.
-                if not at_end and (end == len(text) if error is None else _is_at_end(error)):
-                    chunk = characters.read(size)
-                    at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
-                    continue
-                if error is not None:
-                    if position == len(text) and not in_list:
+                    value, position = decoder.raw_decode(text, position)
+                except json.JSONDecodeError as error:
+                    if not at_end and _is_truncated(error):
+                        chunk = characters.read(size)
+                        at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
+                        continue
+                    if position == len(text) and not open_lists:
                         return
-                    raise BadInput(
-                        f"{path}, row {number + 1}: not JSON ({error.msg})",
-                        fix="correct the file from there on",
-                    )
-                number, size, position = number + 1, CHUNK, end
+                    raise ValueError(error.msg) from None
+                number, size = number + 1, CHUNK
                 yield _as_row(path, number, value)
-        except UnicodeDecodeError as error:
-            raise BadInput(
-                f"{path}, after row {number}: not UTF-8: {error.reason}", fix="save the file as UTF-8"
-            ) from None
-        except RecursionError:
-            raise BadInput(f"{path}, row {number + 1}: nested too deeply") from None
-        except ValueError as error:  # a whole number of thousands of digits
-            raise BadInput(f"{path}, row {number + 1}: not JSON ({_one_line(error)})") from None
+        except (ValueError, RecursionError) as error:
+            message = f"{path}, row {number + 1}: not JSON ({_one_line(error)})"
+            raise BadInput(message, fix="correct the file from there on") from None
 
 
-def _is_at_end(error: json.JSONDecodeError) -> bool:
+def _is_truncated(error: json.JSONDecodeError) -> bool:
     return error.msg.startswith("Unterminated string") or len(error.doc) - error.pos < TOKEN
 
 
 def _as_row(path: str, number: int, values: Any) -> Row | BadRow:
-    if not isinstance(values, dict):
-        return BadRow(
-            path, str(number), "all", "not_an_object", f"a row is a JSON object, not {type(values).__name__}"
-        )
-    return Row(path, number, values)
+    if isinstance(values, dict):
+        return Row(path, number, values)
+    message = f"a row is a JSON object, not {type(values).__name__}"
+    return BadRow(path, str(number), "all", "not_an_object", message)
 
 
 def _parquet(system: fs.FileSystem, part: Part, columns: list[str] | None) -> Iterator[Row]:
@@ -379,10 +295,7 @@ def _parquet(system: fs.FileSystem, part: Part, columns: list[str] | None) -> It
 
 
 def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The lines below the header, in cells of text; empty ones are None.
-
-    The header tells comma, tab or ; apart.
-    """
+    """The lines below the header, whose separator is a comma, a tab or a semicolon; empty cells are None."""
     csv.field_size_limit(FIELD_CHARACTERS)
     with system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream:
         lines = io.TextIOWrapper(io.BufferedReader(stream, CHUNK), encoding="utf-8-sig", newline="")
@@ -392,19 +305,14 @@ def _cells(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
         columns = next(table, [])
         for number, cells in enumerate(table, 1):
             if len(cells) > len(columns):
-                message = (
-                    f"{len(cells)} cells below {len(columns)} columns: put text with a {delimiter!r} "
-                    "in quotation marks"
-                )
+                message = f"{len(cells)} cells, but {len(columns)} columns: quote text with a {delimiter!r}"
                 yield BadRow(path, str(number), "all", "too_many_cells", message)
             elif cells:
-                yield Row(
-                    path, number, {name: cell or None for name, cell in itertools.zip_longest(columns, cells)}
-                )
+                padded = itertools.zip_longest(columns, cells)
+                yield Row(path, number, {name: cell or None for name, cell in padded})
 
 
 def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
-    """The rows of an Arrow file in either of its forms; `datasets` saves the one for streams."""
     with system.open_input_file(path) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
@@ -420,11 +328,7 @@ def _arrow(system: fs.FileSystem, path: str) -> Iterator[Row]:
 
 
 def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
-    """The samples of a webdataset: consecutive files whose names are equal up to the first dot are one row.
-
-    A JSON file contains columns; pictures are the column ``image``, clips ``video``, and other text is a
-    column named after the suffix of its file.
-    """
+    """Samples of a webdataset: consecutive files whose names are equal up to the first dot are one row."""
 
     def sample(member: tarfile.TarInfo) -> str:
         path = PurePosixPath(member.name)
@@ -434,33 +338,25 @@ def _samples(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
         system.open_input_stream(path, compression=_compression(path), buffer_size=CHUNK) as stream,
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
-        files = (
-            item for item in archive if item.isfile() and not PurePosixPath(item.name).name.startswith(".")
-        )
+        files = (x for x in archive if x.isfile() and not PurePosixPath(x.name).name.startswith("."))
         for number, (name, members) in enumerate(itertools.groupby(files, sample), 1):
             values, media = dict[str, Any](), {"image": list[bytes](), "video": list[bytes]()}
             try:
                 for member in members:
                     content = cast("IO[bytes]", archive.extractfile(member)).read()
-                    kind = (mimetypes.guess_type(member.name)[0] or "").partition("/")[0]
-                    if kind in media:
-                        media[kind].append(content)
+                    media_kind = (mimetypes.guess_type(member.name)[0] or "").partition("/")[0]
+                    if media_kind in media:
+                        media[media_kind].append(content)
                     elif member.name.lower().endswith("json"):
                         values |= json.loads(content)
                     else:
                         values[PurePosixPath(member.name).suffix[1:].lower()] = content.decode()
             except (ValueError, TypeError) as error:
-                yield BadRow(
-                    path,
-                    str(number),
-                    PurePosixPath(member.name).name,
-                    "not_json",
-                    f"cannot be read: {error}",
-                    name,
-                )
+                column = PurePosixPath(member.name).name
+                yield BadRow(path, str(number), column, "not_json", f"cannot be read: {error}", name)
                 continue
-            for kind, items in media.items():
-                values |= {kind: items, f"{kind}s": None} if items else {}
+            for column, items in media.items():
+                values |= {column: items, f"{column}s": None} if items else {}
             yield Row(path, number, {"id": name, **values})
 
 

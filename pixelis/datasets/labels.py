@@ -1,9 +1,4 @@
-"""Cuts true answers off at the reader, so that no scorer, vote, filter, curriculum or reward can depend on
-one.
-
-The columns of a row that hold the truth are masked before its format reads it. The questions of an annotated
-set lose theirs after reading, and the scorer is chosen anew from the question alone.
-"""
+"""Cuts true answers off at the reader, so that no scorer, vote, filter or reward can depend on one."""
 
 from __future__ import annotations
 
@@ -31,13 +26,11 @@ REMOVED = ("answers", "annotations")
 META = ("options", "system", "weight")
 """Keys of ``meta`` that belong to the question; all others may repeat the truth."""
 _CHOICES = frozenset({"math", "exact", "pixel_reasoner"})
-"""Scorers that readers choose for answers that are no letters: without the answer, a question with options is
-a choice.
-"""
+"""Scorers of answers that are no letters: without the answer, a question with options is a choice."""
 
 
 class Labels(NamedTuple):
-    """What was cut off: accepted answers and how they are compared. For metrics only."""
+    """What was cut off, for metrics only."""
 
     answers: list[str]
     scorer: str
@@ -48,48 +41,31 @@ OnLabels = Callable[[str, Labels], None]
 
 
 def mask_truths(row: dict[str, Any], columns: Collection[str] = MASKED) -> dict[str, Any]:
-    """A copy of a row of any format without its truths, which are in these columns."""
-    masked: dict[str, Any] = {
-        key: MASK if key in columns else value for key, value in row.items() if key not in REMOVED
-    }
+    kept = {key: value for key, value in row.items() if key not in REMOVED}
+    masked: dict[str, Any] = {key: MASK if key in columns else value for key, value in kept.items()}
     if isinstance(model := row.get("reward_model"), dict):
-        masked["reward_model"] = {"ground_truth": MASK}
-        if "style" in model:
-            masked["reward_model"]["style"] = model["style"]
+        style = {"style": model["style"]} if "style" in model else {}
+        masked["reward_model"] = {"ground_truth": MASK, **style}
     return masked
 
 
 def without_truths(question: Question) -> Question:
-    """The question alone: no answers, annotations or turns of a demonstration, and a scorer that follows its
-    options.
-    """
-    stripped = Question(
-        id=question.id,
-        question=question.question,
-        history=question.history,
-        media=question.media,
-        scorer=question.scorer,
-        task=question.task,
-        split=question.split,
-        tools=question.tools,
-        environment=question.environment,
-        meta={key: question.meta[key] for key in META if key in question.meta},
-    )
+    """The question alone, with a scorer that follows from its options."""
+    fields = {name: getattr(question, name) for name in Question.model_fields if name not in REMOVED}
+    meta = {key: question.meta[key] for key in META if key in question.meta}
+    stripped = Question(**fields | {"meta": meta})
     if stripped.scorer in _CHOICES and len(case_of(stripped, None, ()).options) > 1:
         stripped.scorer = "mc_letter"
     return stripped
 
 
 def read_without_truths(question: Question) -> Question:
-    """``without_truths`` of a question of an annotated set."""
-    # Super-CLEVR chooses between ``count`` and ``exact`` by the truth, Reason-RFT's tests between
-    # ``mc_letter`` and ``math``.
+    # Some readers choose by the truth between count and exact, or between mc_letter and math
     scorer = {"count": "exact", "mc_letter": "math"}.get(question.scorer, question.scorer)
     return without_truths(question.model_copy(update={"scorer": scorer}))
 
 
 def labels_of(question: Question) -> Labels | None:
-    """The labels of a question; None without answers."""
     return Labels(list(question.answers), question.scorer) if question.answers else None
 
 

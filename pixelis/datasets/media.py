@@ -1,6 +1,4 @@
-"""Opens the media of a question: picture files, ``data:`` URLs, clips, and ``cards:`` names of the embedded
-picture world.
-"""
+"""Opens the media of a question: pictures, clips, ``data:`` URLs, and ``cards:`` names."""
 
 from __future__ import annotations
 
@@ -19,10 +17,7 @@ from pixelis.records import Media
 
 
 def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
-    """A question's picture (uint8 [H, W, 3], RGB) or clip under the caps of ``settings``; raises BadImage.
-
-    MissingFile when the package that holds the material of ``cards:`` is not installed.
-    """
+    """A question's picture (uint8 [H, W, 3], RGB) or clip under ``settings``' caps. BadImage, MissingFile."""
     if media.kind == "video":
         frames = [
             encoded_card(uri, settings) if uri.lower().startswith("cards:") else uri
@@ -35,9 +30,7 @@ def open_media(media: Media, settings: ToolboxConfig) -> np.ndarray | Clip:
 
 
 def encoded_card(uri: str, settings: ToolboxConfig) -> str:
-    """A picture of the card world as a BMP in a ``data:`` URL, which costs no compression; raises as
-    `open_media`.
-    """
+    """As a BMP, which costs no compression."""
     file = io.BytesIO()
     Image.fromarray(_draw_card(uri, settings.max_image_pixels)).save(file, "BMP")
     return "data:image/bmp;base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -1,6 +1,4 @@
-"""Resolves the media references of rows to files, and keeps media that arrive inside rows or from other
-machines in a cache.
-"""
+"""Resolves the media references of rows to files; embedded and remote media become files of a cache."""
 
 from __future__ import annotations
 
@@ -21,18 +19,14 @@ from pixelis.operations.encoded import read_encoded
 from pixelis.records import Media
 
 CACHE = "~/.cache/pixelis/media"
-"""Default folder of the files that media inside rows become."""
 COPY_BYTES = 1 << 20
-"""Bytes of a remote file that are held in memory at a time."""
 BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk0")
-"""How PNG, JPEG, GIF, WebP and BMP begin in base64, as which tables hold pictures."""
+"""How PNG, JPEG, GIF, WebP and BMP begin in base64."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
 
 
 class MediaRoot:
-    """The folder of ``system`` that relative references are resolved in and must not leave, and the cache of
-    files.
-    """
+    """The folder of ``system`` that relative references must not leave, and the cache."""
 
     def __init__(self, system: fs.FileSystem, folder: str, cache: str | None = None):
         self.system, self.folder = system, os.path.normpath(folder)
@@ -43,9 +37,7 @@ class MediaRoot:
 
     @classmethod
     def of_source(cls, system: fs.FileSystem, folder: str, media: str | None, cache: str | None) -> MediaRoot:
-        """The root of a source: ``media`` beside its files or on another filesystem; by default the folder of
-        the files.
-        """
+        """The root of a source; ``media`` is relative to the folder of its files, its default."""
         if media is None:
             return cls(system, folder, cache)
         if "://" in media:
@@ -59,23 +51,19 @@ class MediaRoot:
         return cls(system, os.path.normpath(f"{folder}/{media}"), cache)
 
     def reference(self, column: str, value: Any) -> str:
-        """The URI of one image or clip, given as a path, a ``data:``, ``cards:`` or ``packaged:`` URI, or
-        bytes.
+        """The URI of one image or clip, given as a path, a URI, base64, bytes, or ``{"bytes", "path"}``.
 
-        Bytes, alone or as ``{"bytes": ..., "path": ...}``, base64 and ``data:`` URIs become a file of the
-        cache. RowError ``media_type``, ``media_scheme``, ``media_traversal``, ``media_not_found``,
-        ``bad_media`` or ``no_media``. InfraFailure if the filesystem does not answer: dropping the row would
-        shift the numbers of later questions, by which a run resumes.
+        RowError; InfraFailure if the filesystem does not answer: dropping the row would shift the numbers of
+        later questions, by which a run resumes.
         """
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path") or value.get("image")
         if isinstance(value, str) and len(value) > 64 and value.startswith(BASE64):
             value = f"data:;base64,{value}"
         if isinstance(value, str) and value[:5].lower() == "data:":
+            is_image = value[:11].lower() == "data:image/"
             try:  # the bytes are in memory anyway: `open_media` checks the caps
-                value = read_encoded(
-                    value, len(value), "image" if value[:11].lower() == "data:image/" else "video"
-                )
+                value = read_encoded(value, len(value), "image" if is_image else "video")
             except BadImage as error:
                 raise RowError(column, "bad_media", error.message) from None
         if isinstance(value, bytes):
@@ -83,36 +71,33 @@ class MediaRoot:
         if value is None or value == "":
             raise RowError(column, "no_media", "no image or clip is named")
         if not isinstance(value, str):
-            raise RowError(
-                column, "media_type", f"a reference to an image is text, not {type(value).__name__}"
-            )
+            raise RowError(column, "media_type", f"a reference is text, not {type(value).__name__}")
         if scheme := _SCHEME.match(value):
             if scheme[1].lower() in ("cards", "packaged"):
                 return value
             raise RowError(column, "media_scheme", f"references to {scheme[1]}: are not followed")
-        if "\0" in value:
-            raise RowError(column, "media_traversal", "the reference contains a NUL character")
-        if os.path.isabs(value):
-            return _existing(column, value)
-        path = os.path.normpath(f"{self.folder}/{value}")
-        if path != self.folder and not path.startswith(self.folder.rstrip("/") + "/"):
-            raise RowError(column, "media_traversal", f"{value[:100]} leads out of the media folder")
-        if self.local:
-            return _existing(column, path)
+        path = os.path.normpath(os.path.join(self.folder, value))
+        inside = path == self.folder or path.startswith(self.folder.rstrip("/") + "/")
+        if "\0" in value or not (inside or os.path.isabs(value)):
+            raise RowError(column, "media_traversal", f"{value[:100]!r} leads out of the media folder")
+        missing = RowError(column, "media_not_found", f"there is no file {path[:300]}")
+        if self.local or os.path.isabs(value):
+            if not os.path.isfile(path):
+                raise missing
+            return path
 
         def copy(file: IO[bytes]) -> None:
             if self.system.get_file_info(path).type != fs.FileType.File:
-                raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
+                raise missing
             with self.system.open_input_stream(path) as stream:
                 shutil.copyfileobj(stream, file, COPY_BYTES)
 
         return self._store(hashlib.sha256(f"{self.system.type_name}:{path}".encode()).hexdigest(), copy)
 
     def media(self, row: Mapping[str, Any], images: str = "", videos: str = "") -> list[Media]:
-        """Images img0, img1, ... of one column and clips vid0, ... of another; each may be missing, one value
-        or a list.
+        """Images img0, ... of one column and clips vid0, ... of another: missing, one value or a list.
 
-        A clip is a file, or a list of images. RowError as of ``reference``.
+        A clip is a file, or a list of images.
         """
         shown, clips = (_as_list(row.get(column)) for column in (images, videos))
         result = [Media(id=f"img{i}", uri=self.reference(images, item)) for i, item in enumerate(shown)]
@@ -127,7 +112,6 @@ class MediaRoot:
         return result
 
     def _store(self, name: str, write: Callable[[IO[bytes]], Any]) -> str:
-        """The path of the file ``name`` of the cache, which is written unless it exists."""
         target = self.cache / name[:2] / name
         if not target.is_file():
             try:
@@ -137,12 +121,6 @@ class MediaRoot:
                 message = f"no file could be written below {self.cache}: {error}"
                 raise InfraFailure(message, fix="check network, disk and permissions") from None
         return str(target)
-
-
-def _existing(column: str, path: str) -> str:
-    if not os.path.isfile(path):
-        raise RowError(column, "media_not_found", f"there is no file {path[:300]}")
-    return path
 
 
 def _as_list(value: Any) -> list[Any]:

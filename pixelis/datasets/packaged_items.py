@@ -1,6 +1,4 @@
-"""Parts of the packaged sources: the item to generate, its question and its picture, photographs and objects
-to paste.
-"""
+"""Parts of the packaged sources: the item to generate, its picture, and the objects to paste."""
 
 from __future__ import annotations
 
@@ -24,20 +22,17 @@ from pixelis.records import Annotations, Box, Media, Question, Region
 
 SCHEME = "packaged:"
 NAMES = ("clips", "coins", "digits", "photos", "shapes", "text")
-"""The sources; their order is part of what they generate."""
+"""The order seeds what they generate."""
 GROUNDS = {
     split: tuple(name for name in names if not name.endswith((".mp4", "coins.png", "page.png", "text.png")))
     for split, names in cards.PHOTOGRAPHS.items()
 }
 """Photographs under pasted objects and words."""
 CUT_OUTS = tomllib.loads(Path(__file__).with_name("cut_outs.toml").read_text(encoding="utf-8"))
-"""Objects to paste by split: ``label``, ``photograph``, and what they are in it."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """The item to generate: its source, split, seed and index; ``options`` are the source's own."""
-
     name: str
     split: str
     seed: int
@@ -54,19 +49,17 @@ class Item:
 
     @property
     def rng(self) -> np.random.Generator:
-        """A new random generator for this item."""
         return np.random.default_rng(
             [NAMES.index(self.name), SPLITS.index(self.split), self.seed, self.index]
         )
 
     def one_of(self, option: str) -> str:
-        """The one of the names that an option lists that applies to this item; empty without."""
+        """The one of the listed names that applies to this item; empty without."""
         names = [name for name in self.options.get(option, "").split(",") if name]
         return names[self.index % len(names)] if names else ""
 
 
 def question_of(item: Item, media: Media, notes: Annotations, **meta: Any) -> Question:
-    """The annotated item as a question without text."""
     source = {"source": f"{SCHEME}{item.name}"}
     return Question(
         id=item.id, question="", media=[media], split=item.split, annotations=notes, meta={**source, **meta}
@@ -74,7 +67,6 @@ def question_of(item: Item, media: Media, notes: Annotations, **meta: Any) -> Qu
 
 
 def region_of(number: int, label: str, mask: np.ndarray, **attributes: str) -> Region:
-    """A region with its mask, bool [h, w]."""
     encoded = masks.Mask.of(mask)
     return Region(id=f"r{number}", label=label, box=encoded.box, mask=encoded.encode(), attributes=attributes)
 
@@ -86,9 +78,7 @@ def shares(edges: Edges, width: int, height: int) -> Box:
 
 
 def picture_of(item: Item, pixels: np.ndarray, photo: bool = True, part: str = "") -> Media:
-    """The media of a picture, uint8 [h, w, 3], which is written unless it exists: photographs as JPEG,
-    drawings as PNG.
-    """
+    """The media of a picture, uint8 [h, w, 3], which is written unless it exists."""
     name = (
         item.id
         + part
@@ -109,7 +99,6 @@ def picture_of(item: Item, pixels: np.ndarray, photo: bool = True, part: str = "
 
 @functools.cache
 def coin_rows() -> list[list[np.ndarray]]:
-    """Masks of the coins row by row from the top, each row from the left."""
     coins = sorted(pasting.coin_masks(), key=lambda mask: float(np.nonzero(mask)[0].mean()))
     rows = [coins[i : i + 6] for i in range(0, len(coins), 6)]
     return [sorted(row, key=lambda mask: float(np.nonzero(mask)[1].mean())) for row in rows]
@@ -128,7 +117,6 @@ def ground_of(name: str, longest: int = 640) -> np.ndarray:
 
 @functools.cache
 def cut_outs(split: str) -> tuple[CutOut, ...]:
-    """The objects that a split pastes on photographs."""
     objects = []
     for entry in CUT_OUTS[split]:
         picture = photograph(entry["photograph"])
@@ -146,7 +134,6 @@ def cut_outs(split: str) -> tuple[CutOut, ...]:
 
 
 def _largest(mask: np.ndarray) -> np.ndarray:
-    """The largest connected part of a mask, bool [H, W], with its holes filled."""
     labels, _ = ndimage.label(mask)
     sizes = np.bincount(labels.ravel())[1:]
     return np.asarray(ndimage.binary_fill_holes(labels == 1 + int(np.argmax(sizes))))

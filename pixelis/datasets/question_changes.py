@@ -1,9 +1,7 @@
-"""Options of every source that change its questions: another scorer, shuffled options, a prompt template
-around the text.
+"""Options of every source that change its questions: another scorer, shuffled options, a prompt template.
 
-A template is Jinja, as EasyR1's `format_prompt`. It receives `content`, the question's text, its `task` and
-`id`, and `kind`: `choice` for a question that lists options, else `open`. It runs in Jinja's sandbox and
-never sees an answer.
+A template is Jinja, as EasyR1's `format_prompt`, sandboxed. It receives `content`, `task`, `id` and `kind`
+(`choice` or `open`), never an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from pixelis.records import Demonstration, Question
 from pixelis.rewards.scorers import find_scorer, letter, option_lines
 
 OPTIONS = ("scorer", "prompt", "shuffle_options")
-"""The scorer of all questions, the template around each, and the seed of the order of their options."""
 PROMPTS = {
     "reason_rft": "{{ content }}\n"
     "{% if kind == 'choice' %}Choose one of the options and answer with its letter alone."
@@ -31,20 +28,16 @@ PROMPTS = {
     "functions alone."
     "{% else %}Answer with a number alone.{% endif %}",
 }
-"""Templates that ship with Pixelis, by name."""
+"""Templates that ship with Pixelis."""
 _OPTION = re.compile(r"(?<![A-Za-z])\(?([AB])[.):]\s*\S")
 _NAMED = re.compile(r"(\s*[(\[]?)([A-Za-z])(?=[)\]]|[.:](?:\s|$)|\s*$)")
 """An answer that begins with the letter of an option: ``A``, ``(A).``, ``A. text``."""
 
 
 def question_changes(source: str, options: Mapping[str, str | None]) -> Callable[[Question], Question]:
-    """The change that `OPTIONS` of a source make to each question; MissingFile or BadInput for an unusable
-    value.
-    """
-    scorer, template = options.get("scorer"), options.get("prompt")
-    seed = None
-    if text := options.get("shuffle_options"):
-        seed = whole_option(source, {"shuffle_options": text}, "shuffle_options", 0)
+    """The change that `OPTIONS` of a source make to each question. MissingFile, BadInput."""
+    scorer, template, order = (options.get(name) for name in OPTIONS)
+    seed = whole_option(source, {"shuffle_options": order}, "shuffle_options", 0) if order else None
     prompt = PromptTemplate(template) if template else None
     if scorer:
         find_scorer(scorer)
@@ -60,14 +53,13 @@ def question_changes(source: str, options: Mapping[str, str | None]) -> Callable
 
 
 class PromptTemplate:
-    """A compiled template; MissingFile or BadInput for one that cannot be used."""
+    """A compiled template. MissingFile, BadInput."""
 
     def __init__(self, name: str):
         self.name, path = name, Path(name)
         if name not in PROMPTS and not path.is_file():
-            raise MissingFile(
-                f"there is no prompt template {name}", fix=f"name a file, or one of {', '.join(PROMPTS)}"
-            )
+            fix = f"name a file, or one of {', '.join(PROMPTS)}"
+            raise MissingFile(f"there is no prompt template {name}", fix=fix)
         text = PROMPTS.get(name) or path.read_text(encoding="utf-8")
         # The result is text for a model, not HTML: nothing is to be escaped.
         environment = ImmutableSandboxedEnvironment(autoescape=False, undefined=jinja2.StrictUndefined)
@@ -77,7 +69,6 @@ class PromptTemplate:
             raise BadInput(f"{name}, line {error.lineno}: {error.message}", code="bad_template") from None
 
     def apply(self, question: Question) -> Question:
-        """The question with the rendered text; BadInput for a template that fails or renders no text."""
         kind = "choice" if {"A", "B"} <= set(_OPTION.findall(question.question)) else "open"
         known = {"content": question.question, "task": question.task, "id": question.id, "kind": kind}
         try:
@@ -91,25 +82,22 @@ class PromptTemplate:
 
 
 def shuffle_options(question: Question, seed: int) -> Question:
-    """The question with its option lines ``A. text`` or ``(A) text`` in another order, and answers by their
-    new letters.
+    """The question with its option lines in another order, and answers by their new letters.
 
-    The order depends on the seed and the question's id; ``meta.option_order`` holds the old position of each
-    option. Demonstrations stay as they are, because their turns name the letters, and so do questions without
-    option lines.
+    The order depends on the seed and the id; ``meta.option_order`` holds the old position of each option.
+    Demonstrations stay as they are, because their turns name the letters.
     """
     lines = option_lines(question.question)
     if not lines or isinstance(question, Demonstration):
         return question
     key = int.from_bytes(hashlib.sha256(f"{seed}:{question.id}".encode()).digest()[:8])
     order = np.random.default_rng(key).permutation(len(lines)).tolist()
-    text, end = [], 0
+    text, end, texts = "", 0, [line[4] for line in lines]
     for line, old in zip(lines, order, strict=True):
-        text += [question.question[end : line.start(4)], lines[old][4]]
+        text += question.question[end : line.start(4)] + texts[old]
         end = line.end(4)
-    text.append(question.question[end:])
+    text += question.question[end:]
     letters = {chr(ord("A") + old): chr(ord("A") + new) for new, old in enumerate(order)}
-    texts = [line[4] for line in lines]
 
     def moved(answer: str) -> str:
         signs = letter(answer, texts) if question.scorer == "mc_letter" else None
@@ -121,4 +109,4 @@ def shuffle_options(question: Question, seed: int) -> Question:
     meta = {**question.meta, "option_order": order}
     if isinstance(options := meta.get("options"), list) and len(options) == len(order):
         meta["options"] = [options[old] for old in order]
-    return question.model_copy(update={"question": "".join(text), "answers": answers, "meta": meta})
+    return question.model_copy(update={"question": text, "answers": answers, "meta": meta})

@@ -1,12 +1,4 @@
-"""Questions and demonstrations by source: files of rows, annotated data sets, packaged media, the card world.
-
-    cards:?split=train                      the card world of pixelis-nano
-    NAME:ROOT?split=train                   a data set in its official layout, see pixelis.datasets.readers
-    packaged:NAME?split=train               annotated images and clips that ship in packages
-    rows.parquet?format=NAME&media=FOLDER   a file of rows or a folder of them, see pixelis.datasets.formats
-
-Rows are streamed, and shuffled in windows.
-"""
+"""Questions and demonstrations of any source: files of rows, annotated data sets, generated worlds."""
 
 from __future__ import annotations
 
@@ -30,13 +22,12 @@ T = TypeVar("T")
 CARDS_EPOCH = 1_000_000
 """Questions of an epoch of a `cards:` source, which is practically endless."""
 SHUFFLE_ROWS = 10_000
-"""Questions of a window: a smaller source is shuffled as a whole."""
 SHARE_ROWS = 1000
 """A share of bad rows is checked after this many rows, and at the end of the source."""
 MAX_REPORTED = 5
 """Bad rows that an error lists."""
 _MODULES = {"cards": "card_questions", "packaged": "packaged", "rows": "formats"}
-"""Modules that read the sources other than annotated data sets, imported on use."""
+"""Imported on use."""
 
 
 def _module(kind: str) -> Any:
@@ -44,9 +35,9 @@ def _module(kind: str) -> Any:
 
 
 class BadRowBudget:
-    """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is an error.
+    """Counts bad rows: up to ``limit`` (below 1: a share of all rows) are skipped, one more is BadInput.
 
-    None as ``limit`` is a held-out set, which must be complete whatever data.max_bad_rows is.
+    Without a limit it is a held-out set, which must be complete.
     """
 
     def __init__(
@@ -57,7 +48,6 @@ class BadRowBudget:
         self.rows, self.causes, self.first = 0, Counter[str](), list[BadRow]()
 
     def add(self, row: BadRow | None) -> None:
-        """Count a row, bad or not (None); BadInput if too many are bad."""
         self.rows += 1
         if row is not None:
             self.causes[row.code] += 1
@@ -68,25 +58,20 @@ class BadRowBudget:
             self.check()
 
     def check(self) -> None:
-        """BadInput if too many of the rows so far are bad; called after the last one too."""
+        """Called after the last row too."""
         bad = self.causes.total()
         if bad <= math.floor(self.limit if self.limit >= 1 else self.limit * self.rows):
             return
         lines = "\n".join(f"    {row}" for row in self.first)
         if self.limit == 0:
-            fix = (
-                "correct the row, or set data.max_bad_rows to skip and count a number or a share of bad rows"
-            )
+            fix = "correct the row, or set data.max_bad_rows to skip and count a number or a share of them"
             if self.complete:
                 fix = "correct or remove the row: a held-out set must be complete"
             raise BadInput(lines.strip(), code=self.first[0].code, fix=fix)
         causes = ", ".join(f"{code} {count}" for code, count in self.causes.most_common())
-        message = (
-            f"{self.source}: {bad} bad rows of {self.rows} ({causes}) exceed data.max_bad_rows={self.limit:g}"
-        )
-        raise BadInput(
-            f"{message}; the first:\n{lines}", code="bad_rows", fix="correct them, or raise data.max_bad_rows"
-        )
+        message = f"{self.source}: {bad} bad rows of {self.rows} ({causes}) exceed {self.limit:g}; the first:"
+        fix = "correct them, or raise data.max_bad_rows"
+        raise BadInput(f"{message}\n{lines}", code="bad_rows", fix=fix)
 
 
 def read_questions(
@@ -104,12 +89,9 @@ def read_questions(
 
     The order depends on the arguments alone, so that a run resumes by number. ``seed`` shuffles every epoch
     anew within windows of ``shuffle_rows`` (None: source order); a row of ``meta.weight`` w comes w times as
-    often as one of weight 1. The seed also selects the pictures of a `cards:` source without a seed.
-    ``limit`` keeps the first N rows. Up to ``max_bad_rows`` (below 1: a share; None: a held-out set, which
-    must be complete) are skipped, and ``on_bad_row`` is called once for each. With ``on_labels`` truths are
-    cut off at the reader and only passed to it, see ``pixelis.datasets.labels``.
-
-    Raises MissingFile, and BadInput naming file, row and column.
+    often. ``limit`` keeps the first N rows. Up to ``max_bad_rows`` (None: a held-out set, which must be
+    complete) are skipped. With ``on_labels`` truths are cut off at the reader and only passed to it.
+    MissingFile, BadInput.
     """
     if source.startswith("cards:"):
         questions = _module("cards").read(source, seed, start, limit or CARDS_EPOCH, epochs)
@@ -129,38 +111,29 @@ def read_questions(
 def count_questions(
     source: str, limit: int = 0, max_bad_rows: float = 0, on_labels: OnLabels | None = None
 ) -> int:
-    """The number of questions in one pass through ``source``; BadConfig for `cards:` without a limit."""
+    """The number of questions in one pass; BadConfig for `cards:` without a limit."""
     if source.startswith("cards:"):
         if not limit:
-            raise BadConfig(
-                f"an epoch of {source} has no end", fix="set data.limit, or steps instead of epochs"
-            )
+            fix = "set data.limit, or steps instead of epochs"
+            raise BadConfig(f"an epoch of {source} has no end", fix=fix)
         return limit
-    return sum(
-        1
-        for _ in read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows, on_labels=on_labels)
-    )
+    rows = read_questions(source, limit=limit, epochs=1, max_bad_rows=max_bad_rows, on_labels=on_labels)
+    return sum(1 for _ in rows)
 
 
 def require_text(question: Question, source: str) -> Question:
-    """The question; BadInput if it has annotations alone and no text to put to a policy."""
     if not question.question.strip():
         message = f"{source}: {question.id} has no question text"
-        raise BadInput(message, code="no_question", fix="generate questions from it with jobs.synthesize")
+        raise BadInput(message, code="no_question", fix="generate questions from it with pixelis synthesize")
     return question
 
 
 def read_demonstrations(source: str, count: int, seed: int, direct_share: float) -> list[Demonstration]:
-    """``count`` demonstrations: of a file in an order that ``seed`` shuffles in every epoch, of `cards:`
-    generated.
-    """
     if source.startswith("cards:"):
         return _module("cards").read_demonstrations(source, count, seed, direct_share)
     rows = cast("Callable[[], Iterator[Demonstration | BadRow]]", lambda: read_rows(source, Demonstration))
-    budget = BadRowBudget(source)
-    return list(
-        itertools.islice(epochs_of(rows, sampling_weight, budget, seed=seed, kind="demonstration"), count)
-    )
+    shuffled_rows = epochs_of(rows, sampling_weight, BadRowBudget(source), seed=seed, kind="demonstration")
+    return list(itertools.islice(shuffled_rows, count))
 
 
 def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
@@ -176,19 +149,12 @@ def _cut(rows: Iterator[T], on_labels: OnLabels) -> Iterator[T | Question]:
 def read_rows(
     source: str, kind: type[Question] = Question, on_labels: OnLabels | None = None
 ) -> Iterator[Question | BadRow]:
-    """The records of a source, once, in source order; unusable rows are values.
-
-    Not for `cards:`, which is endless.
-
-    With ``on_labels`` truths are cut off and only passed to it.
-
-    Raises MissingFile and BadInput for a source that cannot be read at all.
-    """
+    """The records of a source, once, in source order; unusable rows are values. Not for `cards:`."""
     if not is_annotated(source):
         return _module("rows").read_records(source, kind, on_labels)
     if not issubclass(Question, kind):
         message = f"{source} holds annotated media, not demonstrations"
-        raise BadInput(message, fix="generate demonstrations from it with jobs.synthesize")
+        raise BadInput(message, fix="generate demonstrations from it with pixelis synthesize")
     ids, read = UniqueIds(), _module("packaged").read if source.startswith("packaged:") else readers.read
     checked = (
         row if isinstance(row, BadRow) else ids.check(row.id, source, row.id) or row for row in read(source)
@@ -197,7 +163,7 @@ def read_rows(
 
 
 def is_annotated(source: str) -> bool:
-    """Whether a source is an annotated data set or packaged media, which are read as a whole."""
+    """Whether a source is read as a whole."""
     return source.startswith("packaged:") or readers.is_dataset(source)
 
 
@@ -223,11 +189,9 @@ def epochs_of(
     window: int = SHUFFLE_ROWS,
     kind: str = "question",
 ) -> Iterator[T]:
-    """The usable rows from number ``start`` on, in the order of `read_questions`; ``rows()`` is one pass
-    through the source.
+    """The usable rows from number ``start`` on, in the order of `read_questions`; ``rows()`` is one pass.
 
-    Bad rows are counted in the first pass only. Raises BadInput if they exceed the budget, or if there is no
-    usable row.
+    Bad rows are counted in the first pass only. BadInput if they exceed the budget, or without a usable row.
     """
     number, epoch, length = 0, 0, 0
     while epochs is None or epoch < epochs:
@@ -236,29 +200,23 @@ def epochs_of(
             continue
         first = number
         usable = _usable(rows(), limit, budget if epoch == 0 else None)
-        if seed is None:
-            for row in usable:
-                if number >= start:
-                    yield row
-                number += 1
-        else:
-            windows = iter(lambda: list(itertools.islice(usable, window)), [])  # noqa: B023
-            for position, block in enumerate(windows):
-                order = shuffled(
-                    [weight(row) for row in block], np.random.default_rng([seed, epoch, position])
-                )
-                for i in order[max(0, start - number) :]:
-                    yield block[i]
-                number += len(block)
+        # Without a seed each row is a window
+        windows = iter(lambda: list(itertools.islice(usable, window if seed is not None else 1)), [])  # noqa: B023
+        for position, block in enumerate(windows):
+            order = np.arange(len(block))
+            if seed is not None:
+                rng = np.random.default_rng([seed, epoch, position])
+                order = shuffled([weight(row) for row in block], rng)
+            for i in order[max(0, start - number) :]:
+                yield block[i]
+            number += len(block)
         length, epoch = number - first, epoch + 1
         if not length:
-            raise BadInput(
-                f"{budget.source} holds no {kind}", code="no_rows", fix="name a source that has some"
-            )
+            message = f"{budget.source} holds no {kind}"
+            raise BadInput(message, code="no_rows", fix="name a source that has some")
 
 
 def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None) -> Iterator[T]:
-    """The usable rows of one pass, the first ``limit`` unless that is 0."""
     for row in first_rows(rows, limit):
         bad = row if isinstance(row, BadRow) else None
         if budget is not None:
@@ -270,9 +228,7 @@ def _usable(rows: Iterator[T | BadRow], limit: int, budget: BadRowBudget | None)
 
 
 def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """As many positions as weights, int64, shuffled: each comes its weight / mean weight times, rounded down
-    or up at random.
-    """
+    """As many positions as weights, int64: each comes weight / mean weight times, rounded at random."""
     order, shares = rng.permutation(len(weights)), np.asarray(weights)
     if (shares == shares[0]).all():
         return order
@@ -283,10 +239,8 @@ def shuffled(weights: Sequence[float] | np.ndarray, rng: np.random.Generator) ->
 
 
 def sampling_weight(question: Question) -> float:
-    """``meta.weight`` of a question, by default 1; BadInput if it is not a positive number."""
     weight = question.meta.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise BadInput(
-            f"{question.id}: meta.weight {weight!r} is not a positive number", fix="remove or correct it"
-        )
+        message = f"{question.id}: meta.weight {weight!r} is not a positive number"
+        raise BadInput(message, fix="remove or correct it")
     return float(weight)

@@ -10,9 +10,7 @@ from pixelis.errors import BadInput
 
 
 def parse_options(source: str, allowed: Collection[str]) -> tuple[str, dict[str, str]]:
-    """What stands before the ``?`` of a source, and its options; BadInput for an option that is not
-    ``allowed``.
-    """
+    """What stands before the ``?`` of a source, and its options; BadInput for one that is not ``allowed``."""
     name, _, query = source.partition("?")
     options = dict(parse_qsl(query.replace("+", "%2B"), keep_blank_values=True))
     if unknown := [key for key in options if key not in allowed]:
@@ -22,7 +20,7 @@ def parse_options(source: str, allowed: Collection[str]) -> tuple[str, dict[str,
 
 
 def whole_option(source: str, options: Mapping[str, str], key: str, default: int) -> int:
-    """An option that is a whole number of at least 0; BadInput otherwise."""
+    """An option that is a whole number of at least 0. BadInput."""
     text = options.get(key, str(default))
     if not text.isdecimal():
         raise BadInput(f"{source}: {key}={text} is not a whole number of at least 0")

@@ -1,8 +1,6 @@
-"""Streams the records of a source by Ray Data: several tasks read its parts, a bounded number of rows ahead
-of the consumer.
+"""Streams a source by Ray Data: several tasks read its parts, a bounded number of rows ahead of the consumer.
 
-The order is that of a plain loop over the source: Ray Data returns the parts in order, and the consumer
-shuffles.
+The order is that of a plain loop: Ray Data returns the parts in order, and the consumer shuffles.
 """
 
 from __future__ import annotations
@@ -34,21 +32,12 @@ if TYPE_CHECKING:
     from pixelis.datasets.execution import Change, Read
 
 TASKS = 128
-"""Read tasks of one execution, which takes a second to start.
-
-It passes through a source of fewer parts several times.
-"""
+"""Read tasks of one execution, which takes a second to start: it may pass through a source several times."""
 END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "problem", "labels"))
-"""The row at the end of a pass.
-
-Other rows hold a record as JSON with its place and the labels that were cut off, or the column, code, message
-and id of a bad row as ``problem``.
-"""
+"""The row at the end of a pass; others hold a record as JSON, or a bad row as ``problem``."""
 
 
 class Text(NamedTuple):
-    """A record as JSON, and its labels if they were cut off."""
-
     id: str
     text: str
     weight: float
@@ -63,22 +52,15 @@ def question_stream(
     on_bad_row: Callable[[BadRow], None] | None = None,
     on_labels: OnLabels | None = None,
 ) -> Iterator[Question]:
-    """The questions of ``data.train`` from number ``start`` on, endlessly, in the order of
-    ``read_questions``.
-
-    ``on_bad_row``, ``on_labels`` and errors are those of ``read_questions``.
-    """
+    """The questions of ``data.train`` from number ``start`` on, endlessly, as of `read_questions`."""
     source = data.train
     if source.startswith("cards:"):  # making a question is cheaper than passing it between processes
         yield from read_questions(source, seed, start, data.limit, on_labels=on_labels)
         return
-    passes = _passes(
-        "Questions", [*_reads(source, Question, data.limit, with_text=True, labels=on_labels is None)]
-    )
-    budget = BadRowBudget(source, data.max_bad_rows, on_bad_row)
-    for text in epochs_of(
-        passes, lambda row: row.weight, budget, seed=seed, start=start, window=data.shuffle_rows
-    ):
+    reads = [*_reads(source, Question, data.limit, with_text=True, labels=on_labels is None)]
+    passes, budget = _passes("Questions", reads), BadRowBudget(source, data.max_bad_rows, on_bad_row)
+    window = data.shuffle_rows
+    for text in epochs_of(passes, lambda row: row.weight, budget, seed=seed, start=start, window=window):
         question = Question.model_validate_json(text.text).read_from(*text.origin)
         if on_labels is not None and text.labels is not None:
             on_labels(question.id, Labels(*json.loads(text.labels)))
@@ -88,10 +70,7 @@ def question_stream(
 def record_stream(
     source: str, kind: type[Question], change: Change, cards: Read | None = None, limit: int = 0
 ) -> Iterator[Text | BadRow]:
-    """The records of a source in order, once, with changed texts: the first ``limit`` usable ones.
-
-    cards: reads a `cards:` source.
-    """
+    """The first ``limit`` usable records of a source, once, with changed texts; ``cards`` reads `cards:`."""
     reads = [cards] if cards is not None else [*_reads(source, kind, limit)]
     return _passes(kind.__name__ + "s", reads, change)()
 
@@ -99,9 +78,7 @@ def record_stream(
 def _passes(
     name: str, reads: list[Read], change: Change | None = None
 ) -> Callable[[], Iterator[Text | BadRow]]:
-    """A function that returns the rows of the next pass through a source; only one pass if they are
-    changed.
-    """
+    """A function that returns the rows of the next pass through a source; only one if they are changed."""
     from pixelis.datasets.execution import execute  # imports Ray Data: half a second, which cards do not need
 
     repeats = 1 if change else max(1, TASKS // len(reads))
@@ -111,15 +88,14 @@ def _passes(
     def next_pass() -> Iterator[Text | BadRow]:
         ids = UniqueIds()
         for row in rows:
+            place = row["file"], row["row"]
             if row["file"] is None:  # the END of the pass
                 return
             if row["problem"] is not None:
-                yield BadRow(row["file"], row["row"], *row["problem"])
+                yield BadRow(*place, *row["problem"])
             else:
-                repeated = ids.check(row["id"], row["file"], row["row"])
-                yield repeated or Text(
-                    row["id"], row["text"], row["weight"], row["labels"], (row["file"], row["row"])
-                )
+                text = Text(row["id"], row["text"], row["weight"], row["labels"], place)
+                yield ids.check(text.id, *place) or text
 
     return next_pass
 

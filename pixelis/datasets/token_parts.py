@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -29,39 +30,33 @@ def weights(
     tokenizer: PreTrainedTokenizerBase,
     counts: PartWeightsConfig,
 ) -> np.ndarray | None:
-    """The loss weight of each token of a played demonstration, float32 [tokens]; None when all are 1.
-
-    Tokens that the policy did not write have weight 1.
-    """
+    """The loss weight of each token of a played demonstration, float32 [tokens]; None when all are 1."""
     if counts.equal:
         return None
     values = np.asarray([getattr(counts, part) for part in PARTS], np.float32)
-    by_turn, remaining = [], iter(steps)
-    for turn in trajectory.turns:
-        if turn.is_policy:
-            by_turn.append(values[parts(turn.tokens, next(remaining), tokenizer)])
-        else:
-            by_turn.append(np.ones(len(turn.tokens), np.float32))
-    return np.concatenate(by_turn)
+    remaining = iter(steps)
+    return np.concatenate(
+        [
+            values[parts(turn.tokens, next(remaining), tokenizer)]
+            if turn.is_policy
+            else np.ones(len(turn.tokens), np.float32)
+            for turn in trajectory.turns
+        ]
+    )
 
 
 def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """The index in PARTS of each token of a policy turn, int64 [tokens], by the part that contains its first
-    byte.
+    """The index in PARTS of each token of a policy turn, int64 [tokens], by the part of its first byte.
 
-    Tags belong to the part that they enclose, the end of the turn to its last part. The arguments are the
-    JSON value of the call, without the name if the dialect writes one.
+    Tags belong to the part that they enclose, the end of the turn to its last part.
     """
     text = str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))
     thought = _after_thought(text, step.think)
     begins = [(0, "think"), (thought, "answer")]
     if step.op is not None:
-        begins = [(0, "think")]
-        opened = [
-            thought,
-            *(call.start() for call in list(_CALL.finditer(text, thought))[1 : 1 + len(step.further)]),
-        ]
-        for start, end in zip(opened, [*opened[1:], len(text)], strict=True):
+        further = list(_CALL.finditer(text, thought))[1 : 1 + len(step.further)]
+        begins, opened = [(0, "think")], [thought, *(call.start() for call in further)]
+        for start, end in itertools.pairwise([*opened, len(text)]):
             key = text.find(_ARGUMENTS, start, end)
             first = key + len(_ARGUMENTS) if key >= 0 else text.find("{", start, end)
             begins += [(start, "call"), (first, "arguments"), (text.rfind("}", start, end) + 1, "call")]
@@ -73,10 +68,7 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
 
 
 def _after_thought(text: str, think: str | None) -> int:
-    """The end of the thought and its closing tag.
-
-    The thought is also searched in NFC, because tokenizers compose characters.
-    """
+    """The end of the thought and its closing tag; also searched in NFC, as tokenizers compose characters."""
     opening_tag = _OPENED.match(text)
     # A thought may be a part of the tag: "hi" of "<think>"
     for start in (opening_tag.end(), 0) if opening_tag else (0,):
@@ -89,10 +81,7 @@ def _after_thought(text: str, think: str | None) -> int:
 
 
 def _size(token: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of bytes of a token: of its characters in a byte-level vocabulary, or of the text of an
-    added token.
-    """
-    added = tokenizer.added_tokens_decoder.get(token)
-    return (
-        len(added.content.encode()) if added is not None else len(str(tokenizer.convert_ids_to_tokens(token)))
-    )
+    """Bytes of a token."""
+    if (added := tokenizer.added_tokens_decoder.get(token)) is not None:
+        return len(added.content.encode())
+    return len(str(tokenizer.convert_ids_to_tokens(token)))  # a character for each byte

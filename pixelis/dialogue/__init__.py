@@ -1,4 +1,1 @@
-"""Conversion between questions, turns, text and tokens: dialects, chat rendering, the agent loop.
-
-No ray, no torch model.
-"""
+"""Conversion between questions, turns, text and tokens: dialects, chat rendering, the agent loop."""

@@ -1,7 +1,7 @@
 """The agent loop: the policy takes turns and operations are executed until it answers or reaches a limit.
 
-An episode is a coroutine; engines and tools batch over concurrent episodes. A failure inside an episode
-becomes its stop reason or an observation, never an exception that would end other episodes.
+An episode is a coroutine: engines and tools batch over concurrent ones. Its failures become stop reasons and
+observations, never exceptions that would end others.
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ class Tools(Protocol):
     async def execute(
         self, action: Action, images: list[ImageView], objects: dict[str, dict[str, Any]]
     ) -> Outcome:
-        """Execute an action, given the episode's views and objects so far; the observation has no ids yet."""
+        """Execute an action; the observation has no ids yet."""
         ...
 
 
 @runtime_checkable
 class StatefulTools(Tools, Protocol):
-    """An environment: tools with a state, for one episode.
+    """An environment for one episode, which ``done`` in the data of an observation ends.
 
-    An observation with ``done`` in its data ends the episode. An error of ``reset`` or ``execute`` ends it
-    too, unscored, because the state is lost.
+    An error ends it too, unscored, because the state is lost.
     """
 
     async def reset(self) -> Outcome:
-        """Start the episode. Returns the observation to show below the question, without ids."""
+        """The observation to show below the question, without ids."""
         ...
 
 
@@ -67,20 +66,17 @@ class Conversation(Protocol):
         ...
 
     async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
-        """The policy's next turn, what it says, and the limit that cut it off, if any.
-
-        ``images``: all views so far.
-        """
+        """The policy's next turn after these views, what it says, and the limit that cut it off."""
         ...
 
     def observe(self, results: Sequence[Outcome], images_so_far: int) -> list[Turn] | StopReason:
-        """The turns that show these observations to the policy, or the limit that they exceed."""
+        """The turns that show these observations, or the limit that they exceed."""
         ...
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of an episode: policy turns, tokens per turn, tokens in total, images in total."""
+    """Limits of an episode."""
 
     max_turns: int
     max_turn_tokens: int
@@ -89,7 +85,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: DialogueConfig, test: bool = False) -> Limits:
-        """The configured limits for training, or with ``test`` for evaluation and serving."""
+        """The limits for training, or with ``test`` for evaluation and serving."""
         turns = config.max_turns_test if test else config.max_turns
         return cls(turns, config.max_turn_tokens, config.max_context, config.max_images)
 
@@ -117,12 +113,11 @@ async def run_episode(
     on_turn: TurnCallback | None = None,
     on_text: TextCallback | None = None,
 ) -> Episode:
-    """Run one episode on an engine: let the policy answer a question. Closes the session.
+    """Run one episode on an engine, and close its session; only cancellation is raised.
 
-    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. No operations are
-    offered without ``tools``, or for a question whose own ``tools`` are an empty list. A prompt that does not
+    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. A prompt that does not
     fit gives an episode without turns or images. Engine failures end the episode with ``error`` or
-    ``deadline`` and their code in ``unscored``; only cancellation is raised.
+    ``deadline`` and their code in ``unscored``.
     """
     trajectory = Trajectory(
         id=trajectory_id or new_id("traj"),
@@ -167,11 +162,8 @@ async def play(
 ) -> StopReason:
     """Play an episode, which gets its turns, images and answer; returns why it stopped.
 
+    Calls in the last allowed turn are not executed, and observations that do not fit are not appended.
     Failures of the policy are raised.
-
-    The calls of a turn are executed in order; without ``tools`` a call gets an ``unknown_op`` observation. A
-    call in the last allowed turn is not executed (over_turn). An observation that does not fit is not
-    appended (over_context, over_images).
     """
     trajectory = episode.trajectory
     if isinstance(tools, StatefulTools):
@@ -261,26 +253,17 @@ class _TokenConversation:
         sampling = dataclasses.replace(self.sampling, max_tokens=room, stop=renderer.dialect.stop)
         completion = await self.session.generate(self.tokens, self.views, sampling, on_tokens)
         tokens, log_probs = completion.tokens, completion.log_probs
-        problem = ""  # an engine with a fault must not train the policy
-        if len(tokens) != len(log_probs) or len(tokens) > room:
-            problem = f"{len(tokens)} tokens with {len(log_probs)} log-probs, at most {room} allowed"
-        elif not all(math.isfinite(p) for p in log_probs):
-            problem = "log-probs that are not finite"
-        elif (
-            completion.finish == "stop"
-            and tokens
-            and tokens[-1] != renderer.spec.stop
-            and not renderer.dialect.stop
-        ):
-            problem = f"a stop at token {tokens[-1]}"
-        if problem:
-            raise InfraFailure(f"the engine returned {problem}", code="bad_completion")
+        self.open = bool(tokens) and tokens[-1] != renderer.spec.stop
+        # An engine with a fault must not train the policy
+        if len(tokens) != len(log_probs) or len(tokens) > room or not all(map(math.isfinite, log_probs)):
+            raise InfraFailure(
+                "the engine returned too many tokens or wrong log-probs", code="bad_completion"
+            )
+        if completion.finish == "stop" and self.open and not renderer.dialect.stop:
+            raise InfraFailure(f"the engine stopped at token {tokens[-1]}", code="bad_completion")
         turn, reply = renderer.read(tokens, log_probs, images, self.offered)
         turn.top_log_probs = completion.top_log_probs if turn.tokens else []
         self.used += len(turn.tokens)
-        # The dialect's stop text ended the turn: the observation begins with the stop token, which is not
-        # learnt.
-        self.open = bool(tokens) and tokens[-1] != renderer.spec.stop
         limit = StopReason.LENGTH if room == limits.max_turn_tokens else StopReason.OVER_CONTEXT
         return turn, reply, limit if completion.finish == "length" else None
 
@@ -289,19 +272,17 @@ class _TokenConversation:
         for place, (observation, _) in enumerate(results):
             turns.append(self.renderer.observation(observation, images_so_far, place, len(results)))
             images_so_far += len(observation.images)
-        if self.open:
+        if self.open:  # the dialect's stop text ended the turn; the stop token is not learnt
             turns[0].tokens.insert(0, self.renderer.spec.stop)
         return self._send(turns, [view for _, views in results for view in views])
 
 
 def show_start(question: Question, images: list[ImageView], observation: Observation) -> Question:
-    """The question with what its environment shows first: its text below, its images appended to ``images``
-    under new names.
-    """
+    """The question with what its environment shows first; its images get new names in ``images``."""
     used = {image.id for image in images}
     free = (name for name in (f"img{number}" for number in itertools.count()) if name not in used)
     images += [image.model_copy(update={"id": next(free)}) for image in observation.images]
-    text = "\n".join(part for part in (question.question, observation.text) if part)
+    text = "\n".join(filter(None, (question.question, observation.text)))
     return question.model_copy(update={"question": text})
 
 
@@ -313,24 +294,20 @@ def is_done(observation: Observation) -> bool:
 async def _operate_all(
     tools: Tools | None, actions: Sequence[Action], trajectory: Trajectory
 ) -> list[Outcome]:
-    """Execute the calls of a turn in order, up to one that ends the episode; no call without tools."""
-    results = list[Outcome]()
+    """Execute the calls of a turn in order, up to one that ends the episode."""
+    results, successes = list[Outcome](), trajectory.operations_ok
     for action in actions if tools is not None else ():
         assert tools is not None
-        earlier = sum(observation.status == "ok" for observation, _ in results)
-        results.append(await _operate(tools, action, trajectory, trajectory.operations_ok + earlier))
-        if is_done(results[-1][0]):
+        observation, views = await _operate(tools, action, trajectory, successes)
+        results.append((observation, views))
+        successes += observation.status == "ok"
+        if is_done(observation):
             break
     return results
 
 
 async def _operate(tools: Tools, action: Action, trajectory: Trajectory, successes: int) -> Outcome:
-    """Execute an action and assign ids to the observation and its images.
-
-    A failure of the tool becomes an observation.
-
-    ``successes``: number of successful calls before, from which the ids follow.
-    """
+    """Execute an action and assign ids; a failure of the tool becomes an observation."""
     try:
         observation, views = await tools.execute(action, list(trajectory.images), trajectory.objects)
         if observation.status == "error":
@@ -343,15 +320,14 @@ async def _operate(tools: Tools, action: Action, trajectory: Trajectory, success
         if isinstance(error, TimeoutError | DeadlineExceeded):
             return Observation(status="error", code="timeout", text=f"{action.op} took too long"), []
         log.warning("operation %s of episode %s failed", action.op, trajectory.id, exc_info=True)
-        return Observation(
-            status="error", code="crashed", text=f"{action.op} failed: {type(error).__name__}"
-        ), []
+        text = f"{action.op} failed: {type(error).__name__}"
+        return Observation(status="error", code="crashed", text=text), []
     data = {**observation.data, "op": action.op, "target": action.target}
     return name_observation(observation.model_copy(update={"data": data}), successes), views
 
 
 def name_observation(observation: Observation, successes: int) -> Observation:
-    """Assign the id (obs1, obs2, ... after ``successes`` earlier ones) to the observation and its images."""
+    """Assign the next id, obs1 and on, to the observation and its images."""
     name = f"obs{successes + 1}"
     ids = [name] if len(observation.images) == 1 else [f"{name}.{i}" for i in range(len(observation.images))]
     images = [image.model_copy(update={"id": i}) for image, i in zip(observation.images, ids, strict=True)]
@@ -359,14 +335,11 @@ def name_observation(observation: Observation, successes: int) -> Observation:
 
 
 def _shapes(images: Sequence[ImageView]) -> list[tuple[int, int, int]]:
-    """The shapes of the views of these images."""
     return [(image.view_size[1], image.view_size[0], 3) for image in images]
 
 
 def _check_views(renderer: Renderer, episode: Episode) -> None:
-    """Raise InfraFailure unless views, image descriptions and image tokens agree: a mismatch would break
-    training.
-    """
+    """Raise InfraFailure unless views, image descriptions and image tokens agree, as training needs."""
     trajectory = episode.trajectory
     if [view.shape for view in episode.views] != _shapes(trajectory.images):
         raise InfraFailure("the views and images of the episode differ", code="bad_views")

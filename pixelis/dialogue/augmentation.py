@@ -1,8 +1,7 @@
 """Test-time augmentation: a session that shows the policy its pictures in a corrected light.
 
-Samples that see a picture in another light err in other places, so that their vote is right more often. A
-correction changes values and never places: the same calls mean the same regions, and an episode can be learnt
-from as it is.
+Samples that see another light err in other places, so their vote is right more often. A correction never moves
+anything: an episode can be learnt from as it is.
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ FITS: Mapping[str, Callable[[np.ndarray], Line]] = {"grey_world": grey_world, "a
 
 
 def alternate(names: Sequence[str], samples: int) -> list[str | None]:
-    """The augmentation of each sample of a question: in turn none, which the first one has, and each of
-    ``names``.
-    """
+    """The augmentation of each sample of a question: in turn none and each of ``names``."""
     return list(itertools.islice(itertools.cycle([None, *names]), samples))
 
 
@@ -68,10 +65,7 @@ def corrected(trajectory: Trajectory, views: Sequence[Pixels], name: str) -> lis
 
 
 class AugmentedSession:
-    """A session that corrects its views.
-
-    The first views of the episode, those of the question, determine the correction.
-    """
+    """A session that corrects its views, by those of the question."""
 
     def __init__(self, session: Session, name: str):
         self.session, self.name = session, name

@@ -22,7 +22,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChatReply:
-    """What a chat model said. ``truncated``: the limit of its length ended it."""
+    """What a chat model said; ``truncated`` at the limit of its length."""
 
     text: str
     reasoning: str = ""
@@ -35,12 +35,11 @@ class ChatReply:
 
 
 class ChatConversation:
-    """A conversation, for `dialogue.agent.play`, in the messages of an OpenAI-compatible API.
+    """A conversation in the messages of an OpenAI-compatible API.
 
-    ``ask`` returns the reply to messages. ``instruct`` adds the dialect's instructions; ``slack`` and
-    ``clamp`` are those of `Scale`. ``parts`` are the parts of a message that show a picture, by its id; other
-    pictures are sent as PNG. ``examples`` is the text of demonstrations to imitate, for the system message:
-    earlier answers then have the dialect's form, and pictures follow their ids, as in the demonstrations.
+    ``slack`` and ``clamp`` are those of `Scale`. ``parts`` show a picture by its id; others are sent as PNG.
+    With ``examples``, the text of demonstrations to imitate, earlier answers have the dialect's form, and
+    pictures follow their ids.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class ChatConversation:
     def begin(
         self, question: Question, images: Sequence[ImageView], views: Sequence[np.ndarray]
     ) -> list[Turn]:
-        """The system message, the earlier exchanges and the question; the turns repeat them as text."""
+        """The system message, the earlier exchanges and the question."""
         self._add_pictures(images, views)
         turns = list[Turn]()
         if self.instruct:

@@ -21,12 +21,10 @@ def mrope_positions(
     merge: int,
     start: int = 0,
 ) -> tuple[np.ndarray, int]:
-    """Positions of a sample, or of its next piece.
+    """Positions int64 [3, n] (time, row, column) of a sample or its next piece, and the next free position.
 
-    token_ids: [n], image tokens expanded. grids: [images, 3] (1, rows, columns in patches), in order of
-    appearance. start: the first free position, as returned for the previous piece. Returns int64 [3, n]
-    (time, row, column) and the first free position after the piece. Raises BadInput if image tokens and grids
-    disagree.
+    ``token_ids``: [n], image tokens expanded. ``grids``: [images, 3] (1, rows, columns in patches). ``start``:
+    the free position after the previous piece. Raises BadInput if image tokens and grids disagree.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
     positions = np.empty((3, len(ids)), dtype=np.int64)

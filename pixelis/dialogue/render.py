@@ -1,7 +1,6 @@
 """Renders chat turns as exact tokens, and parses policy tokens to turns.
 
-Only this module and the dialect produce tags and special tokens: text of users, demonstrations and
-observations never becomes one, whatever it spells.
+Only this module and the dialect produce special tokens: text of others never becomes one, whatever it spells.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 class Renderer:
     """Renders and parses the turns of one model with its tokenizer, dialect and operations.
 
-    ``operations`` are those that the dialect supports, ``environments`` those that questions may name. Raises
-    BadInput if the tokenizer lacks a token of the chat format, BadConfig if the dialect has no form for the
-    operations or an environment.
+    Raises BadInput if the tokenizer lacks a token of the chat format, BadConfig if the dialect has no form for
+    the operations, or for one of the ``environments`` that questions may name.
     """
 
     def __init__(
@@ -68,20 +66,16 @@ class Renderer:
             )
         self.environments = environments or {}
         for name, environment in self.environments.items():
-            if unsupported := [
-                action.name for action in environment.actions if not self.dialect.offers(action)
-            ]:
-                message = (
-                    f"dialogue.dialect {config.dialect} has no form for {', '.join(unsupported)} of "
-                    f"the environment {name}"
+            if unsupported := [a.name for a in environment.actions if not self.dialect.offers(a)]:
+                raise BadConfig(
+                    f"dialogue.dialect {config.dialect} has no form for {unsupported[0]} of {name}",
+                    fix="set dialogue.dialect=qwen",
                 )
-                raise BadConfig(message, fix="set dialogue.dialect=qwen")
         configured = spec.coordinates if config.coordinates == "auto" else config.coordinates
         self.coordinates = self.dialect.scale or configured
         self.clamp, self.max_calls = config.clamp, config.max_calls
         self.system, self.row_system = config.system != "none" and not spec.embedded, config.system == "row"
         self._token_cache: dict[tuple[str, bool], list[int]] = {}
-        # A turn with one of these ids was not sampled by a working engine.
         self._banned = frozenset(spec.banned)
         added = tokenizer.added_tokens_decoder.values()
         controls = {token.content for token in added if is_control(token.content, bool(token.special))}
@@ -92,26 +86,20 @@ class Renderer:
         )
 
     def offered(self, question: Question, operations: bool = True) -> dict[str, type[Operation]]:
-        """The operations that the policy may use for this question, by name; none without ``operations``.
-
-        Raises BadInput ``unknown_environment``.
-        """
-        if operations and (environment := environment_of(question, self.environments)) is not None:
+        """The operations that the policy may use for this question, by name; none without ``operations``."""
+        if not operations:
+            return {}
+        if (environment := environment_of(question, self.environments)) is not None:
             return {action.name: action for action in environment.actions}
-        names = question.tools
-        return {
-            name: o for name, o in self.operations.items() if operations and (names is None or name in names)
-        }
+        names = self.operations if question.tools is None else question.tools
+        return {name: operation for name, operation in self.operations.items() if name in names}
 
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
-        """The turns before the first policy token: [system,] user, ...
+        """The turns before the first policy token, which end with the assistant's opener.
 
-        The tokens end with the assistant's opener.
-
-        An earlier exchange is one user turn, whose tokens include the answer. ``views`` are the question's
-        pictures in order; ``operations`` False offers no tools. With ``dialogue.system: row`` the system
-        message of the question's row replaces the dialect's instructions. A dialect without a system turn
-        gets that of the model's chat template.
+        An earlier exchange is one user turn, whose tokens include the answer. The system message of the
+        question's row replaces the dialect's instructions with ``dialogue.system: row``. A dialect without a
+        system turn gets that of the model's chat template.
         """
         turns = []
         offered = self.offered(question, operations)
@@ -124,24 +112,18 @@ class Renderer:
             )
         if system:
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
-            turns.append(
-                Turn(role="system", text=text, tokens=self._encode([START, "system\n", *system, END, "\n"]))
-            )
+            tokens = self._encode([START, "system\n", *system, END, "\n"])
+            turns.append(Turn(role="system", text=text, tokens=tokens))
         for exchange in question.history:
             shown = [view for view in views if (view.parent or view.id) in exchange.media]
             views = [view for view in views if view not in shown]
-            answer = self.dialect.render(exchange.answer, self._scale(shown))
-            turns.append(
-                self._exchange(exchange.question, shown, bool(offered), instruct, [*answer, END, "\n"])
-            )
+            answer = [*self.dialect.render(exchange.answer, self._scale(shown)), END, "\n"]
+            turns.append(self._exchange(exchange.question, shown, bool(offered), instruct, answer))
         return [*turns, self._exchange(question.question, views, bool(offered), instruct, [])]
 
     @functools.cached_property
     def _template_system(self) -> list[Piece]:
-        """The system turn that the model's chat template writes by itself, as that of Qwen2.5-VL.
-
-        Raises BadInput.
-        """
+        """The system turn that the model's chat template writes by itself, as that of Qwen2.5-VL."""
         if not self.tokenizer.chat_template:
             return []
         content = [{"type": "text", "text": "?"}] if self.spec.reads_images else "?"
@@ -162,12 +144,8 @@ class Renderer:
         self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
     ) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
-        text = "\n".join(
-            filter(
-                None,
-                ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer)),
-            )
-        )
+        said = ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer))
+        text = "\n".join(filter(None, said))
         tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n", *answer])
         return Turn(
             role="user",
@@ -179,11 +157,10 @@ class Renderer:
     def observation(
         self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1
     ) -> Turn:
-        """The turn that shows an observation, from the line break after the policy's turn to the assistant's
-        next opener.
+        """The turn that shows an observation, from the end of the policy's turn to the assistant's next opener.
 
-        ``images_so_far``: number of earlier images, for dialects that number them. The ``count`` observations
-        of a turn with several calls are one turn of the chat, of which this is the part ``place``.
+        The ``count`` observations of a turn with several calls are one turn of the chat, of which this is the
+        part ``place``.
         """
         last = place == count - 1
         pieces = self.dialect.observation(observation, images_so_far, self.system and last)
@@ -203,13 +180,10 @@ class Renderer:
         images: Sequence[ImageView] = (),
         operations: Mapping[str, type[Operation]] | None = None,
     ) -> tuple[Turn, Reply]:
-        """Parse a policy turn; the tokens are stored exactly.
+        """Parse a policy turn after the views ``images``; the tokens are stored exactly.
 
-        ``images`` are the views so far (targets and sizes).
-
-        ``operations`` are those that may be called (`offered`), by default all. A turn with a banned id, an
-        id outside the vocabulary, or the stop token before its end has ``error`` ``bad_token`` and no tokens:
-        it never enters a batch.
+        ``operations`` are those that may be called, by default all. A turn with a banned id, or the stop token
+        before its end, has ``error`` ``bad_token`` and no tokens: it never enters a batch.
         """
         tokens, log_probs = [int(t) for t in tokens], [float(p) for p in log_probs]
         if len(tokens) != len(log_probs):
@@ -223,9 +197,8 @@ class Renderer:
         if len(valid) < len(content) or self.spec.stop in content or not self._banned.isdisjoint(content):
             return Turn(role="assistant", text=text, error="bad_token"), Reply()
         scale = self._scale(images)
-        reply = self.dialect.parse(
-            text, self.operations if operations is None else operations, scale, self.max_calls
-        )
+        callable_operations = self.operations if operations is None else operations
+        reply = self.dialect.parse(text, callable_operations, scale, self.max_calls)
         turn = Turn(
             role="assistant",
             text=text,
@@ -238,32 +211,24 @@ class Renderer:
         return turn, reply
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """The UTF-8 bytes of each token, of which a character may need several: together, the text of the
-        tokens.
-        """
+        """The UTF-8 bytes of each token, of which a character may need several."""
         added = self.tokenizer.added_tokens_decoder
         pieces = []
         for token in tokens:
-            text = (
-                str(self.tokenizer.convert_ids_to_tokens(token))
-                if token not in added
-                else added[token].content
-            )
-            is_plain = token not in added and all(character in _BYTES for character in text)
-            pieces.append(bytes(_BYTES[character] for character in text) if is_plain else text.encode())
+            text = str(self.tokenizer.convert_ids_to_tokens(token))
+            if token in added or not _BYTES.keys() >= set(text):
+                pieces.append(text.encode())
+            else:
+                pieces.append(bytes(_BYTES[character] for character in text))
         return pieces
 
     def listener(self, on_text: Callable[[str], None]) -> TokenCallback:
-        """Pass the tokens of a policy turn on as text, a character as soon as all its bytes are there,
-        without the stop token.
-        """
+        """Pass the tokens of a policy turn on as text, a character as soon as all its bytes are there."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
         def on_tokens(tokens: Sequence[int]) -> None:
-            text = decoder.decode(
-                b"".join(self.pieces([token for token in tokens if token != self.spec.stop]))
-            )
-            if text:
+            pieces = self.pieces([token for token in tokens if token != self.spec.stop])
+            if text := decoder.decode(b"".join(pieces)):
                 on_text(text)
 
         return on_tokens
@@ -274,27 +239,19 @@ class Renderer:
         think: str | None = None,
         images: Sequence[ImageView] = (),
     ) -> Turn:
-        """A demonstration's turn: calls, or the text of an answer.
+        """A demonstration's turn after the views ``images``: calls, or the text of an answer.
 
-        Ends with the stop token; has no log-probs.
-
-        ``images`` are the views so far, which models with pixel coordinates need. The turn's actions are the
-        dialect's versions of the given ones. Raises OperationError if the dialect cannot express them, or for
-        more than ``dialogue.max_calls``.
+        The turn's actions are the dialect's versions of the given ones. Raises OperationError if the dialect
+        cannot express them, or for more than ``dialogue.max_calls``.
         """
-        calls = (
-            [content] if isinstance(content, Action) else [] if isinstance(content, str) else list(content)
-        )
+        calls: Sequence[Action] = () if isinstance(content, str) else content  # type: ignore[assignment]
+        if isinstance(content, Action):
+            calls = [content]
         self.check_calls(len(calls))
-        parts = self.dialect.render(calls or content, self._scale(images), think)
+        turn = self._said(self.dialect.render(calls or content, self._scale(images), think))
         actions = [self.dialect.adapt(action) for action in calls]
-        return Turn(
-            role="assistant",
-            text=_clean("".join(parts)),
-            tokens=self._encode([*parts, END]),
-            action=actions[0] if actions else None,
-            further_actions=actions[1:],
-        )
+        turn.action, turn.further_actions = (actions[0] if actions else None), actions[1:]
+        return turn
 
     def check_calls(self, count: int) -> None:
         """Raise OperationError ``limit`` for more calls in a turn than ``dialogue.max_calls``."""
@@ -304,32 +261,22 @@ class Renderer:
             )
 
     def mistaken(self, action: Action, think: str | None = None) -> Turn:
-        """The turn of a wrong call that the dialect has no form for, arguments as they stand: it is context,
-        never learnt.
-        """
+        """The turn of a wrong call that the dialect has no form for, as it stands; it is never learnt."""
         call = {"name": action.op, "arguments": {**action.arguments, "target": action.target}}
         text = json.dumps(call, ensure_ascii=False, default=str)
         tag = self.dialect.call or "tool_call"
-        pieces = [
-            *([Tag("<think>"), think, Tag("</think>")] if think else []),
-            Tag(f"<{tag}>"),
-            text,
-            Tag(f"</{tag}>"),
-        ]
-        return Turn(role="assistant", text=_clean("".join(pieces)), tokens=self._encode([*pieces, END]))
+        thought = [Tag("<think>"), think, Tag("</think>")] if think else []
+        return self._said([*thought, Tag(f"<{tag}>"), text, Tag(f"</{tag}>")])
 
     def verbatim(self, text: str, actions: Sequence[Action] = (), images: Sequence[ImageView] = ()) -> Turn:
-        """A demonstration's turn as its row has it.
-
-        ``actions``: its calls are written anew, as these; the rest is kept.
-
-        Raises OperationError as `assistant`.
-        """
+        """A demonstration's turn as its row has it, with ``actions`` in place of its calls."""
         if actions:
             text = self.dialect.rewrite(text, actions, self._scale(images))
-        return Turn(
-            role="assistant", text=_clean(text), tokens=self._encode([*self.dialect.pieces(text), END])
-        )
+        return self._said(self.dialect.pieces(text))
+
+    def _said(self, pieces: Sequence[str]) -> Turn:
+        tokens = self._encode([*pieces, END])
+        return Turn(role="assistant", text=_clean("".join(pieces)), tokens=tokens)
 
     def _scale(self, images: Sequence[ImageView]) -> Scale:
         return Scale.of(self.coordinates, images, slack=self.spec.multiple, clamp=self.clamp)
@@ -348,9 +295,10 @@ class Renderer:
                 out += self._encode_text(piece)
                 continue
             if not self.spec.reads_images:
-                fix = "name a vision-language model in policy.model, or questions without media"
                 raise BadInput(
-                    f"a model of type {self.spec.family} reads text alone", code="no_vision", fix=fix
+                    f"a model of type {self.spec.family} reads text alone",
+                    code="no_vision",
+                    fix="name a vision-language model in policy.model, or questions without media",
                 )
             width, height = piece.view_size
             pads = [self.spec.image_token] * self.spec.image_tokens(height, width)
@@ -362,26 +310,19 @@ class Renderer:
         key = (text, isinstance(text, Tag))
         tokens = self._token_cache.get(key)
         if tokens is None:
-            tokens = (
-                self.tokenizer.encode(str(text), add_special_tokens=False) if key[1] else self._plain(text)
-            )
+            parts = [str(text)] if key[1] else self._harmless(_clean(text))
+            tokens = [t for part in parts for t in self.tokenizer.encode(part, add_special_tokens=False)]
             if len(text) <= 4096 and len(self._token_cache) < 1024:
                 self._token_cache[key] = tokens
         return tokens
 
-    def _plain(self, text: str) -> list[int]:
-        """Encode text so that it gives no control tokens: their spellings are split after the first
-        character.
-        """
-        text = _clean(text)
-        pieces, start, position = [], 0, 0
-        while (match := self._control.search(text, position)) is not None:
-            pieces.append(text[start : match.start() + 1])
-            start = position = match.start() + 1
-        pieces.append(text[start:])
-        return [
-            t for piece in pieces if piece for t in self.tokenizer.encode(piece, add_special_tokens=False)
-        ]
+    def _harmless(self, text: str) -> list[str]:
+        """The text in parts that spell no control token: it is split after the first character of each."""
+        parts, start = list[str](), 0
+        while (match := self._control.search(text, start)) is not None:
+            parts.append(text[start : match.start() + 1])
+            start = match.start() + 1
+        return [part for part in (*parts, text[start:]) if part]
 
 
 def _clean(text: str) -> str:

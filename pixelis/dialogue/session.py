@@ -1,8 +1,4 @@
-"""The session protocol between the agent loop and a generation engine.
-
-A session is one episode. It keeps the keys and values of all earlier tokens, so each call passes only new
-tokens.
-"""
+"""The session protocol between the agent loop and a generation engine."""
 
 from __future__ import annotations
 
@@ -15,9 +11,9 @@ import numpy as np
 from pixelis.errors import BadInput
 
 MIN_TEMPERATURE = 0.01
-"""Lowest temperature above 0 that the engines sample at, vLLM's. Below it, logits divided by it overflow."""
+"""Lowest temperature above 0, as vLLM's: below it logits overflow."""
 MAX_TOP_LOG_PROBS = 20
-"""Most tokens whose log-probabilities are reported beside a generated one, as OpenAI and vLLM have it."""
+"""Most tokens reported beside a generated one, as OpenAI and vLLM have it."""
 BATCH_PRIORITY = 10
 """Priority of requests that nobody waits for, behind those of callers."""
 
@@ -26,11 +22,9 @@ BATCH_PRIORITY = 10
 class SamplingParams:
     """Sampling settings of a session. Raises BadInput for values out of range.
 
-    temperature: 0 is greedy. top_p: keeps the smallest set of tokens with at least this probability.
-    max_tokens: limit of one `generate` call, the stop token included. seed: determines the session's random
-    numbers together with the first prompt and the version. priority: a lower one is scheduled first, as in
-    vLLM. top_log_probs: number of most likely tokens to report at each place. stop: text with which a turn
-    ends as with the stop token; the token that completes it is the last.
+    ``temperature`` 0 is greedy. ``max_tokens`` limits one turn, the stop token included. ``seed`` determines
+    the random numbers together with the first prompt and the version. A lower ``priority`` is scheduled first.
+    ``stop``: text that ends a turn; the token that completes it is the last.
     """
 
     temperature: float = 1.0
@@ -54,12 +48,11 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class Completion:
-    """One generated turn.
+    """One generated turn, the stop token included.
 
-    tokens: ids, the stop token included. log_probs: natural log-probability of each token under the sampling
-    distribution (banned ids masked, temperature and top_p applied; at temperature 0 the masked distribution
-    at temperature 1). finish: `stop` after the stop token or text, `length` at max_tokens. top_log_probs: for
-    each token, the most likely tokens of its place with their log-probabilities, the most likely first.
+    ``log_probs`` are natural, under the sampling distribution: banned ids masked, temperature and top_p applied
+    (at temperature 0 the masked distribution at temperature 1). ``finish``: ``length`` at max_tokens.
+    ``top_log_probs``: the most likely tokens at the place of each token, the most likely first.
     """
 
     tokens: list[int]
@@ -83,11 +76,10 @@ class Session(Protocol):
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Append the new tokens and views (at first the whole prompt), then generate one turn.
+        """Append the new tokens (at first the whole prompt), then generate one turn.
 
-        tokens: ids with image pads expanded. views: uint8 [h, w, 3], one per run of image pads, in order.
-        Raises BadInput if tokens and views disagree, InfraFailure if the engine fails. Cancelling the call
-        closes the session.
+        ``views``: uint8 [h, w, 3], one per run of image pads. Raises BadInput if tokens and views disagree,
+        InfraFailure if the engine fails. Cancelling the call closes the session.
         """
         ...
 

@@ -44,6 +44,8 @@ FAMILIES = {
 TEXT_FAMILIES = frozenset(("qwen2", "qwen3"))
 """Families without a vision tower: questions with pictures are refused."""
 
+SUPPORTED = "the folder of a Hugging Face Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2.5 or Qwen3 model"
+
 SPEAKABLE = frozenset(
     f"<{slash}{tag}>"
     for tag in ("think", "tool_call", "grounding", "answer", "tool_response")
@@ -56,8 +58,7 @@ SPEAKABLE = frozenset(
 class ModelSpec:
     """Facts about one model folder. Token fields are ids; ``vocab`` is the width of the logits.
 
-    ``banned``: ids that must never be sampled: all special tokens except ``stop``, and rows of the logits
-    without a token.
+    ``banned`` ids must never be sampled: special tokens except ``stop``, and logits without a token.
     """
 
     family: str
@@ -88,10 +89,7 @@ class ModelSpec:
         return self.patch * self.merge
 
     def grid(self, height: int, width: int) -> tuple[int, int, int]:
-        """Patch grid of a view (frames, rows, columns).
-
-        Raises BadInput unless the sides are multiples of ``multiple``.
-        """
+        """Patch grid of a view: frames, rows, columns."""
         if height < 1 or width < 1 or height % self.multiple or width % self.multiple:
             raise BadInput(
                 f"a view of {width}x{height} pixels: the sides must be multiples of {self.multiple}",
@@ -100,20 +98,18 @@ class ModelSpec:
         return 1, height // self.patch, width // self.patch
 
     def image_tokens(self, view_height: int, view_width: int) -> int:
-        """Number of image tokens of a view of this size in pixels."""
+        """Image tokens of a view of this size in pixels."""
         frames, rows, columns = self.grid(view_height, view_width)
         return frames * rows * columns // self.merge**2
 
     @classmethod
     def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelSpec:
-        """Read a Hugging Face model folder: config.json, the tokenizer, and preprocessor_config.json if
-        present.
+        """Read a Hugging Face model folder.
 
         Raises MissingFile without config.json, BadConfig for another architecture, BadInput for a tokenizer
         of another model.
         """
         # Plain JSON: the configuration classes of transformers import torch, which takes longer than the rest
-        # of this function.
         folder, raw = Path(folder), model_config(folder)
         name = raw["model_type"]
         family, tokenizer = FAMILIES[name], tokenizer or load_tokenizer(folder)
@@ -141,9 +137,7 @@ class ModelSpec:
             vision_start=token_id(tokenizer, "<|vision_start|>"),
             vision_end=token_id(tokenizer, "<|vision_end|>"),
             stop=stop,
-            pad=tokenizer.pad_token_id
-            if tokenizer.pad_token_id is not None
-            else token_id(tokenizer, "<|endoftext|>"),
+            pad=token_id(tokenizer, tokenizer.pad_token or "<|endoftext|>"),
             coordinates=family.coordinates,
             vocab=vocab,
             banned=_banned(tokenizer, stop, vocab, {image_token, video_token}),
@@ -153,29 +147,23 @@ class ModelSpec:
 
 
 def model_config(folder: str | Path) -> dict[str, Any]:
-    """Read a folder's config.json.
-
-    Raises MissingFile without it, BadConfig for an unsupported architecture.
-    """
+    """A folder's config.json; MissingFile without it, BadConfig for an unsupported architecture."""
     raw = _read_json(Path(folder) / "config.json")
     if raw is None:
         raise MissingFile(
             f"no config.json in {folder}",
-            fix=(
-                "use the folder of a Hugging Face Qwen2-VL, Qwen2.5-VL or Qwen3-VL model, or of a text "
-                "model Qwen2.5 or Qwen3"
-            ),
+            fix=f"use {SUPPORTED}",
         )
     if (family := raw.get("model_type")) not in FAMILIES:
         raise BadConfig(
             f"policy.model: {Path(folder).name} is a model of type {family}",
-            fix="use a Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2.5 or Qwen3 folder",
+            fix=f"use {SUPPORTED}",
         )
     return raw
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model folder, offline. Raises MissingFile without one."""
+    """Load the tokenizer of a model folder, offline."""
     folder = Path(folder)
     if (folder / "tokenizer.json").is_file():
         # The file is complete; AutoTokenizer would import torch and all model configurations.
@@ -203,17 +191,12 @@ def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
 
 
 def is_control(text: str, special: bool) -> bool:
-    """True for tokens that structure a conversation: marked special, ``<|...|>`` or ``<tag>``.
-
-    Plain text never becomes one.
-    """
+    """True for tokens that structure a conversation: marked special, ``<|...|>`` or ``<tag>``."""
     return special or (text.startswith("<") and text.endswith(">"))
 
 
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, int]) -> None:
-    """Raise BadInput unless the tokenizer matches config.json: ids fit the vocabulary, and placeholder ids
-    are equal.
-    """
+    """Raise BadInput unless ids fit the vocabulary of config.json, and placeholder ids are equal."""
     fix = "use the tokenizer and the config.json of one model"
     for key, number in placeholders.items():
         token = f"<|{key.partition('_')[0]}_pad|>"

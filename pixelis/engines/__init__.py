@@ -1,6 +1,4 @@
-"""Generation engines with one interface: `hf` (embedded, runs wherever torch runs) and `vllm`
-(production).
-"""
+"""Generation engines with one interface: `hf` (runs wherever torch runs) and `vllm` (production)."""
 
 from __future__ import annotations
 
@@ -17,10 +15,7 @@ __all__ = ["Engine", "start_engine"]
 
 
 def start_engine(config: Config, folder: str | Path, seed: int = 0) -> Engine:
-    """Start the engine of `engine.name` with the model in `folder`; blocks until it can serve.
-
-    Raises MissingDependency if vLLM is not installed, and the errors of the engines.
-    """
+    """Start the engine of `engine.name` with the model in `folder`; blocks until it can serve."""
     if config.engine.name == "vllm":
         from pixelis.engines.vllm import VllmEngine
 

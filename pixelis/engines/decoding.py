@@ -8,6 +8,7 @@ limit.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -37,8 +38,8 @@ COMPACT = 0.5
 class KeyValues:
     """KV cache of a batch, [rows, kv heads, columns, width] per layer, written in place.
 
-    valid: the columns that contain a token of the row; the others are padding and never attended to. used:
-    filled columns.
+    valid: columns with a token of the row; the others are padding and never attended to. used: filled
+    columns.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device):
@@ -53,9 +54,7 @@ class KeyValues:
         value: Float[Tensor, "rows heads new width"],
         layer: int,
     ) -> tuple[Float[Tensor, "rows heads columns width"], Float[Tensor, "rows heads columns width"]]:
-        """Store the new columns of a layer and return all columns so far; called by the attention of
-        transformers.
-        """
+        """Store the new columns of a layer and return all so far; called by the attention of transformers."""
         rows, heads, new, width = key.shape
         if layer == len(self.keys):
             shape = (rows, heads, self.valid.shape[1], width)
@@ -69,8 +68,7 @@ class KeyValues:
 
 @dataclass(slots=True)
 class Past:
-    """The state of an episode between turns: its row in a KV cache, the last sampled token (not in the cache)
-    and its position.
+    """An episode between turns: its row in a KV cache, and the last token, which is not in the cache.
 
     origin: hash of the first prompt.
     """
@@ -88,7 +86,7 @@ class Row:
 
     key: rows with equal keys and prompts are prefilled once; None is never shared. stream: seed of the row's
     random numbers. on_token: called with the number and the id of each new token. `Decoder.prepare` sets the
-    others: ids (from the last sampled token on), positions, the next free position, hash of the first prompt,
+    others: ids from the last sampled token on, positions, the next free one, hash of the first prompt,
     digests of the views.
     """
 
@@ -132,63 +130,46 @@ class Decoder:
     @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> list[tuple[Completion, Past]]:
         """Decode prepared rows together; returns the results in order. The given pasts are not modified."""
-        fresh = [i for i, row in enumerate(rows) if row.past is None]
-        continued = [i for i, row in enumerate(rows) if row.past is not None]
+        order = sorted(range(len(rows)), key=lambda i: rows[i].past is not None)
+        fresh = [rows[i] for i in order if rows[i].past is None]
+        continued = [rows[i] for i in order if rows[i].past is not None]
         extra = max(row.sampling.max_tokens for row in rows)
-        order, parts, hidden = [], [], []
+        parts, hidden = [], []
         if fresh:
-            distinct: dict[object, int] = {}
             # Contents are compared too: a wrong key costs time but never gives a wrong answer.
-            keys = [
-                object() if (r := rows[i]).key is None else (r.key, r.ids.tobytes(), *r.digests)
-                for i in fresh
-            ]
-            prompt = [distinct.setdefault(key, len(distinct)) for key in keys]
-            first = dict(zip(reversed(prompt), reversed(fresh), strict=True))
-            members = [rows[first[p]] for p in range(len(distinct))]
-            longest = max(len(row.ids) for row in members)
-            store = KeyValues(len(members), longest, self.device)
-            last = self._prefill(members, store)
-            index = torch.tensor(prompt, device=self.device)
-            order += fresh
+            keys = [object() if r.key is None else (r.key, r.ids.tobytes(), *r.digests) for r in fresh]
+            distinct: dict[object, Row] = {}
+            for key, row in zip(keys, fresh, strict=True):
+                distinct.setdefault(key, row)
+            members, numbers = list(distinct.values()), {key: i for i, key in enumerate(distinct)}
+            store = KeyValues(len(members), max(len(row.ids) for row in members), self.device)
+            index = torch.tensor([numbers[key] for key in keys], device=self.device)
+            hidden.append(self._prefill(members, store)[index])
             parts.append((store, index))
-            hidden.append(last[index])
-            self.tokens_reused += sum(len(rows[i].ids) for i in fresh) - sum(len(row.ids) for row in members)
+            self.tokens_reused += sum(len(row.ids) for row in fresh) - sum(len(row.ids) for row in members)
         if continued:
-            members = [rows[i] for i in continued]
-            longest = max(len(row.ids) for row in members)
-            store = self._gather(members, longest + (0 if fresh else extra))
-            hidden.append(self._prefill(members, store))
-            order += continued
-            parts.append((store, torch.arange(len(members), device=self.device)))
-        store = parts[0][0] if len(parts) == 1 and not fresh else join(parts, extra)
-        results = self._decode([rows[i] for i in order], store, torch.cat(hidden))
+            longest = max(len(row.ids) for row in continued)
+            store = self._gather(continued, longest + (0 if fresh else extra))
+            hidden.append(self._prefill(continued, store))
+            parts.append((store, torch.arange(len(continued), device=self.device)))
+        store = join(parts, extra) if fresh else parts[0][0]
+        results = self._decode([*fresh, *continued], store, torch.cat(hidden))
         by_row = dict(zip(order, results, strict=True))
         return [by_row[i] for i in range(len(rows))]
 
     def _gather(self, rows: Sequence[Row], extra: int) -> KeyValues:
         """Copy the pasts of rows from any number of stores into one store, in the order of `rows`."""
-        stores: dict[int, tuple[KeyValues, list[int], list[int]]] = {}
-        for i, row in enumerate(rows):
-            if row.past is None:
-                raise ValueError("the row has no past to gather")
-            self.tokens_reused += row.past.position
-            _, store_rows, members = stores.setdefault(id(row.past.store), (row.past.store, [], []))
-            store_rows.append(row.past.row)
-            members.append(i)
-        parts = [
-            (store, torch.tensor(store_rows, device=self.device)) for store, store_rows, _ in stores.values()
-        ]
-        order = [i for _, _, members in stores.values() for i in members]
-        if order != sorted(order):
-            joined = join(parts, 0)
-            parts = [(joined, torch.argsort(torch.tensor(order, device=self.device)))]
+        pasts = [row.past for row in rows if row.past is not None]
+        self.tokens_reused += sum(past.position for past in pasts)
+        parts = []
+        for _, group in itertools.groupby(pasts, key=lambda past: id(past.store)):
+            members = list(group)
+            numbers = torch.tensor([past.row for past in members], device=self.device)
+            parts.append((members[0].store, numbers))
         return join(parts, extra)
 
     def _prefill(self, rows: Sequence[Row], store: KeyValues) -> Float[Tensor, "rows width"]:
-        """Append the rows' tokens to the store, padded at the right; returns the hidden state of each row's
-        last token.
-        """
+        """Append the rows' tokens to the store, padded at the right; returns the last tokens' hidden states."""
         lengths = [len(row.ids) for row in rows]
         longest = max(lengths)
         tokens = np.full((len(rows), longest), self.spec.pad, dtype=np.int64)
@@ -243,49 +224,22 @@ class Decoder:
     def _decode(
         self, rows: Sequence[Row], store: KeyValues, hidden: Float[Tensor, "rows width"]
     ) -> list[tuple[Completion, Past]]:
-        count = len(rows)
         limits = [row.sampling.max_tokens for row in rows]
-        steps = max(limits)
-        # A batch of questions shares a seed: without the prompt's hash all groups would draw the same
-        # numbers.
-        sampler = Sampler(
-            [row.sampling for row in rows], [(*row.stream, row.origin) for row in rows], steps, self.device
-        )
+        # A batch of questions shares a seed: without the prompt's hash all groups would draw the same numbers.
+        streams = [(*row.stream, row.origin) for row in rows]
+        sampler = Sampler([row.sampling for row in rows], streams, max(limits), self.device)
+        output = Output(rows, self.spec, self.device)
         limit = torch.tensor(limits, device=self.device)
         position = torch.tensor([row.free for row in rows], device=self.device)
-        generated = torch.full((count, steps), self.spec.stop, dtype=torch.int64, device=self.device)
-        log_probs = torch.zeros(count, steps, device=self.device)
-        most = min(max(row.sampling.top_log_probs for row in rows), self.spec.vocab)
-        top_tokens = torch.zeros(count, steps, most, dtype=torch.int64, device=self.device)
-        top_log_probs = torch.zeros(count, steps, most, device=self.device)
-        length = torch.zeros(count, dtype=torch.int64, device=self.device)
         # Indices of the rows in the store; `going` marks the unfinished ones.
-        alive = torch.arange(count, device=self.device)
-        location: list[tuple[KeyValues, int]] = [(store, i) for i in range(count)]
-        going = torch.ones(count, dtype=torch.bool, device=self.device)
-        has_listeners, ended = any(row.on_token is not None for row in rows), set[int]()
-        has_stops = any(row.sampling.stop for row in rows)
-        for step in range(steps):
+        alive = torch.arange(len(rows), device=self.device)
+        location: list[tuple[KeyValues, int]] = [(store, i) for i in range(len(rows))]
+        going = torch.ones(len(rows), dtype=torch.bool, device=self.device)
+        for step in range(max(limits)):
             chosen, probabilities = sampler(self.model.lm_head(hidden).float() + self.banned, alive, step)
-            open_rows = alive[going]
-            generated[open_rows, step] = chosen[going]
-            log_probs[open_rows, step] = probabilities.gather(1, chosen[:, None])[going, 0].log()
-            if most:
-                top = probabilities[going].topk(most)
-                top_tokens[open_rows, step], top_log_probs[open_rows, step] = top.indices, top.values.log()
-            length[open_rows] = step + 1
-            if has_listeners:
-                for i, token in zip(open_rows.tolist(), chosen[going].tolist(), strict=True):
-                    if (listener := rows[i].on_token) is not None:
-                        listener(step, token)
-            if has_stops:
-                new = {
-                    i
-                    for i in open_rows.tolist()
-                    if self._is_stopped(rows[i].sampling.stop, generated[i, : step + 1])
-                }
-                going &= torch.tensor([i not in new for i in alive.tolist()], device=self.device)
-                ended |= new
+            output.add(step, alive, going, chosen, probabilities)
+            if stopped := self._watch(rows, alive[going].tolist(), output, step):
+                going &= torch.tensor([i not in stopped for i in alive.tolist()], device=self.device)
             going &= (chosen != self.spec.stop) & (limit[alive] > step + 1)
             unfinished = int(going.sum())
             if unfinished == 0:
@@ -293,7 +247,7 @@ class Decoder:
             if unfinished <= COMPACT * len(alive):
                 remaining = going.nonzero()[:, 0]
                 alive, chosen, going = alive[remaining], chosen[remaining], going[remaining]
-                store = join([(store, remaining)], steps - step - 1)
+                store = join([(store, remaining)], max(limits) - step - 1)
                 for new_row, i in enumerate(alive.tolist()):
                     location[i] = (store, new_row)
             store.valid[:, store.used] = going
@@ -305,38 +259,79 @@ class Decoder:
                 store,
             )[:, 0]
             position[alive] = current + going
-        results = []
-        columns = zip(
-            rows,
-            generated.tolist(),
-            log_probs.tolist(),
-            length.tolist(),
-            position.tolist(),
-            location,
-            strict=True,
-        )
-        for i, (row, tokens, values, size, free, (row_store, row_index)) in enumerate(columns):
-            tokens, values = tokens[:size], values[:size]
-            self.tokens_written += size
-            completion = Completion(
-                tokens, values, "stop" if tokens[-1] == self.spec.stop or i in ended else "length"
+        completions = output.completions()
+        self.tokens_written += sum(len(completion.tokens) for completion in completions)
+        pasts = [
+            Past(*place, completion.tokens[-1], free, row.origin)
+            for row, completion, place, free in zip(
+                rows, completions, location, position.tolist(), strict=True
             )
-            if number := row.sampling.top_log_probs:
-                places = zip(
-                    top_tokens[i, :size, :number].tolist(),
-                    top_log_probs[i, :size, :number].tolist(),
-                    strict=True,
-                )
-                completion.top_log_probs = [
-                    [entry for entry in zip(*place, strict=True) if entry[1] > float("-inf")]
-                    for place in places
-                ]
-            results.append((completion, Past(row_store, row_index, tokens[-1], free, row.origin)))
-        return results
+        ]
+        return list(zip(completions, pasts, strict=True))
 
-    def _is_stopped(self, stop: str, tokens: Int64[Tensor, " tokens"]) -> bool:
-        """Whether the last token completes the stop text. A token has at least one byte."""
-        return bool(stop) and stop in str(self.tokenizer.decode(tokens[-len(stop.encode()) :].tolist()))
+    def _watch(self, rows: Sequence[Row], numbers: Sequence[int], output: Output, step: int) -> set[int]:
+        """Pass on the new tokens of these rows; returns those whose last token completes the stop text."""
+        for i in numbers:
+            row = rows[i]
+            if row.on_token is not None:
+                row.on_token(step, int(output.tokens[i, step]))
+            if stop := row.sampling.stop:  # a token has at least one byte
+                last = output.tokens[i, max(0, step + 1 - len(stop.encode())) : step + 1]
+                if stop in str(self.tokenizer.decode(last.tolist())):
+                    output.stopped.add(i)
+        return output.stopped.intersection(numbers)
+
+
+class Output:
+    """What a wave has generated: tokens, their log-probabilities and the most likely ones, by row and step."""
+
+    def __init__(self, rows: Sequence[Row], spec: ModelSpec, device: torch.device):
+        self.rows, self.stop, self.stopped = rows, spec.stop, set[int]()
+        count, steps = len(rows), max(row.sampling.max_tokens for row in rows)
+        most = min(max(row.sampling.top_log_probs for row in rows), spec.vocab)
+        self.tokens = torch.full((count, steps), spec.stop, dtype=torch.int64, device=device)
+        self.log_probs = torch.zeros(count, steps, device=device)
+        self.top_tokens = torch.zeros(count, steps, most, dtype=torch.int64, device=device)
+        self.top_log_probs = torch.zeros(count, steps, most, device=device)
+        self.length = torch.zeros(count, dtype=torch.int64, device=device)
+
+    def add(
+        self,
+        step: int,
+        alive: Int[Tensor, " alive"],
+        going: Bool[Tensor, " alive"],
+        chosen: Int[Tensor, " alive"],
+        probabilities: Float[Tensor, "alive vocab"],
+    ) -> None:
+        """Add the `chosen` tokens of the `alive` rows that are `going`."""
+        rows, most = alive[going], self.top_tokens.shape[2]
+        self.tokens[rows, step] = chosen[going]
+        self.log_probs[rows, step] = probabilities.gather(1, chosen[:, None])[going, 0].log()
+        if most:
+            top = probabilities[going].topk(most)
+            self.top_tokens[rows, step], self.top_log_probs[rows, step] = top.indices, top.values.log()
+        self.length[rows] = step + 1
+
+    def completions(self) -> list[Completion]:
+        """The turn of each row."""
+        result = []
+        columns = self.tokens.tolist(), self.log_probs.tolist(), self.length.tolist()
+        tops = self.top_tokens.tolist(), self.top_log_probs.tolist()
+        for i, (row, tokens, values, size) in enumerate(zip(self.rows, *columns, strict=True)):
+            is_stopped = tokens[size - 1] == self.stop or i in self.stopped
+            completion = Completion(tokens[:size], values[:size], "stop" if is_stopped else "length")
+            if number := row.sampling.top_log_probs:
+                likely = zip(tops[0][i][:size], tops[1][i][:size], strict=True)
+                completion.top_log_probs = [
+                    [
+                        pair
+                        for pair in zip(ids[:number], logs[:number], strict=True)
+                        if pair[1] > float("-inf")
+                    ]
+                    for ids, logs in likely
+                ]
+            result.append(completion)
+        return result
 
 
 class Sampler:
@@ -396,19 +391,14 @@ class Sampler:
 def nucleus(
     logits: Float[Tensor, "rows vocab"], top_p: Float[Tensor, " rows"]
 ) -> Float[Tensor, "rows vocab"]:
-    """Set logits outside the smallest set of tokens with probability >= top_p to -inf; rows with top_p 1 are
-    unchanged.
-    """
+    """Set logits outside the smallest set of tokens with probability >= top_p to -inf."""
     ranked, index = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
     outside = (ranked.cumsum(dim=-1) - ranked >= top_p[:, None]) & (top_p < 1)[:, None]
     return logits.masked_fill(torch.zeros_like(outside).scatter(1, index, outside), float("-inf"))
 
 
 def join(parts: Sequence[tuple[KeyValues, Int[Tensor, " rows"]]], extra: int) -> KeyValues:
-    """Copy rows of stores into one store without padding between tokens, and with room for `extra` columns.
-
-    parts: (store, indices of its rows). The stores are not modified.
-    """
+    """Copy rows of stores into one store, packed, with room for `extra` columns; parts: (store, its rows)."""
     valid = [store.valid[rows, : store.used] for store, rows in parts]
     widest = max(int(v.sum(dim=1).max()) for v in valid)
     count = sum(len(rows) for _, rows in parts)

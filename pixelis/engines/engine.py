@@ -1,6 +1,4 @@
-"""The interface of the engines and what they share: sessions, checks of requests, loading, sleep, and
-health.
-"""
+"""The interface of the engines and what they share: sessions, checks of requests, loading, sleep, health."""
 
 from __future__ import annotations
 
@@ -22,9 +20,7 @@ if TYPE_CHECKING:
 
 
 class EngineSession:
-    """One episode of an engine; see `dialogue.session.Session`. ordinal: its number among the sessions of its
-    key.
-    """
+    """One episode; see `dialogue.session.Session`. ordinal: its number among the sessions of its key."""
 
     def __init__(self, engine: Any, prefix_key: str | None, ordinal: int):
         self.engine, self.prefix_key, self.ordinal = engine, prefix_key, ordinal
@@ -39,9 +35,7 @@ class EngineSession:
         if not len(tokens):
             raise BadInput("no new tokens: the policy would generate two turns in a row")
         if min(tokens) < 0 or max(tokens) >= self.engine.spec.vocab:
-            raise BadInput(
-                f"token {min(tokens) if min(tokens) < 0 else max(tokens)} is not in the vocabulary"
-            )
+            raise BadInput("a token is not in the vocabulary")
         for view in views:
             if view.ndim != 3 or view.shape[2] != 3 or view.dtype != np.uint8:
                 raise BadInput(f"a view must be uint8 [h, w, 3], not {view.dtype} {list(view.shape)}")
@@ -51,8 +45,9 @@ S = TypeVar("S", bound=EngineSession)
 
 
 class Engine(ABC, Generic[S]):
-    """Generates turns for concurrent sessions with one version of the policy. drains: a load waits for open
-    sessions.
+    """Generates turns for concurrent sessions of one version. drains: a load waits for open sessions.
+
+    ``seed`` contributes to the random numbers of every session.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -108,7 +103,6 @@ class Engine(ABC, Generic[S]):
             self._idle.set()
 
     def _health(self, name: str, pending: int, busy: bool, busy_s: float) -> dict[str, object]:
-        """What `health` of every engine returns."""
         return {
             "engine": name,
             "version": self.version,
@@ -127,12 +121,10 @@ class Engine(ABC, Generic[S]):
 
     @property
     def asleep(self) -> bool:
-        """Whether the engine is between `sleep` and `wake`."""
         return not self._awake.is_set()
 
     async def sleep(self) -> None:
         """Free the accelerator's memory once no session is open; `open` and `load` wait for `wake`.
-
         Idempotent.
         """
         async with self._load_lock:
@@ -158,9 +150,7 @@ class Engine(ABC, Generic[S]):
 
     @abstractmethod
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to another version (None: the base model).
-
-        Raises BadInput, without a switch, for a foreign adapter.
+        """Switch to another version (None: the base model). Raises BadInput for a foreign adapter.
 
         `engine.on_update=drain` waits until no session is open. `keep` switches between two turns (`hf`) or
         tokens (`vllm`) of open sessions, which keep the old keys and values; log-probs are those at sampling
@@ -185,10 +175,7 @@ class Engine(ABC, Generic[S]):
 
     @asynccontextmanager
     async def _loading(self, adapter: Adapter | None) -> AsyncIterator[None]:
-        """Let the weights change in the block: one load at a time, and no open session if the engine drains.
-
-        Raises BadInput for an adapter of another base model.
-        """
+        """Let the weights change in the block: one load at a time, and no open session if the engine drains."""
         if adapter is not None and adapter.base_sha256 and adapter.base_sha256 != self.base_sha256:
             message = "the adapter was trained on another base model"
             raise BadInput(message, code="foreign_adapter", fix="use the same policy.model")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pixelis.policy.adapters import Adapter
 
 MAX_WAIT_S = 0.25
+Outcome = tuple[Completion, Past] | PixelisError
 log = logging.getLogger(__name__)
 
 
@@ -62,7 +63,6 @@ class HfSession(EngineSession):
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Append the new tokens, then generate one turn; see `Session.generate`."""
         self.check_turn(tokens, views, self.waiting is not None)
         # Sessions of one key sample the same prompt: equal seeds must not give equal turns.
         stream = (self.engine.seed, self.engine.version, sampling.seed, self.ordinal, self.turns)
@@ -85,10 +85,7 @@ class HfSession(EngineSession):
 
 
 class HfEngine(Engine[HfSession]):
-    """Batched generation with transformers; see `engines.Engine`.
-
-    `seed` contributes to the random numbers of every session. Raises the errors of `load_model`.
-    """
+    """Batched generation with transformers; see `engines.Engine`. Raises the errors of `load_model`."""
 
     def __init__(
         self,
@@ -118,8 +115,6 @@ class HfEngine(Engine[HfSession]):
         return HfSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version`; see `engines.Engine.load`."""
-
         def merge() -> None:
             changed = set(self._base) | set(adapter.tensors if adapter is not None else ())
             merge_into(self.model, self._base, adapter)
@@ -146,7 +141,6 @@ class HfEngine(Engine[HfSession]):
         torch.cuda.empty_cache()
 
     async def health(self) -> dict[str, object]:
-        """Version, load and counters."""
         decoder = self._decoder
         self.tokens_read, self.tokens_reused = decoder.tokens_read, decoder.tokens_reused
         self.tokens_written = decoder.tokens_written
@@ -155,7 +149,6 @@ class HfEngine(Engine[HfSession]):
         }
 
     async def aclose(self) -> None:
-        """Fail pending requests, close all sessions and stop the worker. Idempotent."""
         self._shutdown = True
         pending, self._pending = self._pending, []
         for request in pending:
@@ -235,43 +228,29 @@ class HfEngine(Engine[HfSession]):
         # The sessions of this wave may submit their next request before the next wave starts.
         loop.call_soon(self._start_wave)
 
-    def _compute(self, rows: list[Row]) -> list[tuple[Completion, Past] | PixelisError]:
+    def _compute(self, rows: list[Row]) -> list[Outcome]:
         """Runs in the worker thread; returns the result or error of each row."""
-        outcomes: list[tuple[Completion, Past] | PixelisError | None] = [None] * len(rows)
-        prepared = []
+        outcomes, prepared = dict[int, Outcome](), list[int]()
         for i, row in enumerate(rows):
             try:
                 self._decoder.prepare(row)
                 prepared.append(i)
-            except PixelisError as error:
-                outcomes[i] = error
             except Exception as error:
-                log.exception("a request could not be prepared")
-                outcomes[i] = InfraFailure(f"the request could not be prepared: {error!r}")
-        self._decode(rows, prepared, outcomes)
-        return [o if o is not None else InfraFailure("no result") for o in outcomes]
+                outcomes[i] = _typed(error)
+        results = self._decode([rows[i] for i in prepared]) if prepared else []
+        outcomes |= zip(prepared, results, strict=True)
+        return [outcomes[i] for i in range(len(rows))]
 
-    def _decode(
-        self,
-        rows: list[Row],
-        members: list[int],
-        outcomes: list[tuple[Completion, Past] | PixelisError | None],
-    ) -> None:
-        if not members:
-            return
+    def _decode(self, rows: list[Row]) -> Sequence[Outcome]:
         try:
-            for i, result in zip(members, self._decoder.run([rows[i] for i in members]), strict=True):
-                outcomes[i] = result
+            return self._decoder.run(rows)
         except Exception as error:
-            if len(members) == 1:
-                log.exception("a request failed")
-                outcomes[members[0]] = InfraFailure(f"generation failed: {error!r}")
-                return
+            if len(rows) == 1:
+                return [_typed(error)]
             # Out of memory, or one bad row: smaller waves fit, and a bad row finally fails alone.
-            log.warning("a wave of %d failed (%r): retrying in halves", len(members), error)
-            half = len(members) // 2
-            self._decode(rows, members[:half], outcomes)
-            self._decode(rows, members[half:], outcomes)
+            log.warning("a wave of %d failed (%r): retrying in halves", len(rows), error)
+            half = len(rows) // 2
+            return [*self._decode(rows[:half]), *self._decode(rows[half:])]
 
 
 def _once(on_tokens: TokenCallback) -> Callable[[int, int], None]:
@@ -285,6 +264,13 @@ def _once(on_tokens: TokenCallback) -> Callable[[int, int], None]:
             loop.call_soon_threadsafe(on_tokens, [token])
 
     return on_token
+
+
+def _typed(error: Exception) -> PixelisError:
+    if isinstance(error, PixelisError):
+        return error
+    log.error("a request failed", exc_info=error)
+    return InfraFailure(f"generation failed: {error!r}")
 
 
 def _fail(request: _Request, error: PixelisError) -> None:

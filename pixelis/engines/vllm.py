@@ -55,15 +55,18 @@ _CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
 }
-_CPU_BLOCK, _CPU_CACHE_BYTES = 32, 2**30
+_CPU_ARGUMENTS = {
+    "kv_cache_memory_bytes": 2**30,
+    # Only full blocks are reused, and vLLM's 128 tokens on CPU exceed a small prompt.
+    "block_size": 32,
+    # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU.
+    "enable_chunked_prefill": False,
+}
 log = logging.getLogger(__name__)
 
 
 class VllmSession(EngineSession):
-    """One episode; see `dialogue.session.Session`.
-
-    Stores the episode's ids and pictures; vLLM stores the keys and values.
-    """
+    """One episode: its ids and pictures. vLLM stores the keys and values."""
 
     engine: VllmEngine
 
@@ -84,41 +87,33 @@ class VllmSession(EngineSession):
         sampling: SamplingParams,
         on_tokens: TokenCallback | None = None,
     ) -> Completion:
-        """Append the new tokens, then generate one turn; see `Session.generate`.
-
-        Returns no tokens and `length` at once if the episode fills the engine's context.
-        """
+        """See `Session.generate`; no tokens and `length` at once if the episode fills the context."""
         self.check_turn(tokens, views, self.task is not None)
         spec = self.engine.spec
-        if (value := sampling.temperature) and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
-            raise BadInput(
-                f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}, not {value:g}"
-            )
+        if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
+            raise BadInput(f"vLLM supports temperature 0 and {MIN_TEMPERATURE} to {MAX_TEMPERATURE}")
         self.engine.check_views(len(self.pictures), views)
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
         _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
         lengths = len(self.ids), len(self.short), len(self.pictures)
         # One pad per picture: vLLM expands them, and its prompt is compared with ours afterwards.
-        self.short += collapse(
-            tokens, [spec.image_tokens(*view.shape[:2]) for view in views], spec.image_token
-        )
+        sizes = [spec.image_tokens(*view.shape[:2]) for view in views]
+        self.short += collapse(tokens, sizes, spec.image_token)
         self.ids += (int(token) for token in tokens)
         self.pictures += [Image.fromarray(view) for view in views]
         self.digests += [view_digest(view).hex() for view in views]
         if not self.turns:
             self.origin = _number(self.ids, self.digests)
-        self.task = asyncio.get_running_loop().create_task(self.engine.complete(self, sampling, on_tokens))
+        self.task = asyncio.create_task(self.engine.complete(self, sampling, on_tokens))
         try:
             completion = await self.task
-        except asyncio.CancelledError:
+        except BaseException as error:
             self._truncate(*lengths)
-            current = asyncio.current_task()
-            if self.closed and not (current is not None and current.cancelling()):
-                raise InfraFailure("the session was closed", code="session_closed") from None
-            self.close()
-            raise
-        except BaseException:
-            self._truncate(*lengths)
+            if isinstance(error, asyncio.CancelledError):
+                current = asyncio.current_task()
+                if self.closed and not (current is not None and current.cancelling()):
+                    raise InfraFailure("the session was closed", code="session_closed") from None
+                self.close()
             raise
         finally:
             self.task = None
@@ -144,9 +139,9 @@ class VllmSession(EngineSession):
 class VllmEngine(Engine[VllmSession]):
     """Generation with vLLM; see `engines.Engine`.
 
-    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits; ``seed``
-    contributes to the random numbers of every session. Raises MissingDependency without vLLM, BadInput and
-    MissingFile for an unsupported model, InfraFailure if vLLM does not start.
+    The pixel budgets, number of images and context of ``dialogue`` are the engine's limits. Raises
+    MissingDependency without vLLM, BadInput and MissingFile for an unsupported model, InfraFailure if vLLM
+    does not start.
     """
 
     def __init__(
@@ -158,9 +153,7 @@ class VllmEngine(Engine[VllmSession]):
         seed: int = 0,
     ):
         if importlib.util.find_spec("vllm") is None:
-            raise MissingDependency(
-                "engine.name=vllm requires vLLM, which is not installed", fix=install_extra("gpu")
-            )
+            raise MissingDependency("engine.name=vllm requires vLLM", fix=install_extra("gpu"))
         folder = Path(model_folder)
         self.tokenizer = load_tokenizer(folder)
         self.spec = ModelSpec.load(folder, self.tokenizer)
@@ -169,7 +162,8 @@ class VllmEngine(Engine[VllmSession]):
         self.max_context = dialogue.max_context
         self.max_images = dialogue.max_images
         self.timeout_s = engine.timeout_s
-        self.max_pixels = max(budget.max_pixels for budget in (dialogue.input, dialogue.crop, dialogue.frame))
+        budgets = dialogue.input, dialogue.crop, dialogue.frame
+        self.max_pixels = max(self.spec.multiple**2, *(budget.max_pixels for budget in budgets))
         self.merges = merges(policy, engine)
         self._base = BaseFile(folder)
         self._scratch = Scratch()
@@ -201,16 +195,11 @@ class VllmEngine(Engine[VllmSession]):
             from pixelis.engines import vllm_worker
 
             self.dtype = pick_dtype(policy.dtype, torch.device("cuda" if on_gpu else "cpu"))
-            tile, source = self.spec.multiple**2, quantized_copy(folder, engine, self.spec, on_gpu)
+            source, target = quantized_copy(folder, engine, self.spec, on_gpu), self._scratch.path / "model"
             arguments: dict[str, Any] = {
-                "model": str(
-                    link_model(
-                        source, self._scratch.path / "model", self.spec, tile, max(tile, self.max_pixels)
-                    )
-                ),
+                "model": str(link_model(source, target, self.spec, self.max_pixels)),
                 "dtype": str(self.dtype).removeprefix("torch."),
-                # A copy's config.json names its own
-                "quantization": "fp8" if engine.quantization == "fp8" else None,
+                "quantization": "fp8" if engine.quantization == "fp8" else None,  # a copy names its own
                 "seed": self.seed % 2**31,
                 "max_model_len": self.max_context,
                 "max_num_seqs": engine.max_num_seqs,
@@ -220,7 +209,6 @@ class VllmEngine(Engine[VllmSession]):
                 "distributed_executor_backend": "uni" if engine.tensor_parallel == 1 else "mp",
                 "gpu_memory_utilization": engine.gpu_memory_utilization
                 * min(1.0, engine.gpus / engine.tensor_parallel or 1.0),
-                "kv_cache_memory_bytes": None if on_gpu else _CPU_CACHE_BYTES,
                 "enforce_eager": engine.enforce_eager or not on_gpu,
                 "enable_prefix_caching": True,
                 "scheduling_policy": "priority",
@@ -233,11 +221,7 @@ class VllmEngine(Engine[VllmSession]):
             if self.spec.reads_images:
                 arguments["limit_mm_per_prompt"] = {"image": self.max_images, "video": 0}
             if not on_gpu:
-                # Only full blocks are reused, and vLLM's 128 tokens on CPU exceed a small prompt.
-                arguments["block_size"] = _CPU_BLOCK
-                # For chunked prompts vLLM rewinds the random generator, which torch cannot do on CPU: the
-                # engine would crash.
-                arguments["enable_chunked_prefill"] = False
+                arguments |= _CPU_ARGUMENTS
             if self.merges:
                 from vllm.config import WeightTransferConfig
 
@@ -258,18 +242,15 @@ class VllmEngine(Engine[VllmSession]):
         return VllmSession(self, prefix_key, ordinal)
 
     async def load(self, version: int, adapter: Adapter | None) -> None:
-        """Switch to `version`; see `engines.Engine.load`."""
         if adapter is not None and not self.merges and not adapter.is_of_language_layers:
-            raise BadInput(
-                "vLLM swaps only adapters of the language model's layers", fix="set engine.adapters=merge"
-            )
+            message = "vLLM swaps only adapters of the language model's layers"
+            raise BadInput(message, fix="set engine.adapters=merge")
         async with self._loading(adapter):
             if adapter is not None:
                 await asyncio.to_thread(self._base.updates, adapter)
             self._loads += 1
-            await self._guarded(
-                self._merge(adapter) if self.merges else self._swap(version, adapter), "version load"
-            )
+            loading = self._merge(adapter) if self.merges else self._swap(version, adapter)
+            await self._guarded(loading, "version load")
             self.version = version
 
     async def _free(self) -> None:
@@ -282,9 +263,7 @@ class VllmEngine(Engine[VllmSession]):
             await self._guarded(self._llm.wake_up(), "wake")
 
     async def _swap(self, version: int, adapter: Adapter | None) -> None:
-        """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous
-        adapter.
-        """
+        """Pass vLLM the adapter as a file in shared memory under a new name, and remove the previous adapter."""
         from vllm.lora.request import LoRARequest
 
         old, new = self._lora, None
@@ -297,9 +276,7 @@ class VllmEngine(Engine[VllmSession]):
                     write_peft, adapter, folder, fold_scale=True, text_only=not self.spec.reads_images
                 )
                 await self._llm.add_lora(new)
-            except (
-                BaseException
-            ):  # of a cancelled load, too: the file would fill shared memory as long as the engine lives
+            except BaseException:  # of a cancelled load, too: the file would stay in shared memory
                 await asyncio.to_thread(shutil.rmtree, folder, True)
                 raise
         self._lora = new
@@ -311,8 +288,7 @@ class VllmEngine(Engine[VllmSession]):
         await asyncio.to_thread(shutil.rmtree, Path(lora.lora_path), True)
 
     async def _merge(self, adapter: Adapter | None) -> None:
-        """Load merged weights into vLLM with its transfer phases, then clear everything computed with the old
-        ones.
+        """Load merged weights with vLLM's transfer phases, then clear everything computed with the old ones.
 
         Turns in progress keep their cached values, which no other turn reads (see the salt in `_request`).
         """
@@ -355,13 +331,11 @@ class VllmEngine(Engine[VllmSession]):
             raise InfraFailure(f"vLLM failed in a {name}: {error!r}", code="engine_failed") from error
 
     async def health(self) -> dict[str, object]:
-        """Version, load and counters; tokens_reused counts prompt tokens from the prefix cache."""
         busy = time.perf_counter() - self._since if self._pending else 0.0
         health = self._health("vllm", self._pending, self._pending > 0, self.busy_s + busy)
         return health | {"alive": self._failure() is None}
 
     async def aclose(self) -> None:
-        """Fail pending requests, close all sessions and stop vLLM. Idempotent."""
         if not self._shutdown:
             self._shutdown = True
             tasks = [session.task for session in self._sessions if session.task is not None]
@@ -376,21 +350,14 @@ class VllmEngine(Engine[VllmSession]):
             self._scratch.remove()
 
     def check_views(self, images: int, views: Sequence[np.ndarray]) -> None:
-        """Raise BadInput for views that vLLM would resize or refuse; `images` is the number of earlier
-        views.
-        """
+        """Raise BadInput for views that vLLM would resize or refuse; `images` counts earlier views."""
         if views and not self.spec.reads_images:
             raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision")
         if images + len(views) > self.max_images:
-            raise BadInput(
-                f"{images + len(views)} images in an episode: dialogue.max_images is {self.max_images}"
-            )
+            raise BadInput(f"more images in an episode than dialogue.max_images = {self.max_images}")
         for view in views:
-            if view.shape[0] * view.shape[1] > max(self.max_pixels, self.spec.multiple**2):
-                raise BadInput(
-                    f"a view of {view.shape[0]} x {view.shape[1]} exceeds the largest budget, "
-                    f"{self.max_pixels} pixels"
-                )
+            if view.shape[0] * view.shape[1] > self.max_pixels:
+                raise BadInput(f"a view exceeds the largest budget, {self.max_pixels} pixels")
 
     async def complete(
         self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None
@@ -407,25 +374,19 @@ class VllmEngine(Engine[VllmSession]):
             async with asyncio.timeout(self.timeout_s):
                 output = await self._request(session, sampling, min(room, sampling.max_tokens), on_tokens)
             completion = self._read(session, output, sampling.top_log_probs)
-        except asyncio.CancelledError:
-            raise
-        except TimeoutError:
-            self.failures += 1
-            raise DeadlineExceeded(
-                f"a turn took longer than engine.timeout_s = {self.timeout_s:g} s"
-            ) from None
-        except PixelisError:
-            self.failures += 1
-            raise
         except Exception as error:
             from vllm.exceptions import VLLMClientError
 
             self.failures += 1
+            if isinstance(error, PixelisError):
+                raise
+            if isinstance(error, TimeoutError):
+                message = f"a turn took longer than engine.timeout_s = {self.timeout_s:g} s"
+                raise DeadlineExceeded(message) from None
             if isinstance(error, (ValueError, TypeError, VLLMClientError)):
                 raise BadInput(f"vLLM refused the request: {error}") from error
-            raise InfraFailure(
-                f"vLLM failed: {self._failure() or repr(error)}", code="engine_failed"
-            ) from error
+            message = f"vLLM failed: {self._failure() or repr(error)}"
+            raise InfraFailure(message, code="engine_failed") from error
         finally:
             self._pending -= 1
             if not self._pending:
@@ -444,8 +405,7 @@ class VllmEngine(Engine[VllmSession]):
         from vllm import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        # Versions must not share keys and values; an episode that is open during a load continues with its
-        # own.
+        # Versions must not share keys and values; an episode that is open during a load keeps its own.
         prompt: dict[str, Any] = {"prompt_token_ids": list(session.short), "cache_salt": str(session.loads)}
         if session.pictures:
             prompt["multi_modal_data"] = {"image": list(session.pictures)}
@@ -487,21 +447,20 @@ class VllmEngine(Engine[VllmSession]):
     def _read(self, session: VllmSession, output: Any, top: int) -> Completion:
         """Convert vLLM's output. Raises InfraFailure for another prompt or an incomplete output."""
         if list(output.prompt_token_ids) != session.ids:
-            raise InfraFailure(
-                "vLLM's prompt differs from the episode's tokens and pictures", code="prompt_mismatch"
-            )
+            message = "vLLM's prompt differs from the episode's tokens and pictures"
+            raise InfraFailure(message, code="prompt_mismatch")
         generated = output.outputs[0]
         tokens, values = [int(token) for token in generated.token_ids], generated.logprobs or []
         if generated.finish_reason not in ("stop", "length") or not tokens or len(values) != len(tokens):
             message = f"{generated.finish_reason!r}, {len(tokens)} tokens and {len(values)} log-probs"
             raise InfraFailure(f"vLLM ended a request with {message}", code="engine_failed")
         log_probs = [float(entry[token].logprob) for token, entry in zip(tokens, values, strict=True)]
-        top_log_probs: list[list[tuple[int, float]]] = []
-        for entry in values if top else ():
-            # vLLM adds the sampled token whatever its rank; outside top_p log-probabilities are -inf.
-            likely = ((int(token), value.logprob) for token, value in entry.items() if value.rank <= top)
-            finite = [pair for pair in likely if math.isfinite(pair[1])]
-            top_log_probs.append(sorted(finite, key=lambda pair: -pair[1]))
+        # vLLM adds the sampled token whatever its rank; outside top_p log-probabilities are -inf.
+        likely = [
+            [(int(t), v.logprob) for t, v in entry.items() if v.rank <= top and math.isfinite(v.logprob)]
+            for entry in (values if top else ())
+        ]
+        top_log_probs = [sorted(pairs, key=lambda pair: -pair[1]) for pairs in likely]
         stopped = tokens[-1] == self.spec.stop or generated.finish_reason == "stop"
         return Completion(tokens, log_probs, "stop" if stopped else "length", top_log_probs)
 

@@ -57,24 +57,16 @@ class Scratch:
         self.path.mkdir(mode=0o700)
 
     def remove(self) -> None:
-        """Delete the folder. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
         self._held.close()
 
 
 def require_served(spec: ModelSpec) -> None:
-    """Raise BadConfig for a vision model whose log-probabilities no test of the engine compares with the
-    learner's.
-    """
+    """Raise BadConfig for a vision model whose log-probabilities no test compares with the learner's."""
     if spec.reads_images and spec.family not in _PROCESSORS:
-        message = (
-            f"the engine vllm does not serve models of type {spec.family}: nothing proves that it "
-            "samples from the same"
-        )
-        raise BadConfig(
-            f"{message} distribution as the learner computes", fix="set engine.name=hf, or use a dense model"
-        )
+        message = f"the engine vllm is not certified for models of type {spec.family}"
+        raise BadConfig(message, fix="set engine.name=hf, or use a dense model")
 
 
 QUANT_METHODS = {"int8": "compressed-tensors", "awq": "awq"}
@@ -82,8 +74,7 @@ QUANT_METHODS = {"int8": "compressed-tensors", "awq": "awq"}
 
 
 def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu: bool) -> Path:
-    """The folder from which vLLM loads weights: engine.model if it is a quantised copy of ``folder``, else
-    ``folder``.
+    """The folder from which vLLM loads weights: engine.model, a quantised copy, or ``folder`` itself.
 
     Raises BadConfig for a copy of another model or quantisation, and for fp8 without a GPU.
     """
@@ -94,40 +85,21 @@ def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu
     copy = Path(settings.model)
     own, original = model_config(copy), model_config(folder)
     method = (own.get("quantization_config") or {}).get("quant_method")
-    expected = QUANT_METHODS[settings.quantization]
-    if method != expected:
-        message = (
-            f"engine.model {copy} has the quantisation {method}, but "
-            f"engine.quantization={settings.quantization}: {expected}"
-        )
+    if method != QUANT_METHODS[settings.quantization]:
+        message = f"engine.model {copy} has the quantisation {method}, not {settings.quantization}"
         raise BadConfig(message, fix="name a copy of that quantisation")
     texts = [raw.get("text_config") or raw for raw in (own, original)]
-    keys = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-    )
-    if different := [key for key in keys if texts[0].get(key) != texts[1].get(key)]:
-        message = f"engine.model {copy} is no copy of {folder}: {', '.join(different)} differ"
-        raise BadConfig(message, fix="quantise policy.model itself")
-    if ModelSpec.load(copy) != spec:
-        raise BadConfig(
-            f"engine.model {copy} reads text or pictures differently from {folder}",
-            fix="quantise policy.model itself",
-        )
+    sizes = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
+    if any(texts[0].get(key) != texts[1].get(key) for key in sizes) or ModelSpec.load(copy) != spec:
+        raise BadConfig(f"engine.model {copy} is no copy of {folder}", fix="quantise policy.model itself")
     return copy
 
 
-def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max_pixels: int) -> Path:
+def link_model(folder: Path, target: Path, spec: ModelSpec, max_pixels: int) -> Path:
     """Create a folder of links to the model's files; returns `target`.
 
-    A vision model gets image processor settings from `spec`.
-
-    vLLM's processor does not resize views of min_pixels to max_pixels pixels whose sides are multiples of
-    `spec.multiple`.
+    A vision model gets image processor settings from `spec`, with which vLLM does not resize views of at most
+    max_pixels pixels whose sides are multiples of `spec.multiple`.
     """
     target.mkdir(parents=True)
     for file in folder.iterdir():
@@ -144,7 +116,7 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
         "temporal_patch_size": spec.temporal,
         "image_mean": list(spec.image_mean),
         "image_std": list(spec.image_std),
-        "size": {"shortest_edge": min_pixels, "longest_edge": max_pixels},
+        "size": {"shortest_edge": spec.multiple**2, "longest_edge": max_pixels},
     }
     image, film = {"image_processor_type": "Qwen2VLImageProcessor"}, {"video_processor_type": video}
     (target / "preprocessor_config.json").write_text(json.dumps({**settings, **image}))
@@ -154,9 +126,7 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, min_pixels: int, max
 
 @contextlib.contextmanager
 def child_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set environment variables for vLLM's child processes; restores the environment afterwards, which vLLM
-    modifies too.
-    """
+    """Set variables for vLLM's child processes; restores the environment, which vLLM modifies too."""
     original = dict(os.environ)
     os.environ.update(values)
     try:

@@ -1,8 +1,6 @@
-"""Code that runs in vLLM's processes: a logits processor that bans tokens, weight updates from files, and the
-end with the owner.
+"""Code that runs in vLLM's processes: banned tokens, weight updates from files, the end with the owner.
 
-vLLM imports this module by name (logits processor, worker extension). It depends only on `vllm_files` and
-`policy.export`.
+vLLM imports this module by name (logits processor, worker extension).
 """
 
 from __future__ import annotations
@@ -36,9 +34,7 @@ BANNED = "pixelis_banned"
 
 
 class Extension:
-    """An empty worker extension: importing its module registers the transfer engine below and watches the
-    owner.
-    """
+    """Empty: importing its module registers the transfer engine below and watches the owner."""
 
 
 def _end_with_owner() -> None:
@@ -64,7 +60,6 @@ class _Ban:
     banned: Int64[Tensor, " banned"]
 
     def mask(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-        """Set the banned columns to -inf, in place."""
         return logits.index_fill_(1, self.banned.to(logits.device), float("-inf"))
 
 
@@ -79,14 +74,12 @@ class Ban(_Ban, LogitsProcessor):
         self.banned = _banned(vllm_config, device)
 
     def is_argmax_invariant(self) -> bool:
-        """False: the ban also affects greedy tokens."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
         """Does nothing: the ban does not depend on the batch."""
 
     def apply(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-        """See `_Ban.mask`."""
         return self.mask(logits)
 
 
@@ -97,7 +90,6 @@ class BanV2(_Ban, LogitsProcessorV2):
         self.banned = _banned(vllm_config, req_states.device)
 
     def apply(self, logits: Float[Tensor, "rows vocab"], ctx: Any) -> Float[Tensor, "rows vocab"]:
-        """See `_Ban.mask`."""
         return self.mask(logits)
 
 
@@ -108,9 +100,7 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """base: the model's folder. changes: a safetensors file with the changed tensors under the same names, or
-    None.
-    """
+    """base: the model's folder. changes: a safetensors file with the changed tensors, or None."""
 
     base: str
     changes: str | None = None
@@ -129,28 +119,22 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):
         """No connection is needed."""
 
     def start_weight_update(self) -> None:
-        """Begin vLLM's layerwise reload."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one set of weights; see `receive_weights`."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the base's tensors, with the changed tensors replaced."""
         changes = dict(checkpoint_tensors(update_info.changes)) if update_info.changes else {}
         tensors = checkpoint_tensors(update_info.base)
         self.model.load_weights((name, changes.get(name, tensor)) for name, tensor in tensors)
 
     def finish_weight_update(self) -> None:
-        """End the reload.
-
-        An output layer that is tied to the embedding is packed again: on CPU it is a copy.
-        """
+        """End the reload. A tied output layer is packed again: on CPU it is a copy."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)

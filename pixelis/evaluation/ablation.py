@@ -1,8 +1,7 @@
-"""Statistics of an ablation: arms against a reference arm, paired by question and by seed.
+"""Statistics of an ablation: arms against a reference arm.
 
-Tests over *questions* ask whether these runs would differ on other questions: they pair the scores of a
-question, averaged over seeds. Tests over *seeds* ask whether other runs of the same arms would differ: they
-use the table of mean scores, arms x seeds.
+Tests over questions ask whether these runs would differ on other questions; tests over seeds, whether other
+runs of the same arms would.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class Scores:
 
 
 def tabulate(runs: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Scores:
-    """Arrange ``runs`` (arm -> seed -> question -> score); arms, seeds and questions that a test cannot pair
-    are left out.
+    """Arrange ``runs`` (arm -> seed -> question -> score), without what a test cannot pair.
 
     Raises ValueError if fewer than two questions remain.
     """
@@ -81,9 +79,7 @@ def tabulate(runs: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Scores:
 
 
 def summarise_arms(scores: Scores) -> list[dict[str, Any]]:
-    """For each arm: mean with its bootstrap interval over questions, means by seed and their standard
-    deviation.
-    """
+    """For each arm: mean with its bootstrap interval over questions, means by seed and their deviation."""
     rows = []
     for arm, values in zip(scores.arms, scores.values, strict=True):
         by_seed = values.mean(axis=1)
@@ -100,10 +96,10 @@ def summarise_arms(scores: Scores) -> list[dict[str, Any]]:
 
 
 def compare(scores: Scores, reference: str) -> list[dict[str, Any]]:
-    """Each other arm minus the reference.
+    """Each other arm minus the reference, with Holm's correction.
 
-    ``p``: permutation test over questions, ``p_seeds``: test over seeds (None for one seed), both corrected
-    by Holm. ``effect``: Cohen's d of the differences of questions, None if they are all equal and not 0.
+    ``p``: permutation test over questions, ``p_seeds``: test over seeds (None for one seed). ``effect``:
+    Cohen's d.
     """
     base = scores.values[scores.arms.index(reference)].mean(axis=0)
     others = [i for i, arm in enumerate(scores.arms) if arm != reference]
@@ -167,8 +163,7 @@ def cohen_d(differences: np.ndarray) -> float | None:
 def seed_error(scores: Scores) -> tuple[float, int] | None:
     """Standard error of the difference of two arms over seeds, and its degrees of freedom; None for one seed.
 
-    From the residuals of a two-way analysis of variance (arm, seed) without replication, so that all arms
-    tell how seeds vary.
+    From the residuals of a two-way analysis of variance (arm, seed) without replication.
     """
     arms, seeds = len(scores.arms), len(scores.seeds)
     if arms < 2 or seeds < 2:
@@ -195,11 +190,7 @@ def seed_test(scores: Scores, arm: str, reference: str) -> tuple[float, list[flo
 
 
 def detectable(scores: Scores) -> float | None:
-    """Smallest true difference to the reference that the test over seeds finds with a probability of `POWER`;
-    None for one seed.
-
-    At the level of Holm's first step, with the seeds' variation of this ablation.
-    """
+    """Smallest difference that the test over seeds finds with a probability of `POWER`; None for one seed."""
     if (error := seed_error(scores)) is None:
         return None
     from scipy.optimize import brentq

@@ -1,7 +1,4 @@
-"""Agreement between raters.
-
-Every table has one row per rated thing and one column per rater, without gaps.
-"""
+"""Agreement between raters: tables with a row for each rated thing and a column for each rater."""
 
 from __future__ import annotations
 
@@ -16,27 +13,16 @@ Table = Sequence[Sequence[float]] | np.ndarray
 
 
 def cohen_kappa(table: Table) -> float | None:
-    """Cohen's kappa; of more than two raters the mean over their pairs.
+    """Cohen's kappa, mean over pairs of raters (Light, 1971); None if each gives one class only."""
+    from sklearn.metrics import cohen_kappa_score
 
-    None if every rater gives one class only.
-
-    Source: Cohen, Educational and Psychological Measurement 1960; Light, Psychological Bulletin 1971.
-    """
-    classes, codes = np.unique(np.asarray(table), return_inverse=True)
-    codes = codes.reshape(np.shape(table))
-    kappas = []
-    for left, right in itertools.combinations(codes.T, 2):
-        chance = (
-            float(np.bincount(left, minlength=len(classes)) @ np.bincount(right, minlength=len(classes)))
-            / len(codes) ** 2
-        )
-        if chance < 1:
-            kappas.append((float((left == right).mean()) - chance) / (1 - chance))
+    pairs = itertools.combinations(np.asarray(table).T, 2)
+    kappas = [cohen_kappa_score(*pair) for pair in pairs if len(np.unique(pair)) > 1]
     return float(np.mean(kappas)) if kappas else None
 
 
 def fleiss_kappa(table: Table) -> float | None:
-    """Fleiss' kappa; None if all ratings are the same class. Source: Fleiss, Psychological Bulletin 1971."""
+    """Fleiss' kappa (Psychological Bulletin 1971); None if all ratings are of one class."""
     classes, codes = np.unique(np.asarray(table), return_inverse=True)
     codes = codes.reshape(np.shape(table))
     counts = np.stack([(codes == k).sum(axis=1) for k in range(len(classes))], axis=1)
@@ -47,22 +33,14 @@ def fleiss_kappa(table: Table) -> float | None:
 
 
 def icc(table: Table) -> float | None:
-    """Intraclass correlation ICC(2,1): absolute agreement of single raters drawn from many.
-
-    None without any variation.
-
-    Source: Shrout and Fleiss, Psychological Bulletin 1979.
-    """
+    """ICC(2,1), agreement of single raters (Shrout and Fleiss, 1979); None without variation."""
     rows, columns, error, (n, k) = _mean_squares(table)
     spread = rows + (k - 1) * error + k * (columns - error) / n
     return (rows - error) / spread if spread > 0 else None
 
 
 def icc_interval(table: Table) -> list[float] | None:
-    """The 95 % interval of `icc`; None where it is undefined.
-
-    Source: McGraw and Wong, Psychological Methods 1996, table 7.
-    """
+    """The 95 % interval of `icc` (McGraw and Wong, 1996, table 7); None where it is undefined."""
     from scipy.stats import f  # scipy.stats takes a second to import
 
     value = icc(table)

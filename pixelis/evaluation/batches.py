@@ -24,12 +24,7 @@ NO_MAJORITY = ("no_majority", "tie")
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of a batch of scored groups; empty without groups.
-
-    ``group/right_*``: shares of groups by their rate of right answers. ``group/saturated``: share of groups
-    with only right or only wrong answers, whose accuracy gives no gradient. ``rollout/calls``: requested
-    operations per episode.
-    """
+    """Metrics of a batch of scored groups; empty without groups. docs/metrics.md lists them."""
     trajectories = [t for g in groups for t in g.trajectories]
     if not trajectories:
         return {}
@@ -55,13 +50,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _votes(groups: Sequence[Group]) -> dict[str, float]:
-    """Quality of the majority vote as a label (TTRL, arXiv 2504.16084).
-
-    ``vote/majority_ratio``: share of all rollouts with the majority's answer.
-    ``vote/majority_voting_reward``: mean reward of the vote. ``vote/none``: share of groups without a
-    majority. ``vote/label_accuracy``: share of right majorities, over labelled groups only, as in
-    ``_against_truth``.
-    """
+    """Quality of the majority vote as a label (TTRL, arXiv 2504.16084)."""
     voting = [
         g
         for g in groups
@@ -88,9 +77,7 @@ def _votes(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def learnt_votes(groups: Sequence[Group]) -> dict[str, float]:
-    """``vote/learnt_*``: the metrics of ``_against_truth`` for the rollouts in the batch, which may be fewer
-    than have voted.
-    """
+    """``vote/learnt_*``: as ``vote/*`` against the truth, for the rollouts in the batch."""
     rewards = [
         [t.rewards for t in g.trajectories if {"majority_vote", "accuracy"} <= t.rewards.keys()]
         for g in groups
@@ -99,11 +86,7 @@ def learnt_votes(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _against_truth(groups: list[list[dict[str, float]]], prefix: str) -> dict[str, float]:
-    """Compare the votes with the truth, given the rollouts' rewards by group.
-
-    ``reward_accuracy``: share of rollouts whose vote reward equals the reward by truth. ``truth_share``:
-    share of right rollouts. ``pass_at_n``: share of groups with a right rollout.
-    """
+    """Compare the votes with the truth, given the rollouts' rewards by group."""
     if not groups:
         return {}
     flat = [(r["majority_vote"] > 0, r["accuracy"] > 0) for rewards in groups for r in rewards]

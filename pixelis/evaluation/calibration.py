@@ -1,6 +1,4 @@
-"""Whether a confidence is a probability: how often answers of some confidence are right, and the curve that
-makes it one.
-"""
+"""Whether a confidence is a probability, and the logistic curve that makes it one."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ Calibration = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Answers whose confidence lies in the same tenth: how many there are, their mean confidence, and the
-    share of right ones.
-    """
+    """Answers whose confidence lies in the same tenth."""
 
     answers: int
     confidence: float
@@ -38,19 +34,15 @@ def bins(confidences: Sequence[float], right: Sequence[bool]) -> list[Bin]:
 
 
 def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
-    """Mean distance of confidence from the share of right answers, over tenths of confidence, weighted by
-    answers; 0..1.
-
-    Source: expected calibration error of Naeini, Cooper and Hauskrecht, AAAI 2015.
-    """
+    """Expected calibration error over tenths, 0..1 (Naeini, Cooper and Hauskrecht, AAAI 2015)."""
     return sum(b.answers * abs(b.confidence - b.right) for b in bins(confidences, right)) / max(len(right), 1)
 
 
 def fit(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Calibration, float]:
-    """The logistic curve of right answers over confidence, and its calibration error on held-out answers.
+    """The logistic curve of right answers over confidence (Platt, 1999), and its calibration error on
+    held-out answers.
 
-    Raises BadInput for fewer than 50 answers, fewer than five right or wrong ones, and if confidence says
-    nothing about them. Source: Platt, Probabilistic outputs for support vector machines (1999).
+    Raises BadInput for too few answers, and if confidence says nothing about them.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -70,9 +62,6 @@ def fit(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Calibratio
     if slope <= 0:
         raise BadInput(
             "answers of more confidence are not right more often",
-            fix=(
-                "choose another evolution.vote.strategy, or more samples: confidence says nothing about "
-                "these questions"
-            ),
+            fix="choose another evolution.vote.strategy, or more samples",
         )
     return (round(slope, 3), round(intercept, 3)), calibration_error(unseen.tolist(), truths.tolist())

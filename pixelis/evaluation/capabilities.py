@@ -1,9 +1,4 @@
-"""How well a policy uses each operation: the calls of its episodes against those that a question needs.
-
-A question names the latter in ``meta.expected_calls``, with the truth about what they should show
-(`ExpectedCall`). What an operation itself can do is measured elsewhere: here a call that is not made scores
-0, and one in the wrong place what it shows.
-"""
+"""How well a policy uses each operation, by the ``meta.expected_calls`` of its questions."""
 
 from __future__ import annotations
 
@@ -13,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 from rapidfuzz.distance import LCSseq, Levenshtein
 
@@ -37,9 +31,8 @@ MIN_OBJECT_IOU = 0.5
 class ExpectedCall(Record):
     """A call that a question needs, and the truth about what it should show.
 
-    ``box`` (0..1) and ``mask`` (COCO run lengths) are those of a thing in the picture ``media``, or in
-    ``frame`` of a clip. ``text`` is what stands there, ``track`` its box by frame, ``frames`` are the numbers
-    to select.
+    ``box`` (0..1) and ``mask`` (COCO run lengths) are in the picture ``media``, or in ``frame`` of a clip;
+    ``track`` is its box by frame, ``frames`` the numbers to select.
     """
 
     op: str
@@ -65,7 +58,7 @@ class Call:
 
 
 def expected_calls(group: Group) -> list[ExpectedCall]:
-    """The calls that the group's question needs, in order; none if it does not say. BadInput."""
+    """The calls that the group's question needs, in order; BadInput for malformed ones."""
     try:
         return _EXPECTED.validate_python(group.question.meta.get("expected_calls", ()))
     except ValidationError as error:
@@ -94,9 +87,7 @@ def executed_calls(trajectory: Trajectory) -> list[Call]:
 
 
 def shown_place(call: Call) -> tuple[str, int | None, Box] | None:
-    """Media id, frame, and box of the whole picture or frame, of the first view of a call; None without a
-    view of a picture.
-    """
+    """Media id, frame and box of the first view of a call; None without a view of a picture."""
     if not call.observation.images or call.observation.images[0].parent == MADE:
         return None
     try:
@@ -118,19 +109,13 @@ def shows(place: tuple[str, int | None, Box] | None, truth: ExpectedCall) -> boo
 
 
 def object_iou(record: Mapping[str, Any], truth: ExpectedCall) -> float:
-    """IoU of a segmented object's mask with the true one, or of the boxes where either has no mask; 0 in
-    another picture.
-    """
+    """IoU of a segmented object's mask with the true one, or of the boxes where either has no mask."""
     if (record.get("root"), record.get("frame")) != (truth.media, truth.frame):
         return 0.0
     if truth.mask is None or record.get("mask") is None:
         return box_iou(record["box"], truth.box) if truth.box is not None else 0.0
     one, other = masks.decode(record["mask"]).full(), masks.decode(truth.mask).full()
-    return (
-        float(np.count_nonzero(one & other) / np.count_nonzero(one | other))
-        if one.shape == other.shape
-        else 0.0
-    )
+    return float((one & other).sum() / (one | other).sum()) if one.shape == other.shape else 0.0
 
 
 def character_error_rate(reading: str, truth: str) -> float:
@@ -148,11 +133,8 @@ def _segment_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
 
 
 def _properties_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
-    """Whether the properties of the expected object were measured."""
     objects = [call.trajectory.objects.get(str(call.action.arguments.get("object"))) for call in calls]
-    return float(
-        any(record is not None and object_iou(record, truth) >= MIN_OBJECT_IOU for record in objects)
-    )
+    return float(any(record and object_iou(record, truth) >= MIN_OBJECT_IOU for record in objects))
 
 
 def _read_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
@@ -171,7 +153,7 @@ def _frames_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
 
 
 def _track_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
-    """Mean IoU of the best track over the frames of the true one; frames that it lacks count as 0."""
+    """Mean IoU of the best track over the frames of the true one."""
     tracks = [track for call in calls for track in tracks_of(call, truth.media)]
     boxes = truth.track or {}
     overlaps = [
@@ -206,9 +188,9 @@ is expected.
 def capabilities(groups: Sequence[Group]) -> dict[str, Any]:
     """Scores by operation over the questions that name their ``expected_calls``; empty without any.
 
-    - ``operations``: by expected operation, the ``n`` expectations, the number of ``calls``, the share of
-      expectations whose episode ``used`` it with success, and the mean score (`SCORES`) with its interval, 0
-      where unused; also ``cer`` for read_text, and HOTA, IDF1 and MOTA for track_object.
+    - ``operations``: by expected operation the ``n`` expectations, the ``calls``, the share ``used`` with
+      success, and the mean score (`SCORES`), 0 where unused; also ``cer`` for read_text, and HOTA, IDF1 and
+      MOTA for track_object.
     - ``order``: share of episodes whose successful calls contain the expected operations in order.
     - ``unnecessary``: mean number of calls beyond those. ``calls``: mean number of calls.
     """

@@ -1,19 +1,16 @@
-"""Why episodes are wrong: the first step on the way from the picture to the answer that went wrong.
-
-Known for questions that name their ``meta.expected_calls``, by what the calls of the episode show of that.
-"""
+"""Why episodes are wrong: the first step on the way to the answer that failed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pixelis.evaluation.capabilities import SCORES, Call, ExpectedCall, executed_calls, expected_calls
 from pixelis.records import Group, StopReason, Trajectory
 
 Cause = Literal["no answer", "never looked", "looked elsewhere", "misread", "reasoned wrongly"]
-CAUSES: tuple[Cause, ...] = ("no answer", "never looked", "looked elsewhere", "misread", "reasoned wrongly")
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 MIN_SCORE = 0.5
 """Score from which on calls show what they should."""
 SHOWS_ONLY = ("zoom_in", "select_frames")
@@ -23,7 +20,6 @@ SHOWS_ONLY = ("zoom_in", "select_frames")
 def cause_of(group: Group, trajectory: Trajectory) -> Cause | None:
     """The cause of a wrong answer, the first of `CAUSES`; None if right, unscored or without expected calls.
 
-    - ``no answer``: the episode ended without one.
     - ``never looked``: no call succeeded.
     - ``looked elsewhere``: the calls miss what the question is about, or a needed call was not made.
     - ``misread``: they show it, but `read_text` gave another text, or the policy read a view wrongly.

@@ -1,7 +1,6 @@
 """Where a policy is wrong: clusters of similar questions with their error rates.
 
-All questions are clustered, because clusters of wrong ones alone would show where questions are frequent. The
-memory's vectors do not help, because they tell single pictures apart.
+All questions are clustered, because clusters of wrong ones alone would show where questions are frequent.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SAME = 1e-5
 
 
 def require_questions(count: int, clusters: int, source: str) -> None:
-    """Raise BadInput for fewer than two questions by cluster. 0 clusters need none."""
+    """Raise BadInput for fewer than two questions by cluster."""
     if count < 2 * clusters:
         message = f"{source} has {count} questions, too few for evaluate.clusters={clusters}"
         raise BadInput(message, fix=f"lower evaluate.clusters to {count // 2}, or evaluate more questions")
@@ -41,10 +40,10 @@ def require_questions(count: int, clusters: int, source: str) -> None:
 def balanced_vectors(
     parts: Sequence[tuple[np.ndarray | None, np.ndarray | None]], weights: tuple[float, float]
 ) -> np.ndarray:
-    """Vectors [n, d] of (visual, text) vectors, in which either part has the share of the variance that its
+    """Vectors [n, d] of (visual, text) vectors, in which each part has the share of the variance that its
     weight says.
 
-    Without this, the part that happens to vary more decides alone. A missing part stands in the middle of the
+    Otherwise the part that happens to vary more decides alone. A missing part stands in the middle of the
     others.
     """
     blocks = [np.zeros((len(parts), 1))]
@@ -61,10 +60,7 @@ def balanced_vectors(
 
 
 def cluster_vectors(vectors: np.ndarray, clusters: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The cluster of each vector [n, d] by k-means, and its distance to the cluster's centre.
-
-    Equal vectors may leave fewer.
-    """
+    """The k-means cluster of each vector [n, d], and its distance to the centre."""
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
@@ -78,20 +74,11 @@ def cluster_vectors(vectors: np.ndarray, clusters: int, seed: int = 0) -> tuple[
 def error_clusters(
     groups: Sequence[Group], vectors: np.ndarray, clusters: int, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Clusters of scored questions with vectors [n, d], the one with the highest error rate above that of all
-    others first.
+    """Clusters of scored questions with vectors [n, d], those most wrong above the others first.
 
-    A question is wrong if its mean accuracy is at most one half. Of each cluster:
-
-    - ``questions``, ``wrong``, ``error_rate``, and its Wilson interval ``ci95``;
-    - ``rest_error_rate`` of all other questions (None without any) and the ``difference`` to it, with ``p``
-      of Fisher's exact
-      test, and ``p_holm`` corrected for the number of clusters;
-    - ``causes``: wrong episodes by cause, where known;
-    - ``words`` that its questions have more often than the others, with their share of both;
-    - ``ids`` of its questions, from the centre outwards, and ``examples``, the first wrong ones of these.
-
-    Raises BadInput for fewer than two questions by cluster.
+    A question is wrong if its mean accuracy is at most one half. ``p`` is of Fisher's exact test against all
+    other questions; ``words`` stand out in the cluster's questions; ``ids`` are from the centre outwards, and
+    ``examples`` the first wrong ones. Raises BadInput for fewer than two questions by cluster.
     """
     require_questions(len(groups), clusters, "the evaluation")
     from scipy.stats import fisher_exact
@@ -149,9 +136,7 @@ class _Words:
             self.weights, self.names = None, np.array([])
 
     def of(self, inside: np.ndarray) -> list[dict[str, Any]]:
-        """The words that stand out in the texts of a mask, with their share of these texts and of the
-        others.
-        """
+        """The words that stand out in the texts of a mask, with their share of these texts and of the others."""
         if self.weights is None or inside.all():
             return []
         own, others = self.weights[inside], self.weights[~inside]

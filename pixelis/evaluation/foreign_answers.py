@@ -1,6 +1,4 @@
-"""The answers of another model from a file: rows as evaluations write them, or an object of answers by
-question id.
-"""
+"""The answers of another model from a file."""
 
 from __future__ import annotations
 
@@ -21,11 +19,9 @@ SUBMITTED = {"questionId", "answer"}
 
 
 def rows_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of an object of answers by question id: MM-Vet's and MMMU's texts, ScienceQA's numbers of options
-    under ``results``.
+    """Rows of an object of answers by question id; BadInput ``no_output`` for another object.
 
-    A number becomes the option's letter, one below 0 an empty answer. Raises BadInput ``no_output`` for
-    another object.
+    MM-Vet and MMMU have texts, ScienceQA numbers of options under ``results``.
     """
     answers = data["results"] if isinstance(data.get("results"), dict) else data
     if wrong := [
@@ -53,9 +49,8 @@ def episodes(
 ) -> list[Group]:
     """One group for each question with the texts of its rows, in the order of the questions.
 
-    A row belongs to the question of its id, ours or the data set's; rows without ids belong to the questions
-    in order. Raises BadInput ``no_output`` for a row without a text, and ``unpaired`` when questions or rows
-    are left over.
+    Rows without ids belong to the questions in order. Raises BadInput ``no_output`` for a row without a text,
+    and ``unpaired`` when questions or rows are left over.
     """
     texts: dict[str, list[str]] = {question.id: [] for question in questions}
     ids = _ids(questions)
@@ -105,9 +100,7 @@ def episodes(
 def with_scores(
     rows: Iterable[Mapping[str, Any]], groups: Sequence[Group], answers: Mapping[str, str | None]
 ) -> list[dict[str, Any]]:
-    """The rows with ``score``, ``extracted_answer`` (of ``answers`` by trajectory) and the cause of being
-    ``unscored``.
-    """
+    """The rows with ``score``, ``extracted_answer`` and the cause of being ``unscored``."""
     left = {group.question.id: list(group.trajectories) for group in groups}
     order, result = [group.question.id for group in groups], []
     ids = _ids([group.question for group in groups])

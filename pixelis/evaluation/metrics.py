@@ -14,23 +14,18 @@ from pixelis.records import Group, Trajectory
 def summarise(items: Iterable[Group | Trajectory], *, interval: bool = True) -> dict[str, Any]:
     """Summarise a set of episodes.
 
-    - `accuracy`: mean of the raw reward term `accuracy` over the `n` scored episodes, None without any.
-      Unscored episodes are
-      counted by cause in `unscored` and never as wrong.
+    - `accuracy`: mean of the raw reward term over the `n` scored episodes, None without any. `unscored` ones
+      are counted by cause and never as wrong.
     - `ci95`, if `interval`: see `interval_of`.
-    - `rapr`: rate of pixel reasoning (Pixel-Reasoner), the share of episodes with at least one executed
-      operation.
-    - `operations`: number of requested operations. `tool_error_rate`: the share of them that failed, see
-      `operation_counts`.
-    - `questions`: number with a scored episode. `stop_reasons`: count by reason.
-    - `turns`, `seconds`: mean policy turns and mean wall seconds per episode.
+    - `rapr`: rate of pixel reasoning (Pixel-Reasoner), the share of episodes with an executed operation.
+    - `operations`, `tool_error_rate`: number of requested operations, and share of them that failed.
+    - `questions`: number with a scored episode. `turns`, `seconds`: means per episode.
     """
-    episodes = list(_flatten(items))
+    episodes = _flatten(items)
     scores, unscored = _scores(episodes)
     values = [value for of_question in scores.values() for value in of_question]
-    requested, failed = (
-        (sum(counts) for counts in zip(*map(operation_counts, episodes), strict=True)) if episodes else (0, 0)
-    )
+    counts = [operation_counts(episode) for episode in episodes]
+    requested, failed = sum(n for n, _ in counts), sum(n for _, n in counts)
     stops = Counter(episode.stop_reason.value for episode in episodes)
     return {
         "accuracy": sum(values) / len(values) if values else None,
@@ -48,24 +43,23 @@ def summarise(items: Iterable[Group | Trajectory], *, interval: bool = True) -> 
 
 
 def evaluation_metrics(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Metrics of an evaluation during training from the `summarise` of each set by name.
+    """Metrics of an evaluation during training: means over the sets, and the accuracy of each named set.
 
-    Means over the sets that have a value, and the accuracy of each set that has a name.
+    summaries: `summarise` of each set by name.
     """
     metrics: dict[str, float] = {}
     for key in ("accuracy", "rapr", "tool_error_rate", "turns"):
         if values := [summary[key] for summary in summaries.values() if summary[key] is not None]:
             metrics[f"evaluate/{key}"] = sum(values) / len(values)
-    named = {
-        name: summary["accuracy"]
+    return metrics | {
+        f"evaluate/accuracy_{name}": summary["accuracy"]
         for name, summary in summaries.items()
         if name and summary["accuracy"] is not None
     }
-    return metrics | {f"evaluate/accuracy_{name}": accuracy for name, accuracy in named.items()}
 
 
 def correctness(items: Iterable[Group | Trajectory]) -> dict[str, float]:
-    """Question id -> mean accuracy of its scored episodes, for `statistics.paired_bootstrap`."""
+    """Question id -> mean accuracy of its scored episodes."""
     scores, _ = _scores(_flatten(items))
     return {question: sum(values) / len(values) for question, values in scores.items()}
 
@@ -81,7 +75,7 @@ def has_loop(calls: Sequence[Hashable]) -> bool:
 
 
 def exploration_efficiency(calls: Sequence[Hashable]) -> float:
-    """Share of different calls; times .9 beyond 15 calls, times .8 beyond 20. 1 without calls."""
+    """Share of different calls, times 0.9 beyond 15 calls and 0.8 beyond 20; 1 without calls."""
     if not calls:
         return 1.0
     return len(set(calls)) / len(calls) * (0.8 if len(calls) > 20 else 0.9 if len(calls) > 15 else 1.0)
@@ -100,9 +94,7 @@ def calls_of(trajectory: Trajectory) -> list[tuple[str, str, str]]:
 def operation_counts(trajectory: Trajectory) -> tuple[int, int]:
     """Numbers of requested and failed operations of an episode.
 
-    Every policy turn with a call, valid or not, is a request. Invalid calls and calls with an error
-    observation failed. Calls that a limit prevented (`over_turn`, `over_context`) were requested and did not
-    fail.
+    Invalid calls count; those that a limit prevented (`over_turn`, `over_context`) did not fail.
     """
     requested = failed = 0
     for i, turn in enumerate(trajectory.turns):
@@ -133,8 +125,8 @@ def _scores(episodes: Iterable[Trajectory]) -> tuple[dict[str, list[float]], Cou
 def interval_of(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     """The 95 % interval of the accuracy of ``scores`` by question.
 
-    Wilson's if every question has one right-or-wrong episode, else a bootstrap over questions: episodes of
-    one question are not independent.
+    Wilson's if every question has one right-or-wrong episode, else a bootstrap over questions, because
+    episodes of one question are not independent.
     """
     values = [value for of_question in scores.values() for value in of_question]
     binary = all(value in (0.0, 1.0) for value in values)
@@ -143,12 +135,8 @@ def interval_of(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     return bootstrap_mean([sum(v) / len(v) for v in scores.values()])
 
 
-def _flatten(items: Iterable[Group | Trajectory]) -> Iterable[Trajectory]:
-    for item in items:
-        if isinstance(item, Group):
-            yield from item.trajectories
-        else:
-            yield item
+def _flatten(items: Iterable[Group | Trajectory]) -> list[Trajectory]:
+    return [t for item in items for t in (item.trajectories if isinstance(item, Group) else [item])]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Results of an evaluation in the files of other systems, for scripts that read those."""
+"""Results of an evaluation in the files of other systems."""
 
 from __future__ import annotations
 
@@ -28,19 +28,15 @@ def files(system: System, name: str, groups: Sequence[Group], answers: Answers, 
 
 
 def file_name(name: str) -> str:
-    """``name`` where it is a harmless file name, else its harmless part and a hash, because ids come from
-    data sets.
-    """
+    """``name`` or, because ids come from data sets, its harmless part and a hash."""
     harmless = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".")[:80]
-    return (
-        harmless
-        if harmless and harmless == name
-        else f"{harmless}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    )
+    if harmless and harmless == name:
+        return name
+    return f"{harmless}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _pixel_reasoner(name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
-    """``metrics_NAME.json``: the mean over questions by benchmark, and ``sample.eval_NAME.jsonl``."""
+    """``metrics_NAME.json``: the mean by benchmark; ``sample.eval_NAME.jsonl``."""
     rows, benchmarks = [], defaultdict[str, list[float]](list)
     code = RewardsConfig(preset="pr-repo")
     for group in groups:
@@ -118,11 +114,7 @@ def _deepeyes(name: str, groups: Sequence[Group], answers: Answers, model: str) 
 
 
 def _mini_o3(name: str, groups: Sequence[Group], answers: Answers, model: str) -> dict[str, str]:
-    """``mini_o3-NAME/ID/traj.jsonl``, ``ID_SAMPLE`` if a question has several; ``stats.json``;
-    ``metrics.json``.
-
-    As in its code ``pass_at_k`` is the share of right samples.
-    """
+    """``mini_o3-NAME/ID/traj.jsonl``, ``stats.json``, ``metrics.json``."""
     folder, written, stats = f"mini_o3-{name}", dict[str, str](), list[dict[str, Any]]()
     scores, rollouts = defaultdict[str, list[float]](list), 0
     for group in groups:
@@ -173,9 +165,7 @@ def _mini_o3_lines(group: Group, trajectory: Trajectory, doc_id: str) -> list[di
 
 
 def _benchmark(group: Group, name: str) -> str:
-    """The annotated set or task of the question, else what its id begins with as in Pixel-Reasoner's code,
-    else ``name``.
-    """
+    """The annotated set or task, else how the id begins (Pixel-Reasoner), else ``name``."""
     question = group.question
     if {"original_id", "source"} <= question.meta.keys():
         return str(question.meta["source"])
@@ -184,7 +174,6 @@ def _benchmark(group: Group, name: str) -> str:
 
 
 def _prompt(trajectory: Trajectory) -> str:
-    """The text of the user turn with the question."""
     return next((turn.text for turn in trajectory.turns if turn.role == "user"), "")
 
 

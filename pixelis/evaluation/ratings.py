@@ -1,16 +1,11 @@
-"""Blind comparisons by people: pairs of episodes of two arms, what raters say of them, and the statistics of
-that.
-
-The rater sees both episodes of a question side by side, without truth, reward or arm; a `RatingKey` knows
-which side is which.
-"""
+"""Blind comparisons by people: pairs of episodes of two arms, ratings, and their statistics."""
 
 from __future__ import annotations
 
 import itertools
 import random
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -76,13 +71,12 @@ class KeyItem(Record):
     stratum: str
 
     @property
-    def is_check(self) -> bool:
-        """Whether both sides show the same episode."""
+    def is_check(self) -> bool:  # both sides show the same episode
         return self.left == self.right
 
 
 class RatingKey(Record):
-    """What raters must not see: the arms by side. Stored beside the page as key.json."""
+    """Which arm is on which side: key.json beside the page, not for raters."""
 
     page: str = Field(default_factory=lambda: new_id("page"))
     arms: dict[Arm, str]
@@ -103,10 +97,9 @@ class Pair:
 def draw_pairs(
     a: Sequence[Group], b: Sequence[Group], names: tuple[str, str], count: int, seed: int
 ) -> tuple[RatingKey, list[Pair]]:
-    """Draw up to ``count`` questions that both arms answered, evenly from all strata, and add the checks; in
-    random order.
+    """Draw up to ``count`` questions that both arms answered, evenly from all strata, and add checks.
 
-    Compares the first episode of each. Raises BadInput if the arms share no question.
+    Raises BadInput if the arms share no question.
     """
     rng = random.Random(seed)
     first, second = ({g.question.id: g for g in groups if g.trajectories} for groups in (a, b))
@@ -150,9 +143,9 @@ def _preference(rating: ItemRating, key: KeyItem) -> float:
 def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
     """Results of all raters: arms compared by question, agreement of the raters, quality of the ratings.
 
-    A question counts with the mean of its raters. p values: paired permutation tests, corrected by Holm over
-    the preference and the four ratings. Raises BadInput for ratings of another page, unknown items, a
-    repeated rater, or fewer than two rated questions.
+    A question counts with the mean of its raters. p values: paired permutation tests, corrected by Holm.
+    Raises BadInput for ratings of another page, unknown items, a repeated rater, or fewer than two rated
+    questions.
     """
     by_item = _by_item(key, files)
     rated = {item: of for item, of in by_item.items() if of and not key.items[item].is_check}
@@ -160,8 +153,8 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
         raise BadInput(
             f"{len(rated)} questions are rated", fix="collect the ratings of at least two questions"
         )
-    preferences = [statistics.fmean(_preference(r, key.items[i]) for r in of) for i, of in rated.items()]
-    comparisons = [_compared("preference", preferences)]
+    votes = [[_preference(r, key.items[i]) for r in of] for i, of in rated.items()]
+    comparisons = [_compared("preference", [statistics.fmean(of) for of in votes])]
     for name in ("correct", *SCALES):
         means = {
             arm: [statistics.fmean(_values(name, arm, of, key.items[i])) for i, of in rated.items()]
@@ -171,16 +164,12 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
         comparisons.append(row | {arm: statistics.fmean(of) for arm, of in means.items()})
     for row, corrected in zip(comparisons, holm([row["p"] for row in comparisons]), strict=True):
         row["p_holm"] = corrected
-    by_question = [[_preference(r, key.items[i]) for r in of] for i, of in rated.items()]
-    wins, losses, equal = (sum(votes.count(vote) for votes in by_question) for vote in (1.0, -1.0, 0.0))
+    wins, losses, equal = (sum(of.count(vote) for of in votes) for vote in (1.0, -1.0, 0.0))
     return {
         "arms": key.arms,
         "questions": len(rated),
-        "strata": {
-            name: sum(key.items[i].stratum == name for i in rated)
-            for name in {key.items[i].stratum for i in rated}
-        },
-        "preferred": {"a": wins, "b": losses, "equal": equal, "share_a_ci95": _share_interval(by_question)},
+        "strata": dict(Counter(key.items[i].stratum for i in rated)),
+        "preferred": {"a": wins, "b": losses, "equal": equal, "share_a_ci95": _share_interval(votes)},
         "comparisons": comparisons,
         "agreement": _agreement(key, files, rated),
         "raters": [
@@ -210,7 +199,7 @@ def analyse(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, Any]:
 
 
 def _share_interval(votes: Sequence[Sequence[float]]) -> list[float]:
-    """95 % interval of arm a's share of the decided votes, over questions.
+    """95 % interval of arm a's share of the decided votes.
 
     Wilson's if each question has one decided vote, or all are for one arm; else a bootstrap over questions,
     because several ratings of one question are not independent.
@@ -255,7 +244,6 @@ def _by_item(key: RatingKey, files: Sequence[RatingFile]) -> dict[str, list[Item
 
 
 def _compared(name: str, differences: Sequence[float]) -> dict[str, Any]:
-    """Arm a minus arm b, one difference for each question."""
     return {
         "name": name,
         "difference": statistics.fmean(differences),
@@ -272,9 +260,7 @@ def _values(name: str, arm: Arm, ratings: Sequence[ItemRating], key: KeyItem) ->
 def _agreement(
     key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, Sequence[ItemRating]]
 ) -> dict[str, Any]:
-    """Kappas and intraclass correlations over what all raters rated, with 95 % intervals; empty for one
-    rater.
-    """
+    """Kappas and intraclass correlations over what all raters rated, with intervals; empty for one rater."""
     items = [item for item, of in rated.items() if len(of) == len(files)]
     if len(files) < 2 or len(items) < 2:
         return {}
@@ -293,9 +279,7 @@ def _agreement(
 
 
 def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Sequence[Any]) -> dict[str, Any]:
-    """The statistic of [items, ...] with its percentile bootstrap interval over items; None where it is
-    undefined.
-    """
+    """The statistic of [items, ...] with its percentile bootstrap interval over items."""
     rows, rng = np.asarray(table), np.random.default_rng(0)
     draws = (statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES))
     known = [value for value in draws if value is not None]

@@ -1,6 +1,4 @@
-"""Metrics of several samples per question (avg@k, pass@k, maj@k), and accuracies by tool use, split, task and
-category.
-"""
+"""Metrics of several samples per question, and accuracies by tool use, split, task and category."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
 
     - ``avg@k``: mean score (Mini-o3's Avg@32, TTRL's pass@1 of 16).
     - ``pass@k``: whether a sample scores above 0.5; ``pass`` estimates it for 1, 2, 4, ... samples.
-    - ``maj@k``: score of the first answer of the majority, 0 without an answer. The reward's equality defines
-      which answers agree.
+    - ``maj@k``: score of the first answer of the majority, 0 without an answer.
     - ``ci95@k``: bootstrap intervals over questions.
     """
     k = max((len(group.trajectories) for group in groups), default=0)
@@ -55,20 +52,12 @@ def sample_metrics(groups: Sequence[Group], rewards: RewardsConfig, services: Se
 
 
 def pass_at(right: int, n: int, k: int) -> float:
-    """Probability that one of k of n samples is right, ``right`` of the n being so; unbiased (Codex, arXiv
-    2107.03374).
-    """
-    if not 0 <= right <= n or not 1 <= k <= n:
-        raise ValueError(f"pass@{k} of {right} right of {n}")
+    """Unbiased probability that one of k of n samples is right (Codex, arXiv 2107.03374)."""
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
 def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) -> dict[str, Any]:
-    """Accuracy by seed of groups with ``samples`` episodes of each seed in turn, their ``seed_mean`` and
-    ``seed_std``.
-
-    Empty for fewer than two seeds.
-    """
+    """Accuracy by seed of groups with ``samples`` episodes of each; empty for fewer than two seeds."""
     if len(seeds) < 2:
         return {}
     by_seed = {}
@@ -85,11 +74,10 @@ def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) ->
 
 
 def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
-    """Accuracy, interval and number of the episodes by use of operations, and by ``splits``, ``tasks`` and
+    """Accuracy of the episodes by use of operations (Mini-o3), and by ``splits``, ``tasks`` and
     ``categories``.
 
-    An episode ``with_operations`` has executed one (Mini-o3). Categories are those of ``categories_of``; a
-    question with several counts in each. The last three are left out where all questions have the same.
+    The last three are left out where all questions have the same.
     """
     episodes = [(group, t) for group in groups for t in group.trajectories]
     result: dict[str, Any] = {
@@ -109,11 +97,7 @@ def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def count_errors(groups: Sequence[Group], answers: Mapping[str, str | None]) -> dict[str, Any]:
-    """Mean absolute error and root of the mean squared one of the counts (TallyQA); answers without a number
-    are left out.
-
-    Empty without questions of the scorer ``count``.
-    """
+    """Mean absolute error and RMSE of the counts (TallyQA); empty without numbers."""
     errors = [
         min(abs(value - truth) for truth in truths)
         for group in groups
@@ -132,23 +116,19 @@ def _numbers(texts: Sequence[str]) -> list[float]:
 
 
 def categories_of(group: Group) -> list[str]:
-    """``meta.category`` of the question, a text or a list of them, of benchmarks with categories such as
-    V*.
-    """
+    """``meta.category`` of the question, of benchmarks with categories such as V*."""
     category = group.question.meta.get("category")
     values = category if isinstance(category, list) else [category]
     return [value for value in values if isinstance(value, str) and value]
 
 
 def category_of(group: Group) -> str:
-    """The categories of a question as one name; empty without."""
+    """The categories of a question as one name."""
     return "_".join(categories_of(group))
 
 
 def question_rows(groups: Sequence[Group], answers: Mapping[str, str | None]) -> Iterator[dict[str, Any]]:
-    """One row for each question: what its episodes answered and scored; a score is None where the episode is
-    ``unscored``.
-    """
+    """What the episodes of each question answered and scored; None where they are ``unscored``."""
     for group in groups:
         question, trajectories = group.question, group.trajectories
         yield {

@@ -12,12 +12,7 @@ RESAMPLES = 10_000
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Wilson score interval of a proportion, within 0..1; (0, 1) for n = 0.
-
-    Raises ValueError unless 0 <= successes <= n. Source: Wilson, JASA 1927.
-    """
-    if not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes of {n}")
+    """Wilson score interval of a proportion (JASA 1927), within 0..1; (0, 1) for n = 0."""
     if n == 0:
         return 0.0, 1.0
     from scipy.stats import binomtest  # scipy.stats takes a second to import
@@ -27,45 +22,22 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 
 
 def bootstrap_mean(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> tuple[float, float]:
-    """Percentile bootstrap interval of a mean over independent questions.
+    """Percentile bootstrap interval of a mean of independent values (Efron, 1979).
 
-    Raises ValueError for fewer than two values.
-
-    Uses percentiles because the bias-corrected interval is undefined if all values are equal. Source: Efron,
-    1979.
+    The bias-corrected interval is undefined if all values are equal.
     """
-    data = np.asarray(values, dtype=np.float64)
-    if data.size < 2:
-        raise ValueError(f"an interval needs two values, not {data.size}")
     from scipy.stats import bootstrap
 
-    rng = np.random.default_rng(seed)
-    result = bootstrap(
-        (data,),
+    interval = bootstrap(
+        (np.asarray(values, dtype=np.float64),),
         np.mean,
         n_resamples=resamples,
         batch=500,
         confidence_level=LEVEL,
         method="percentile",
-        rng=rng,
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
-
-
-def student_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Interval of a mean of few, about normal values, such as one of each seed.
-
-    Raises ValueError for fewer than two values.
-
-    Source: Student, Biometrika 1908.
-    """
-    data = np.asarray(values, dtype=np.float64)
-    if data.size < 2:
-        raise ValueError(f"an interval needs two values, not {data.size}")
-    from scipy.stats import t
-
-    half = float(t.ppf((1 + LEVEL) / 2, data.size - 1) * data.std(ddof=1) / np.sqrt(data.size))
-    return float(data.mean()) - half, float(data.mean()) + half
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
 
 
 def paired_bootstrap(
@@ -73,9 +45,8 @@ def paired_bootstrap(
 ) -> dict[str, float | int | list[float]]:
     """Mean of a - b over the same questions with its 95 % bootstrap interval: `{"mean", "ci95", "n"}`.
 
-    Sequences must have equal lengths and order; mappings (question id -> score) are compared on shared keys.
-    Questions are resampled with both scores, so their difficulty cancels. Deterministic for a seed. Raises
-    ValueError for unequal lengths or fewer than two shared questions.
+    Mappings (question id -> score) are compared on shared keys. Questions are resampled with both scores, so
+    their difficulty cancels.
     """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         pairs = [(a[key], b[key]) for key in sorted(a.keys() & b.keys())]
@@ -87,10 +58,9 @@ def paired_bootstrap(
 
 
 def paired_p(differences: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> float:
-    """Two-sided p of paired differences under exchanged arms, that is random signs.
+    """Two-sided p of paired differences under random signs.
 
-    Exact where all differences but 0 have one size, as those of right-or-wrong scores (McNemar's test); else
-    by resampling.
+    Exact where all differences but 0 have one size (McNemar's test); else by resampling.
     """
     from scipy.stats import binomtest, permutation_test
 
@@ -113,12 +83,8 @@ def paired_p(differences: Sequence[float], seed: int = 0, resamples: int = RESAM
 
 
 def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> dict[str, Any] | None:
-    """`paired_bootstrap` of a - b over the shared questions, with `p` of `paired_p`.
-
-    None for fewer than two.
-    """
+    """`paired_bootstrap` of the shared questions, with `p` of `paired_p`; None for fewer than two."""
     shared = sorted(a.keys() & b.keys())
     if len(shared) < 2:
         return None
-    differences = [a[key] - b[key] for key in shared]
-    return {**paired_bootstrap(a, b, seed), "p": paired_p(differences, seed)}
+    return {**paired_bootstrap(a, b, seed), "p": paired_p([a[key] - b[key] for key in shared], seed)}

@@ -42,10 +42,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield value, f"{_value(scores['accuracy'], scores['ci95'])}  {scores['n']}"
     if "count_errors" in summary:
         errors = summary["count_errors"]
-        yield (
-            "count errors",
-            f"mean {errors['mae']:.3f}, root mean square {errors['rmse']:.3f} on {errors['n']} numbers",
-        )
+        error = f"mean {errors['mae']:.3f}, root mean square {errors['rmse']:.3f}"
+        yield "count errors", f"{error} on {errors['n']} numbers"
     if "seed_mean" in summary:
         names = ", ".join(
             f"{seed}: {scores['accuracy']:.3f}" for seed, scores in summary["seeds"].items() if scores["n"]
@@ -56,10 +54,8 @@ def _rows(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"{_value(part['accuracy'], part['ci95'])}  {part['n']}"
     if "direct" in summary and summary["direct"]["accuracy"] is not None:
         direct = summary["direct"]
-        yield (
-            "without operations",
-            f"{_value(direct['accuracy'], direct['ci95'])}  {direct['n']}, the same questions",
-        )
+        accuracy = _value(direct["accuracy"], direct["ci95"])
+        yield "without operations", f"{accuracy}  {direct['n']}, the same questions"
         yield from _difference("gain by operations", summary["operations_gain"])
     if "baseline" in summary:
         yield from _difference("minus baseline", summary["baseline"])
@@ -107,14 +103,8 @@ def _clusters(clusters: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
 def _difference(name: str, pair: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     if pair is not None:
         low, high = pair["ci95"]
-        yield (
-            name,
-            (
-                f"{pair['mean']:+.3f} [{low:+.3f}, {high:+.3f}], p {pair['p']:.2g} on {pair['n']} "
-                "questions in "
-                "pairs"
-            ),
-        )
+        difference = f"{pair['mean']:+.3f} [{low:+.3f}, {high:+.3f}], p {pair['p']:.2g}"
+        yield name, f"{difference} on {pair['n']} questions in pairs"
 
 
 def _value(value: float, interval: tuple[float, float]) -> str:

@@ -30,7 +30,7 @@ class TrackingScores:
     """FN + FP, identity switches, boxes of the truth."""
 
     def add(self, truth: Tracks, result: Tracks) -> None:
-        """Count a clip. ``in_truth`` and ``in_result`` below: bool [frames, tracks].
+        """Count a clip.
 
         HOTA: Luiten et al. 2021, with the matching of their TrackEval. IDF1: Ristani et al. 2016. MOTA:
         Bernardin and Stiefelhagen 2008.
@@ -69,9 +69,7 @@ class TrackingScores:
 
     @property
     def mota(self) -> float:
-        """1 minus misses, false boxes and identity switches by box of the truth; negative for many false
-        boxes.
-        """
+        """1 minus misses, false boxes and identity switches by box of the truth; may be negative."""
         return float(1 - self.clear[:2].sum() / max(1, self.clear[2]))
 
     def _add_hota(self, alike: np.ndarray, in_truth: np.ndarray, in_result: np.ndarray) -> None:

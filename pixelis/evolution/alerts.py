@@ -1,6 +1,4 @@
-"""Alerts: health metrics compared with thresholds, reported to the log, a file and a webhook, with a
-cooldown.
-"""
+"""Compares health metrics with thresholds, and alerts by log, file and webhook, with a cooldown."""
 
 from __future__ import annotations
 
@@ -34,28 +32,29 @@ SEVERITY = {"info": 0, "warning": 1, "critical": 2}
 LOG_LEVEL = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 
 BUILT_IN = (
-    ThresholdConfig(metric="update_rate", at_most=0.0, severity="warning", cooldown_s=600.0),
-    ThresholdConfig(metric="faiss_failure_rate", over=0.1, severity="critical", cooldown_s=300.0),
+    ThresholdConfig(metric="update_rate", at_most=0.0, cooldown_s=600.0),
+    ThresholdConfig(metric="faiss_failure_rate", over=0.1, severity="critical"),
     ThresholdConfig(metric="memory_refuses", over=0.0, severity="critical", cooldown_s=3600.0),
     ThresholdConfig(metric="memory_damaged", over=0.0, severity="critical", cooldown_s=86_400.0),
-    ThresholdConfig(metric="mean_kl", over=0.2, severity="warning", cooldown_s=300.0),
-    ThresholdConfig(metric="queue_size", over=900.0, severity="warning", cooldown_s=180.0),
-    ThresholdConfig(metric="queue_fill", over=0.9, severity="warning", cooldown_s=180.0),
-    ThresholdConfig(metric="memory_usage", over=0.9, severity="critical", cooldown_s=300.0),
-    ThresholdConfig(metric="gated_votes", over=99.0, severity="warning", cooldown_s=3600.0),
-    ThresholdConfig(metric="p99_latency", over=2.0, severity="warning", cooldown_s=600.0),
+    ThresholdConfig(metric="mean_kl", over=0.2),
+    ThresholdConfig(metric="queue_size", over=900.0, cooldown_s=180.0),
+    ThresholdConfig(metric="queue_fill", over=0.9, cooldown_s=180.0),
+    ThresholdConfig(metric="memory_usage", over=0.9, severity="critical"),
+    ThresholdConfig(metric="gated_votes", over=99.0, cooldown_s=3600.0),
+    ThresholdConfig(metric="p99_latency", over=2.0, cooldown_s=600.0),
+    ThresholdConfig(metric="rollback", over=0.0, severity="critical", cooldown_s=0.0),
+    ThresholdConfig(metric="vote_collapsed", over=0.0, severity="critical", cooldown_s=600.0),
+    ThresholdConfig(metric="unusable_tasks", over=15.0, severity="critical", cooldown_s=600.0),
+    ThresholdConfig(metric="unclear_tasks", over=15.0, cooldown_s=3600.0),
+    ThresholdConfig(metric="update_kl", over=0.2),
+    ThresholdConfig(metric="learner_failed", over=0.0, severity="critical", cooldown_s=60.0),
 )
-"""Rates and usages 0..1, latency in seconds, KL in nats a token; ``queue_fill`` is queue_size as a share of
-evolution.queue; ``gated_votes`` counts votes of a gateway in a row below the gate; ``memory_refuses`` is 1
-while the disk of the memory stores nothing; ``memory_damaged`` counts experiences found damaged.
-"""
+"""docs/evolution.md explains the metrics and their units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """``value`` of ``metric`` in ``component`` is beyond ``limit``: above it (``over``), or at or below it
-    (``at_most``).
-    """
+    """``value`` of ``metric`` is above ``limit`` (``over``), or at or below it (``at_most``)."""
 
     time: float
     component: str
@@ -67,16 +66,15 @@ class Alert:
 
     @property
     def message(self) -> str:
-        """One line for people."""
         side = "above" if self.side == "over" else "at or below"
         return f"{self.severity}: {self.component} {self.metric} is {self.value:g}, {side} {self.limit:g}"
 
 
 class Alerter:
-    """Compares metrics with the built-in thresholds and those of ``config.extra``.
+    """Alerts beyond the built-in thresholds and those of ``config.extra``.
 
-    Alerts are appended to alerts.jsonl in ``folder``, if given, from which a restarted process reads the last
-    ones. Raises BadConfig if WEBHOOK_VARIABLE holds no http(s) URL.
+    A restarted process continues from alerts.jsonl in ``folder``. Raises BadConfig if WEBHOOK_VARIABLE holds
+    no http(s) URL.
     """
 
     def __init__(
@@ -105,24 +103,15 @@ class Alerter:
     def check(
         self, metrics: Mapping[str, float], now: float | None = None, component: str = "service"
     ) -> list[Alert]:
-        """Report and return the new alerts of these metrics; NaN is ignored.
+        """Report and return the new alerts of these metrics, of the most severe threshold each.
 
-        When a metric is beyond several thresholds, the most severe one alerts. The same (component, metric)
-        alerts again after the threshold's ``cooldown_s``, or at once when the severity rises.
+        The same (component, metric) alerts again after ``cooldown_s``, or at once when the severity rises.
         """
         now = time.time() if now is None else now
         alerts = []
         with self._lock:
             for metric, value in metrics.items():
-                exceeded = [
-                    t
-                    for t in self.thresholds
-                    if t.metric == metric
-                    and (
-                        (t.over is not None and value > t.over)
-                        or (t.at_most is not None and value <= t.at_most)
-                    )
-                ]
+                exceeded = [t for t in self.thresholds if t.metric == metric and _exceeds(value, t)]
                 if not exceeded:
                     continue
                 threshold = max(exceeded, key=lambda t: SEVERITY[t.severity])
@@ -146,7 +135,7 @@ class Alerter:
     def recent(self, n: int = 50) -> list[Alert]:
         """The last ``n`` alerts, newest first."""
         with self._lock:
-            return list(self._recent)[::-1][: max(0, n)]
+            return list(self._recent)[::-1][:n]
 
     def _report(self, alert: Alert) -> None:
         log.log(LOG_LEVEL[alert.severity], "alert %s", alert.message)
@@ -161,12 +150,14 @@ class Alerter:
             self.posts.submit(post, self.url, {"text": f"pixelis {alert.message}", **asdict(alert)})
 
 
-def post(url: str, body: dict[str, Any]) -> None:
-    """Post JSON to the operator's URL. A failure is logged, never raised.
+def _exceeds(value: float, threshold: ThresholdConfig) -> bool:
+    if threshold.over is not None:
+        return value > threshold.over
+    return threshold.at_most is not None and value <= threshold.at_most
 
-    The URL may hold a secret and is never logged; httpx and requests would log it. Redirects are not
-    followed.
-    """
+
+def post(url: str, body: dict[str, Any]) -> None:
+    """Post JSON to the operator's URL. A failure is logged, but not the URL, which may hold a secret."""
     opener = urllib.request.build_opener(_NoRedirect)
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"content-type": "application/json"}, method="POST"
@@ -178,5 +169,7 @@ def post(url: str, body: dict[str, Any]) -> None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """urllib would follow one with a GET, and the alert would be lost."""
+
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

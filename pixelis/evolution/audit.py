@@ -1,9 +1,7 @@
 """The audit log: who changed the served policy and why, as a chain of hashes that reveals later edits.
 
-The log is a folder of JSON lines files, ``audit-00000001.jsonl`` and so on (older logs: gzip). Each line
-holds the hash of the line before it, also across files. Retention records each removal before it happens. A
-file beside the folder anchors the last hash, because a chain cannot show that its end was cut off. To detect
-edits by somebody who can write both, store ``Report.head`` elsewhere and pass it to ``verify``.
+Each JSON line holds the hash of the line before it, also across files. A file beside the folder anchors the
+last hash, because a chain cannot show that its end was cut off.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 import filelock
 
@@ -50,15 +48,12 @@ RECENT = 200
 LOCK_WAIT_S = 5.0
 MAX_TORN_CHARS = 2000
 DAY_S = 86400.0
-READ_ERRORS = (OSError, EOFError, zlib.error)
 _NAME = re.compile(r"audit-(\d{8})\.jsonl(\.gz)?")
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEvent:
-    """One line: ``time`` in seconds since the epoch, ``hash`` SHA-256 of the canonical JSON of all other
-    fields.
-    """
+    """One line. ``hash`` is the SHA-256 of the canonical JSON of all other fields."""
 
     id: str
     time: float
@@ -72,34 +67,25 @@ class AuditEvent:
 
     @property
     def line(self) -> bytes:
-        """The line in the file, without its newline."""
         return canonical(asdict(self))
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """ASCII JSON with sorted keys and no blanks, so that equal content has equal bytes.
-
-    Raises ValueError, TypeError.
-    """
+    """ASCII JSON with sorted keys and no blanks, so that equal content has equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def digest(fields: Mapping[str, Any]) -> str:
-    """The hash of all fields of a line but ``hash`` itself."""
-    return hashlib.sha256(
-        canonical({key: value for key, value in fields.items() if key != "hash"})
-    ).hexdigest()
+    content = {key: value for key, value in fields.items() if key != "hash"}
+    return hashlib.sha256(canonical(content)).hexdigest()
 
 
 def parse(line: bytes) -> AuditEvent | None:
-    """The event of a line, or None unless the line is canonical JSON of an event. The hash is not checked."""
+    """The event of a line, None unless it is canonical JSON of one. Its hash is not checked."""
     try:
         event = AuditEvent(**json.loads(line))
-        return (
-            event
-            if event.line == line and isinstance(event.details, dict) and isinstance(event.hash, str)
-            else None
-        )
+        typed = isinstance(event.details, dict) and isinstance(event.hash, str)
+        return event if typed and event.line == line else None
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -108,12 +94,7 @@ def parse(line: bytes) -> AuditEvent | None:
 
 
 class AuditLog:
-    """One writer per folder, usable from any number of threads; an event is on disk when ``write`` returns.
-
-    Opening the log after a crash cuts an incomplete last line and records a ``repair``. Raises BadInput
-    ``audit_in_use`` when another writer holds the folder, ``audit_broken`` when the chain cannot be continued
-    from the last line.
-    """
+    """The one writer of a folder; thread-safe. Raises BadInput ``audit_in_use`` and ``audit_broken``."""
 
     def __init__(self, folder: str | Path, config: AuditConfig, lock_wait_s: float = LOCK_WAIT_S):
         self.folder, self.config = Path(folder), config
@@ -145,16 +126,7 @@ class AuditLog:
         result: str = "success",
         details: Mapping[str, Any] | None = None,
     ) -> AuditEvent:
-        """Append one event and return it when it is on disk.
-
-        Raises BadInput for an unknown event or result and for details that are no JSON; InfraFailure
-        ``audit_write`` when the disk refuses, in which case nothing was appended.
-        """
-        if event not in EVENTS or result not in RESULTS:
-            valid = EVENTS if event not in EVENTS else RESULTS
-            raise BadInput(
-                f"no audit event {event}/{result}", code="unknown_event", fix=f"one of {', '.join(valid)}"
-            )
+        """Append one event, which is on disk on return. Raises InfraFailure ``audit_write``."""
         with self._mutex:
             if self._file is None:
                 raise InfraFailure("the audit log is closed", code="audit_closed", fix="open it again")
@@ -177,15 +149,11 @@ class AuditLog:
             "event": event,
             "actor": actor,
             "action": action,
+            "result": result,
+            "details": json.loads(canonical(details)),  # as a reader sees them: tuples become lists
+            "previous": self._head,
         }
-        values |= {"result": result, "details": details, "previous": self._head}
-        try:
-            values["details"] = json.loads(canonical(details))  # as a reader sees them: tuples become lists
-            written = AuditEvent(**values, hash=digest(values))
-        except (ValueError, TypeError) as error:
-            raise BadInput(
-                f"audit details that JSON cannot take: {error}", fix="plain finite values only"
-            ) from None
+        written = AuditEvent(**values, hash=digest(values))
         line = written.line + b"\n"
         self._file.seek(self._size)  # not at the end: a failed write may have left a fragment there
         self._file.truncate()
@@ -203,7 +171,6 @@ class AuditLog:
         return written
 
     def _begin_file(self, number: int) -> None:
-        """Append to this file from now on. ``_size``: bytes of its whole lines."""
         path = self.folder / f"audit-{number:08d}.jsonl"
         file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
         sync(self.folder)
@@ -225,22 +192,18 @@ class AuditLog:
                 last = parse(lines[-1])
                 if last is None:
                     raise BadInput(
-                        f"the last line of {path} is no audit event, the chain cannot be continued",
+                        f"the last line of {path} is no audit event, so the chain cannot be continued",
                         code="audit_broken",
-                        fix=(
-                            f"pixelis audit {self.folder} names the broken lines; move the folder away to "
-                            "begin another log"
-                        ),
+                        fix=f"see `pixelis audit {self.folder}`; move the folder away to begin another log",
                     )
-                self._recent.extend(event for event in map(parse, lines) if event is not None)
+                self._recent.extend(filter(None, map(parse, lines)))
                 self._head = last.hash
                 break
         self._check_anchor([path for _, path in existing])
         if torn:
             text = torn[:MAX_TORN_CHARS].decode("utf-8", "replace")
-            self._append(
-                "repair", "audit", "cut", {"file": self._path.name, "bytes": len(torn), "text": text}
-            )
+            details = {"file": self._path.name, "bytes": len(torn), "text": text}
+            self._append("repair", "audit", "cut", details)
         self.prune()
 
     def _check_anchor(self, paths: list[Path]) -> None:
@@ -255,18 +218,14 @@ class AuditLog:
         elif anchor.head in hashes:  # a crash before the anchor was written
             self._events = anchor.events + len(hashes) - 1 - hashes.index(anchor.head)
         else:
-            log.error(
-                "the end of the audit log %s was cut off: %d events were written to it",
-                self.folder,
-                anchor.events,
-            )
+            log.error("the end of the audit log %s was cut off", self.folder)
             # The next line follows the lost one, so that the gap stays visible.
             self._head, self._events = anchor.head, anchor.events
-            self._append("repair", "audit", "missing_end", {"head": anchor.head, "events": anchor.events})
+            self._append("repair", "audit", "missing_end", anchor._asdict())
 
-    def prune(self, now: float | None = None) -> list[str]:
-        """Remove closed files older than ``retention_days``, record the removal, and return their names."""
-        limit = (time.time() if now is None else now) - self.config.retention_days * DAY_S
+    def prune(self) -> list[str]:
+        """Remove closed files older than ``retention_days``, after recording it; returns their names."""
+        limit = time.time() - self.config.retention_days * DAY_S
         with self._mutex:
             expired: list[Path] = []
             last_hash = ""
@@ -278,25 +237,20 @@ class AuditLog:
                     break
                 expired.append(path)
                 last_hash = event.hash
+            names = [path.name for path in expired]
             if expired:
-                self._append(
-                    "retention",
-                    "audit",
-                    "remove",
-                    {"files": [path.name for path in expired], "last_hash": last_hash},
-                )
+                self._append("retention", "audit", "remove", {"files": names, "last_hash": last_hash})
                 for path in expired:
                     path.unlink()
                 sync(self.folder)
-            return [path.name for path in expired]
+            return names
 
     def recent(self, n: int = 50) -> list[AuditEvent]:
         """The last ``n`` events, newest first; at most RECENT."""
         with self._mutex:
-            return list(self._recent)[::-1][: max(0, n)]
+            return list(self._recent)[::-1][:n]
 
     def close(self) -> None:
-        """Close the file and release the folder."""
         with self._mutex:
             if self._file is not None:
                 self._file.close()
@@ -313,24 +267,20 @@ class AuditLog:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """The end of the chain, in a file beside the log's folder: ``head`` of the last line, number of
-    ``events`` ever written.
-    """
+class Anchor(NamedTuple):
+    """The end of the chain: the hash of its last line, and the number of events ever written."""
 
     head: str
     events: int
 
 
 def anchor_file(folder: str | Path) -> Path:
-    """The file beside the log's folder with its Anchor."""
     path = Path(folder).absolute()
     return path.with_name(f"{path.name}.head")
 
 
 def read_anchor(folder: str | Path) -> Anchor | None:
-    """The anchor of a log; None when there is none. A damaged one anchors nothing that is in the chain."""
+    """The anchor of a log, if any. A damaged one anchors nothing that is in the chain."""
     try:
         values = json.loads(anchor_file(folder).read_bytes())
         return Anchor(str(values["head"]), int(values["events"]))
@@ -341,7 +291,7 @@ def read_anchor(folder: str | Path) -> Anchor | None:
 
 
 def files(folder: str | Path) -> list[tuple[int, Path]]:
-    """Number and path of the log's files, oldest first."""
+    """Number and path of the log's files, oldest first. Version 0.1.0 compressed closed ones."""
     by_number: dict[int, Path] = {}
     for path in sorted(Path(folder).iterdir()):
         if match := _NAME.fullmatch(path.name):
@@ -351,7 +301,7 @@ def files(folder: str | Path) -> list[tuple[int, Path]]:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Whole lines without their newline; an incomplete last line is left out. Raises READ_ERRORS."""
+    """Whole lines without their newline; an incomplete last line is left out."""
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n"):
@@ -359,11 +309,15 @@ def lines_of(path: Path) -> Iterator[bytes]:
 
 
 def existing_files(folder: str | Path) -> list[Path]:
-    """The log's files, oldest first. Raises MissingFile when there is no log."""
+    """The log's files, oldest first. Raises MissingFile without a log."""
     path = Path(folder)
-    if not path.is_dir() or not (result := files(path)):
+    result = files(path) if path.is_dir() else []
+    if not result:
+        anchor = read_anchor(path)
+        written = f", but {anchor.events} events were written to it" if anchor is not None else ""
         raise MissingFile(
-            f"no audit log in {path}", fix="pass the run.dir of a service, or its folder `audit`"
+            f"no audit log in {path}{written}",
+            fix="pass the run.dir of a service, or restore the folder from a backup",
         )
     return [path for _, path in result]
 
@@ -378,20 +332,15 @@ def search(
 ) -> Iterator[AuditEvent]:
     """Events that meet all conditions, in order; times in seconds since the epoch, inclusive.
 
-    Hashes are not checked.
-
-    Raises MissingFile when there is no log.
+    Hashes are not checked. Raises MissingFile without a log.
     """
     low, high = -math.inf if since is None else since, math.inf if until is None else until
+    wanted = [
+        (name, value) for name, value in (("event", event), ("actor", actor), ("result", result)) if value
+    ]
     for path in existing_files(folder):
-        for entry in map(parse, lines_of(path)):
-            if entry is None or not low <= entry.time <= high:
-                continue
-            if (
-                event in (None, entry.event)
-                and actor in (None, entry.actor)
-                and result in (None, entry.result)
-            ):
+        for entry in filter(None, map(parse, lines_of(path))):
+            if low <= entry.time <= high and all(getattr(entry, name) == value for name, value in wanted):
                 yield entry
 
 
@@ -409,9 +358,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Report:
-    """Result of ``verify``: ``head`` is the hash of the last line, ``torn`` if it is incomplete, ``anchored``
-    with an anchor.
-    """
+    """Result of ``verify``: ``head`` is the last line's hash; ``torn``: that line is incomplete."""
 
     files: int = 0
     lines: int = 0
@@ -422,80 +369,62 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True when the chain is unbroken."""
         return not self.problems
 
 
 def verify(folder: str | Path, head: str | None = None) -> Report:
     """Follow the chain through all files and report each line that breaks it.
 
-    ``head`` is an earlier ``Report.head``, which must be in the chain. So must the anchor, or the end was cut
-    off. Raises MissingFile when there is no log.
+    The anchor and ``head``, an earlier ``Report.head``, must be in the chain. Raises MissingFile.
     """
     anchor = read_anchor(folder)  # before the lines: a running service may append more
-    try:
-        existing = existing_files(folder)
-    except MissingFile as error:
-        if anchor is None:
-            raise
-        fix = "restore the folder from a backup"
-        raise MissingFile(
-            f"{error.message}, but {anchor.events} events were written to it", fix=fix
-        ) from None
-    report = Report(anchored=anchor is not None)
-    # Hash that the next line must follow; None before the first and after a line that is unreadable
+    paths = existing_files(folder)
+    report = Report(files=len(paths), anchored=anchor is not None)
+    first: AuditEvent | None = None
     expected: str | None = None
-    first: Problem | None = None
     hashes, retired = {GENESIS}, {GENESIS}
-    for path in existing:
-        report.files += 1
+    for path in paths:
         try:
             for number, line in enumerate(lines_of(path), 1):
-                report.lines += 1
                 event = parse(line)
+                report.lines += 1
+                first = event if report.lines == 1 else first
+                problem = _problem(event, expected)
+                if problem:
+                    report.problems.append(Problem(path.name, number, problem))
                 if event is None:
-                    report.problems.append(
-                        Problem(path.name, number, "unreadable: not a line that the log wrote")
-                    )
                     expected = None
                     continue
-                if report.lines == 1:
-                    text = "removed: the lines before it are missing, and no retention recorded that"
-                    first, origin = Problem(path.name, number, text), event.previous
-                if digest(asdict(event)) != event.hash:
-                    report.problems.append(
-                        Problem(path.name, number, "changed: its content does not have its hash")
-                    )
-                elif expected not in (None, event.previous):
-                    text = (
-                        "broken: it does not follow the line before it; lines were removed, inserted or "
-                        "moved here"
-                    )
-                    report.problems.append(Problem(path.name, number, text))
-                elif event.event == "retention":
+                if not problem and event.event == "retention":
                     retired.add(str(event.details.get("last_hash")))
                 expected = report.head = event.hash
                 hashes.add(event.hash)
-        except READ_ERRORS as error:
+        except (OSError, EOFError, zlib.error) as error:
             report.problems.append(Problem(path.name, 0, f"unreadable: {error}"))
             expected = None
     if first is not None:
-        hashes.add(origin)  # of an expired file
-        if origin not in retired:
-            report.problems.insert(0, first)
-    last = existing[-1]
-    if last.suffix != ".gz" and last.stat().st_size:
-        with open(last, "rb") as file:
-            file.seek(-1, os.SEEK_END)
-            report.torn = file.read(1) != b"\n"
+        hashes.add(first.previous)  # of an expired file
+        if first.previous not in retired:
+            text = "removed: the lines before it are missing, and no retention recorded that"
+            report.problems.insert(0, Problem(paths[0].name, 1, text))
+    last = paths[-1]
+    report.torn = last.suffix == ".jsonl" and last.read_bytes()[-1:] not in (b"", b"\n")
     if head is not None and head not in hashes:
         report.problems.append(
             Problem(last.name, 0, f"head: {head} is not in the chain: its end was cut off")
         )
     if anchor is not None and anchor.head not in hashes:
-        text = (
-            f"head: event {anchor.events}, the last one written, is not in the chain: its end was cut "
-            "off or emptied"
-        )
+        text = f"head: event {anchor.events}, the last one written, is not in the chain: its end was cut off"
         report.problems.append(Problem(last.name, 0, text))
     return report
+
+
+def _problem(event: AuditEvent | None, expected: str | None) -> str:
+    """How a line breaks the chain, "" if it does not; ``expected`` None accepts any line before it."""
+    if event is None:
+        return "unreadable: not a line that the log wrote"
+    if digest(asdict(event)) != event.hash:
+        return "changed: its content does not have its hash"
+    if expected not in (None, event.previous):
+        return "broken: it does not follow the line before it, so lines were removed, inserted or moved here"
+    return ""

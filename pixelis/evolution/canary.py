@@ -1,7 +1,6 @@
 """The canary: labelled questions on which no version may regress, before promotion and while it serves.
 
-Versions are compared by question, so that the difficulty of a question cancels. A promotion needs evidence
-that the candidate is not worse: a non-inferiority test.
+Versions are compared question by question. A promotion needs evidence: a non-inferiority test.
 """
 
 from __future__ import annotations
@@ -15,15 +14,10 @@ from typing import Any, Literal
 from pixelis.config import CanaryConfig
 
 Scores = Mapping[str, float | None]
-"""Score 0..1 by question id; no answer is 0.
-
-None: unscored because a scorer or generator failed; says nothing of the policy.
-"""
+"""Score 0..1 by question id; None: a scorer or generator failed, which says nothing of the policy."""
 
 MIN_SHARE = 0.9
-"""Share of the questions that must be scored for both versions: being unscored on bad questions must not help
-a candidate.
-"""
+"""Share of the questions that must be scored for both versions: failing on bad ones must not help."""
 MIN_QUESTIONS = 2
 PSEUDO_PAIRS = 2
 SIGMA = 2.0
@@ -44,10 +38,10 @@ Reason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Comparison of a version with a reference over the ``questions`` scored for both.
+    """Comparison of a version with the reference ``against`` over the ``questions`` scored for both.
 
-    ``mean`` of the paired differences (version - reference), their standard error ``se``, a lower ``bound``
-    of the true mean, and both accuracies. ``against`` is the reference version, if known.
+    ``mean`` of the paired differences (version - reference), their standard error ``se``, and a lower
+    ``bound`` of the true mean.
     """
 
     promote: bool
@@ -62,7 +56,6 @@ class Decision:
 
     @property
     def fell(self) -> bool:
-        """True when there is evidence of a fall; too few questions are no evidence."""
         return self.reason in ("fell", "fell_significantly", "traffic_fell_significantly")
 
 
@@ -71,9 +64,8 @@ def compare(
 ) -> Decision:
     """Compare a candidate with a reference; ``look`` counts the candidates since the last promotion.
 
-    A fall: the mean is below ``-tolerance``, or negative by at least SIGMA standard errors. No harm, which a
-    promotion needs: the lower bound of the mean is at least ``-tolerance``. A gain: SIGMA standard errors.
-    Undecided if fewer than MIN_QUESTIONS, or a smaller share than MIN_SHARE, are scored for both.
+    A fall: the mean is below ``-tolerance``, or negative by at least SIGMA standard errors. A promotion needs
+    a lower bound of the mean of at least ``-tolerance``.
     """
     questions = candidate.keys() | reference.keys()
     pairs = [
@@ -111,29 +103,24 @@ def compare(
 
 
 def critical_value(risk: float, look: int) -> float:
-    """Standard errors by which look ``look`` (from 1) must exclude the tolerance: the looks spend ``risk`` /
-    (k (k + 1)) each.
+    """Standard errors by which look ``look`` (from 1) must exclude the tolerance; 0 for a risk of 1.
 
-    Their sum is ``risk``, however many candidates are tested before one is promoted. A risk of 1 asks for no
-    evidence: 0.
+    Look k spends ``risk`` / (k (k + 1)): together they spend ``risk``, however many candidates are tested.
     """
     return statistics.NormalDist().inv_cdf(1.0 - risk / (look * (look + 1))) if risk < 1 else 0.0
 
 
 def least_questions(config: CanaryConfig) -> int:
-    """Questions with which an unchanged candidate is promoted at the first look; with tolerance 0 only a
-    better one is.
-    """
-    if config.tolerance <= ROUNDING:
+    """Questions with which an unchanged candidate is promoted at the first look."""
+    if config.tolerance <= ROUNDING:  # only a better one is
         return MIN_QUESTIONS
     return max(MIN_QUESTIONS, math.ceil(critical_value(config.risk, 1) / config.tolerance) - PSEUDO_PAIRS)
 
 
 class PromotionHistory:
-    """The promoted versions in order with their scores; the first is the starting policy, the last one
-    serves.
+    """The promoted versions with their scores, from the starting policy to the one that serves.
 
-    A candidate is compared with the served, the best and the first one, or small falls would add up.
+    A version is compared with the served, the best and the first one, or small falls would add up.
     """
 
     def __init__(self, config: CanaryConfig, version: int, scores: Scores):
@@ -144,38 +131,30 @@ class PromotionHistory:
 
     @property
     def best(self) -> tuple[int, Scores]:
-        """The entry of the highest accuracy; the first of equals."""
         return max(self.entries, key=lambda entry: accuracy(entry[1]))
 
     def references(self) -> list[tuple[int, Scores]]:
-        """The served, the best and the first entry, without duplicates."""
         return list(
             {id(entry[1]): entry for entry in (self.entries[-1], self.best, self.entries[0])}.values()
         )
 
     def judge_candidate(self, scores: Scores) -> Decision:
-        """Compare a candidate with all references: the first fall, else the first lack of evidence, else the
-        served version.
-        """
+        """The first fall against a reference, else the first lack of evidence, else the served version's."""
         self.looks += 1
-        decisions = [
-            compare(scores, reference, self.config, version, self.looks)
-            for version, reference in self.references()
-        ]
+        decisions = self._compare(scores, self.looks)
         fallen = next((d for d in decisions if d.fell), None)
         return fallen or next((d for d in decisions if not d.promote), decisions[0])
 
     def judge_served(self, scores: Scores) -> Decision:
-        """Compare the served version's new scores with all references; roll back when ``Decision.fell``."""
-        decisions = [
-            compare(scores, reference, self.config, version) for version, reference in self.references()
-        ]
+        """The first fall of the served version's new scores, else the comparison with its old ones."""
+        decisions = self._compare(scores)
         return next((d for d in decisions if d.fell), decisions[0])
 
+    def _compare(self, scores: Scores, look: int = 1) -> list[Decision]:
+        return [compare(scores, known, self.config, version, look) for version, known in self.references()]
+
     def promote(self, version: int, scores: Scores | None = None) -> None:
-        """Record that ``version`` serves, with the scores of its canary; None for a forced promotion keeps
-        the last scores.
-        """
+        """Record that ``version`` serves; None, for a forced promotion, repeats the last scores."""
         self.looks = 0
         self.entries.append((version, dict(scores) if scores is not None else self.entries[-1][1]))
         if len(self.entries) > MAX_HISTORY:
@@ -183,9 +162,7 @@ class PromotionHistory:
             del self.entries[1 if best != 1 else 2]
 
     def roll_back(self, version: int) -> None:
-        """Record that ``version`` serves again and forget later versions; one not in the history gets the
-        first scores.
-        """
+        """Record that ``version`` serves again; one not in the history gets the first scores."""
         self.looks = 0
         indices = [i for i, (promoted, _) in enumerate(self.entries) if promoted == version]
         self.entries = (
@@ -193,12 +170,10 @@ class PromotionHistory:
         )
 
     def state(self) -> dict[str, Any]:
-        """State for ``restore``, as JSON takes it."""
         return {"line": [[version, dict(scores)] for version, scores in self.entries], "looks": self.looks}
 
     @classmethod
     def restore(cls, config: CanaryConfig, state: dict[str, Any]) -> PromotionHistory:
-        """The history with this ``state``."""
         history = cls(config, 0, {})
         history.entries = [(int(version), scores) for version, scores in state["line"]]
         history.looks = state.get("looks", 0)

@@ -12,19 +12,15 @@ from pixelis.rewards.scorers import canonical
 WINDOW = 64
 """Number of first and of latest winners that are compared."""
 SIGNIFICANCE = 1e-4
-"""Probability below which a concentration is not taken for chance; small, because it is tested with every
-verdict.
-"""
+"""Probability below which a concentration is no chance; small, because every verdict is a test."""
 
 
 class Collapse:
-    """Detects that one answer wins nearly everywhere.
+    """Detects that one answer wins nearly everywhere: a vote rewards agreement, whatever the picture shows.
 
-    A vote rewards agreement, so a policy may learn to give the same answer whatever the picture shows. The
-    first WINDOW winners are the baseline, the last WINDOW the recent window. The vote has collapsed if
-    answers other than the most common recent one have at most ``collapse`` times their share in the baseline,
-    and Fisher's exact test gives a p below SIGNIFICANCE. The baseline is fixed, because a moving one would
-    hide a slow collapse; call ``reset`` after a rollback or when a person resumes learning.
+    The vote has collapsed if, among the last WINDOW winners, answers other than the most common one have at
+    most ``collapse`` times their share of the first WINDOW, and Fisher's exact test gives a p below
+    SIGNIFICANCE. A moving baseline would hide a slow collapse.
     """
 
     def __init__(self, config: VotingConfig):
@@ -38,10 +34,9 @@ class Collapse:
         self.collapsed = False
 
     def add(self, verdict: Verdict, prompt: str = "") -> bool:
-        """Count the verdict; True while the vote has collapsed and updates must be refused.
+        """Count a verdict with an answer; True while the vote has collapsed.
 
-        ``prompt`` identifies question and pictures. Verdicts without an answer and prompts in the recent
-        window are not counted.
+        ``prompt`` identifies question and pictures; one in the recent window is not counted again.
         """
         key = canonical(verdict.answer) if verdict.answer is not None else ""
         if (
@@ -57,10 +52,7 @@ class Collapse:
         return self.collapsed
 
     def stats(self) -> dict[str, float]:
-        """``collapsed`` 0 or 1, and of the recent window: number of ``winners``, of distinct ``answers``,
-        their ``entropy`` in bits, the share of the most common answer (``top_share``) and its share in the
-        baseline (``normal_share``).
-        """
+        """Of the recent window; ``entropy`` in bits, ``normal_share``: the top answer's in the baseline."""
         counts = Counter(key for key, _ in self.recent)
         n = counts.total()
         (top, count), *_ = counts.most_common(1) or [("", 0)]
@@ -74,13 +66,12 @@ class Collapse:
         }
 
     def _judge(self) -> bool:
-        size = WINDOW
-        if len(self.baseline) < size:
+        if len(self.baseline) < WINDOW:
             return False
         top, count = Counter(key for key, _ in self.recent).most_common(1)[0]
-        others, before = size - count, size - self.baseline.count(top)
+        others, before = WINDOW - count, WINDOW - self.baseline.count(top)
         if others > self.config.collapse * before:
             return False
         from scipy.stats import hypergeom  # scipy.stats takes a second to import
 
-        return bool(hypergeom.cdf(others, 2 * size, others + before, size) < SIGNIFICANCE)
+        return bool(hypergeom.cdf(others, 2 * WINDOW, others + before, WINDOW) < SIGNIFICANCE)

@@ -1,6 +1,4 @@
-"""The confidence gate: what becomes an update, at which learning rate, how often, and what is reviewed
-first.
-"""
+"""The confidence gate: what becomes an update, at which learning rate, how often, and what is reviewed."""
 
 from __future__ import annotations
 
@@ -20,11 +18,7 @@ ROUNDING = 1e-9
 
 
 def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
-    """True when the verdict may become an update: learning is enabled, the winner is clear, confidence >=
-    ``config.gate``.
-
-    A verdict with a reason in ``CLOSED`` never does, whatever the threshold: its answer is accidental.
-    """
+    """Whether a verdict may become an update. A reason in ``CLOSED`` means that its answer is accidental."""
     return (
         config.enabled
         and verdict.answer is not None
@@ -34,27 +28,19 @@ def gate(verdict: Verdict, config: EvolutionConfig) -> bool:
 
 
 def learning_rate(confidence: float, config: EvolutionConfig) -> float:
-    """Learning rate of an update by the mean confidence of its tasks, within MIN_LR..``lr``.
-
-    ``lr_by`` fixed: ``lr``. confidence: lr x (1 - confidence). Fixed is the default: the gate admits only
-    confident verdicts, for which the other rule leaves at most .3 lr, and a group's advantages already shrink
-    as its samples agree.
-    """
+    """Learning rate of an update by the mean confidence of its tasks, within MIN_LR..``lr``."""
     rate = config.lr if config.lr_by == "fixed" else config.lr * (1.0 - confidence)
     return min(max(rate, MIN_LR), config.lr)
 
 
 def needs_review(task_id: str, config: EvolutionConfig) -> bool:
-    """True for ``review.share`` of all tasks, by the hash of the id, so that retries and replicas agree."""
+    """Whether a task is reviewed: by the hash of its id, so that retries and replicas agree."""
     fraction = int.from_bytes(hashlib.sha256(task_id.encode()).digest()[:8], "big") / 2**64
     return fraction < config.review.share
 
 
 class RateLimit:
-    """At most ``per_minute`` grants in any 60 seconds; below 1, one grant in 60 / per_minute seconds.
-
-    Times are seconds of any monotonic clock.
-    """
+    """At most ``per_minute`` grants in any 60 seconds; below 1, one in 60 / per_minute seconds."""
 
     def __init__(self, per_minute: float):
         self.limit = max(int(per_minute), 1)
@@ -62,7 +48,7 @@ class RateLimit:
         self.granted: deque[float] = deque()
 
     def allow(self, now: float) -> bool:
-        """Use a grant; False when none is available at ``now``."""
+        """Use a grant, if one is available at ``now`` (seconds of any monotonic clock)."""
         if self.wait_s(now) > 0:
             return False
         self.granted.append(now)
@@ -78,10 +64,8 @@ class RateLimit:
 class ClearShare:
     """The share of each user's latest verdicts that passed the gate.
 
-    If the policy knows few answers, its samples sometimes agree on a systematic error, and learning from such
-    votes reinforces it: TTRL (arXiv 2504.16084) fails without prior knowledge of the task. A low share shows
-    this without labels. It is kept by user: pictures of one user that the policy does not understand must not
-    stop it learning from the others.
+    A low share shows without labels that the policy knows few answers; learning from the errors on which its
+    samples sometimes agree would reinforce them (TTRL, arXiv 2504.16084, fails without prior knowledge).
     """
 
     def __init__(self, config: VotingConfig):
@@ -89,9 +73,7 @@ class ClearShare:
         self.recent: OrderedDict[str, deque[bool]] = OrderedDict()
 
     def add(self, user: str, unclear: int) -> bool:
-        """Count a clear verdict of ``user`` after ``unclear`` ones; True if enough of the latest ones are
-        clear.
-        """
+        """Count a clear verdict after ``unclear`` ones; True if enough of the latest are clear."""
         recent = self.recent.setdefault(user, deque(maxlen=WINDOW))
         self.recent.move_to_end(user)
         if len(self.recent) > MAX_USERS:

@@ -18,12 +18,9 @@ ROUNDING = 1e-9
 
 
 class AdaptiveKLController:
-    """Weight of the KL term: ``auto`` follows the measured KL, ``fixed`` stays at ``config.beta``.
+    """Weight ``beta`` of the KL term; ``auto`` follows the mean of the last WINDOW measured KLs.
 
-    KL in nats a token, estimator k3 (>= 0). From MIN_MEASUREMENTS on, beta is multiplied by STEP if the mean
-    of the last WINDOW measurements exceeds ``target`` by more than TOLERANCE, and divided by STEP if it is as
-    far below, within MIN_BETA and MAX_BETA. Source: the adaptive penalty of PPO (arXiv 1707.06347, section
-    4).
+    KL in nats a token, estimator k3. Source: the adaptive penalty of PPO (arXiv 1707.06347, section 4).
     """
 
     def __init__(self, config: GuardConfig):
@@ -36,7 +33,6 @@ class AdaptiveKLController:
 
     @property
     def mean_kl(self) -> float | None:
-        """Mean of the last measurements; None before the first."""
         return math.fsum(self.measured) / len(self.measured) if self.measured else None
 
     def update(self, kl: float) -> float:
@@ -52,11 +48,9 @@ class AdaptiveKLController:
         return self.beta
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON takes it."""
         return {"beta": self.beta, "measured": list(self.measured)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Load a ``state``; a fixed beta stays as configured."""
         self.measured.extend(float(kl) for kl in state["measured"])
         if self.config.mode == "auto":
             self.beta = self._bounded(float(state["beta"]))

@@ -1,7 +1,7 @@
 """Redacts text before it is stored: personal data of a known form becomes ``[CATEGORY_xxxxxx]``.
 
-The six hex digits come from a SHA-256 of the redacted value: the same address gets the same mark in all
-records. Names and streets in running text have no known form and stay.
+The six hex digits come from a SHA-256 of the value, so the same address gets the same mark in all records.
+Names and streets in running text have no known form and stay.
 """
 
 from __future__ import annotations
@@ -44,27 +44,22 @@ AHEAD = 300
 """Characters beyond the cut that patterns see, so that a value at the cut is found whole."""
 
 ROUNDS = 8
-"""Natural text takes two rounds: one that redacts, one that changes nothing."""
 
 PSEUDONYM = re.compile(r"(?=.)([0-9a-f]{16}\.)?([0-9a-f]{16})?")
 
 
 def redact(text: str) -> str:
-    """Replace personal data in ``text`` by marks and cut it to MAX_CHARS. Idempotent.
-
-    A replacement may make more data match, so patterns are applied until nothing changes. A text that still
-    changes after ROUNDS was crafted, and becomes one mark ``TEXT``.
-    """
+    """Replace personal data in ``text`` by marks and cut it to MAX_CHARS. Idempotent."""
     original = text
     text = text[: MAX_CHARS + AHEAD]
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS):  # a replacement may make more data match
         before = text
         for category, pattern, valid in PATTERNS:
             text = pattern.sub(lambda match, c=category, v=valid: _replacement(match, c, v), text)  # type: ignore[misc]
         text = _cut(text)
         if text == before:
             return text
-    return f"[TEXT_{_digest(original)[:6]}]"
+    return f"[TEXT_{_digest(original)[:6]}]"  # crafted: natural text takes two rounds
 
 
 def _cut(text: str) -> str:
@@ -76,9 +71,6 @@ def _cut(text: str) -> str:
 
 
 def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None) -> str:
-    """The match with its group ``value`` replaced by a mark; unchanged when it is a mark already or not
-    valid.
-    """
     whole = match[0]
     if match["value"] is None or (valid is not None and not valid(match)):
         return whole
@@ -110,9 +102,7 @@ def pseudonym(user: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """Personal data in a text: ``counts`` by category; ``score`` adds 10, 5 or 1 for each; ``level`` low < 10
-    <= medium < 50.
-    """
+    """Personal data in a text. ``score`` adds 10, 5 or 1 for each; low < 10 <= medium < 50 <= high."""
 
     score: int
     level: Literal["low", "medium", "high"]
@@ -120,7 +110,7 @@ class Risk:
 
 
 def risk(text: str) -> Risk:
-    """Amount of personal data in ``text``; existing marks do not count."""
+    """The personal data in ``text``; existing marks do not count."""
     before, after = (
         Counter(mark[1:].rsplit("_", 1)[0] for mark in re.findall(MARK, part))
         for part in (text[:MAX_CHARS], redact(text))
@@ -158,10 +148,8 @@ Redact = Callable[[str], str]
 def redact_record(record: RecordT) -> RecordT:
     """A copy of an experience, or of a record in one, that may be stored.
 
-    All text is redacted. Images and clips keep only their ids, because a URI may hold the picture or a name.
-    Annotations are removed, the user becomes a pseudonym, numeric fields stay. Where the text of a turn
-    changed, its token ids, which spell the text, and log-probs are removed: such a trajectory can be read but
-    not trained on.
+    Images and clips keep only their ids, because a URI may hold the picture or a name. A turn whose text
+    changed loses token ids, which spell the text, and log-probs: it cannot be trained on.
     """
     return _redact_record(record, functools.cache(redact))  # the same answers and questions recur in a record
 
@@ -204,7 +192,6 @@ def _redact_record(record: RecordT, redact: Redact) -> RecordT:
 
 
 def _redact_texts(value: Any, redact: Redact) -> Any:
-    """A text, None, a list of texts, or a dictionary with texts as values."""
     if isinstance(value, dict):
         return {key: _redact_texts(text, redact) for key, text in value.items()}
     if isinstance(value, list):
@@ -213,10 +200,7 @@ def _redact_texts(value: Any, redact: Redact) -> Any:
 
 
 def redact_data(value: Any, redact: Redact = redact) -> Any:
-    """JSON values with their texts and keys redacted and data URLs removed; numbers and masks stay.
-
-    Where the text of a recognised line changed, its ``words`` are removed: they spell it again.
-    """
+    """JSON values with their texts and keys redacted and data URLs removed; numbers and masks stay."""
     if isinstance(value, str):
         return "" if value.startswith("data:") else redact(value)
     if isinstance(value, Mapping):
@@ -225,7 +209,7 @@ def redact_data(value: Any, redact: Redact = redact) -> Any:
             return dict(value)
         cleaned = {redact(key): redact_data(inner, redact) for key, inner in value.items()}
         if "words" in cleaned and cleaned.get("text") != value.get("text"):
-            cleaned["words"] = []
+            cleaned["words"] = []  # they spell the recognised line again
         return cleaned
     if isinstance(value, list | tuple):
         return [redact_data(inner, redact) for inner in value]

@@ -1,7 +1,6 @@
 """Patterns of fifteen categories of personal data, with a check where a pattern alone is too broad.
 
-All repetitions are bounded, so that no text takes long. Separators, prefix, check digits or the words before
-it show that a number is personal. The group ``value`` is replaced, the words stay.
+All repetitions are bounded, so that no text takes long. The group ``value`` is replaced.
 """
 
 from __future__ import annotations
@@ -15,21 +14,12 @@ from stdnum import iban, luhn
 Check = Callable[[re.Match[str]], bool]
 
 WEIGHTS = {
-    "EMAIL": 5,
-    "PHONE": 5,
-    "SSN": 10,
-    "CREDIT_CARD": 10,
-    "IP": 1,
-    "MAC": 1,
-    "URL": 1,
-    "HANDLE": 1,
-    "BIRTH_DATE": 5,
-    "BANK_ACCOUNT": 10,
-    "PASSPORT": 10,
-    "DRIVER_LICENCE": 10,
-    "MEDICAL_RECORD": 10,
-    "AWS_KEY": 10,
-    "API_KEY": 10,
+    **dict.fromkeys(("EMAIL", "PHONE", "BIRTH_DATE"), 5),
+    **dict.fromkeys(("IP", "MAC", "URL", "HANDLE"), 1),
+    **dict.fromkeys(
+        ("SSN", "CREDIT_CARD", "BANK_ACCOUNT", "PASSPORT", "DRIVER_LICENCE", "MEDICAL_RECORD"), 10
+    ),
+    **dict.fromkeys(("AWS_KEY", "API_KEY"), 10),
 }
 """Risk score of a match by category."""
 
@@ -81,26 +71,16 @@ def _ssn(match: re.Match[str]) -> bool:
 
 
 _VERSION = re.compile(
-    (
-        r"(?:\bv|version|ver\.?|release|section|chapter|clause|build|rev(?:ision)?\.?|firmware|driver|§)[ "
-        r"\t:=#]{0,3}$"
-    ),
+    r"(?:\bv|version|ver\.?|release|section|chapter|clause|build|rev(?:ision)?\.?|firmware|driver|§)"
+    r"[ \t:=#]{0,3}$",
     re.I,
 )
 _ADDRESS = re.compile(r"\bip(?:v4)?(?:[ \t-]{0,3}addr(?:ess)?)?[ \t:=]{0,3}(?:is[ \t]{1,3})?$", re.I)
 
 
-def _ip(match: re.Match[str]) -> bool:
-    value, before = match["value"], match.string[max(0, match.start() - 24) : match.start()]
-    if ":" in value:
-        try:
-            ipaddress.IPv6Address(value)
-        except ValueError:
-            return False
-        groups = [group for group in value.split(":") if group]
-        # 1:2:3:4:5:6:7:8 is a ratio, 1::200 a slice
-        return len(groups) > 3 and any(len(group) > 2 for group in groups)
-    octets = value.split(".")
+def _ipv4(match: re.Match[str]) -> bool:
+    octets = match["value"].split(".")
+    before = match.string[max(0, match.start() - 24) : match.start()]
     if any(int(o) > 255 or (len(o) > 1 and o[0] == "0") for o in octets) or _VERSION.search(before):
         return False
     if octets[0] == "127" or octets == ["0"] * 4:  # loopback and any address
@@ -109,9 +89,14 @@ def _ip(match: re.Match[str]) -> bool:
     return any(len(o) > 1 for o in octets) or _ADDRESS.search(before) is not None
 
 
-def _mac(match: re.Match[str]) -> bool:
-    # 01-02-03-04-05-06 is a row of numbers
-    return ":" in match["value"] or any(c.isalpha() for c in match["value"])
+def _ipv6(match: re.Match[str]) -> bool:
+    try:
+        ipaddress.IPv6Address(match["value"])
+    except ValueError:
+        return False
+    groups = [group for group in match["value"].split(":") if group]
+    # 1:2:3:4:5:6:7:8 is a ratio, 1::200 a slice
+    return len(groups) > 3 and any(len(group) > 2 for group in groups)
 
 
 def _iban(match: re.Match[str]) -> bool:
@@ -144,6 +129,13 @@ def _pattern(
     return category, re.compile(f"{MARK}|(?:{pattern})", flags), check
 
 
+def _labelled(
+    category: str, words: str, value: str, check: Check | None = None, end: str = r"(?!\w)"
+) -> tuple[str, re.Pattern[str], Check | None]:
+    """A value behind ``words`` that tell what it is."""
+    return _pattern(category, rf"(?<![A-Za-z])(?:{words})(?P<value>{value}){end}", check, re.I)
+
+
 _EDGE = r"(?<![\w.])"
 _END = r"(?![\w]|[.,-]\d)"
 
@@ -159,10 +151,7 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         r"(?P<value>[A-Za-z0-9/+=]{40})(?![A-Za-z0-9/+=])",
         flags=re.I,
     ),
-    _pattern(
-        "API_KEY",
-        r"(?P<value>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[A-Za-z0-9+/=\s:,-]{0,9000})",
-    ),
+    _pattern("API_KEY", r"(?P<value>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[A-Za-z0-9+/=\s:,-]{0,9000})"),
     _pattern(
         "API_KEY",
         r"(?<![\w-])(?P<value>(?:sk|pk|rk)[-_](?:(?:live|test|proj|ant|or)[-_])?[A-Za-z0-9_-]{16,200}|gh[pousr]_[A-Za-z0-9]{20,200}"
@@ -174,20 +163,18 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     _pattern("API_KEY", r"(?<![\w])bearer[ \t]{1,3}(?P<value>[A-Za-z0-9._~+/=-]{16,2000})", _secret, re.I),
     _pattern(
         "API_KEY",
-        r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?token|auth[ _-]?token|token)[\"'*]{0,3}[ "
-        r"\t]{0,3}[:=][ \t\"'*]{0,5}"
-        r"(?P<value>[A-Za-z0-9_+/=.-]{16,500})",
+        r"(?:api[ _-]?key|secret(?:[ _-]?key)?|access[ _-]?token|auth[ _-]?token|token)"
+        r"[\"'*]{0,3}[ \t]{0,3}[:=][ \t\"'*]{0,5}(?P<value>[A-Za-z0-9_+/=.-]{16,500})",
         _secret,
         re.I,
     ),
-    _pattern(
+    _labelled(
         "API_KEY",
-        r"(?<![A-Za-z])(?:password|passwd|pwd|passphrase|passcode)[\"'*]{0,3}[ "
-        r"\t]{0,3}(?:[:=]|(?P<is>is\b))[ \t\"'*]{0,5}"
-        r"(?P<value>[^\s\"'\[\]<>{},;]{4,100})",
+        r"(?:password|passwd|pwd|passphrase|passcode)[\"'*]{0,3}[ \t]{0,3}(?:[:=]|(?P<is>is\b))[ \t\"'*]{0,5}",
+        r"[^\s\"'\[\]<>{},;]{4,100}",
         # "which password is written here?"
         lambda match: not (match["is"] and match["value"].strip(".?!:*").isalpha()),
-        re.I,
+        end="",
     ),
     _pattern("URL", r"(?P<value>(?:https?|ftp)://[^\s/@\[\]<>\"']{1,100}@[^\s\[\]<>\"']{1,300})", flags=re.I),
     _pattern("EMAIL", r"(?P<value>[\w.+%'-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})(?![\w-])"),
@@ -206,64 +193,51 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
         "HANDLE",
         r"(?<![\w@])(?P<value>@[A-Za-z_][A-Za-z0-9_]{1,29}(?:\.[A-Za-z0-9_]{1,20}){0,2})(?![\w@(]|\.\w)",
     ),
-    _pattern(
+    _labelled(
         "BIRTH_DATE",
-        r"(?<![A-Za-z])(?:d\.?o\.?b\.?|birth[ \t_-]?date|birthday|birth|born(?:[ \t]on)?|geburtsdatum|geb\.)"
-        rf"{_GAP}(?:the[ \t])?(?P<value>{_DATE})(?!\w)",
-        flags=re.I,
+        r"(?:d\.?o\.?b\.?|birth[ \t_-]?date|birthday|birth|born(?:[ \t]on)?|geburtsdatum|geb\.)"
+        rf"{_GAP}(?:the[ \t])?",
+        _DATE,
     ),
-    _pattern(
+    _labelled(
         "MEDICAL_RECORD",
-        rf"(?<![A-Za-z])(?:mrn|medical[ \t_]record|patient[ \t_](?:id|number|no)|health[ \t_]record){_NAMED}"
-        r"(?P<value>[A-Z]{0,4}-?\d[\dA-Z-]{3,18})(?!\w)",
+        rf"(?:mrn|medical[ \t_]record|patient[ \t_](?:id|number|no)|health[ \t_]record){_NAMED}",
+        r"[A-Z]{0,4}-?\d[\dA-Z-]{3,18}",
         _digit_count(4),
-        re.I,
     ),
-    _pattern(
-        "PASSPORT",
-        rf"(?<![A-Za-z])passport{_NAMED}(?P<value>[A-Z]{{0,3}}\d[\dA-Z]{{4,10}})(?!\w)",
-        _digit_count(4),
-        re.I,
-    ),
-    _pattern(
+    _labelled("PASSPORT", f"passport{_NAMED}", r"[A-Z]{0,3}\d[\dA-Z]{4,10}", _digit_count(4)),
+    _labelled(
         "DRIVER_LICENCE",
-        rf"(?<![A-Za-z])(?:driv(?:er|ing)(?:['’]?s)?[ \t_]licen[cs]e|dl[ \t_]?(?:no\b\.?|number|\#)){_NAMED}"
-        r"(?P<value>[A-Z]{0,5}-?\d(?:[ -]?[A-Z]?\d){4,16})(?!\w)",
+        rf"(?:driv(?:er|ing)(?:['’]?s)?[ \t_]licen[cs]e|dl[ \t_]?(?:no\b\.?|number|\#)){_NAMED}",
+        r"[A-Z]{0,5}-?\d(?:[ -]?[A-Z]?\d){4,16}",
         _digit_count(4),
-        re.I,
     ),
     _pattern(
         "BANK_ACCOUNT",
         r"(?<![A-Za-z0-9])(?P<value>[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?)(?![A-Za-z0-9])",
         _iban,
     ),
-    # In lower case with digits alone after the bank's code, or words after the number would be taken for a
-    # part of it
+    # In lower case with digits alone after the bank's code: words after the number would seem a part of it
     _pattern(
         "BANK_ACCOUNT",
-        (
-            r"(?<![A-Za-z0-9])(?P<value>[a-z]{2}\d{2}(?: ?[a-z]{4})?(?: ?\d{4}){2,7}(?: "
-            r"?\d{1,3})?)(?![A-Za-z0-9])"
-        ),
+        r"(?<![A-Za-z0-9])(?P<value>[a-z]{2}\d{2}(?: ?[a-z]{4})?(?: ?\d{4}){2,7}(?: ?\d{1,3})?)(?![A-Za-z0-9])",
         _iban,
     ),
-    _pattern(
+    _labelled(
         "BANK_ACCOUNT",
-        r"(?<![A-Za-z])(?:(?:bank[ \t_])?(?:account|acct|a/c)(?:[ \t_](?:number|no|nr|num)\b\.?|[ \t]?\#)"
-        r"|routing[ \t_](?:number|no)|sort[ \t_]code|iban|bank[ \t_]account|konto(?:nummer)?)"
-        rf"{_GAP}(?P<value>\d(?:[ -]?\d){{5,19}})(?![\w]|\.\d)",
+        r"(?:(?:bank[ \t_])?(?:account|acct|a/c)(?:[ \t_](?:number|no|nr|num)\b\.?|[ \t]?\#)"
+        rf"|routing[ \t_](?:number|no)|sort[ \t_]code|iban|bank[ \t_]account|konto(?:nummer)?){_GAP}",
+        r"\d(?:[ -]?\d){5,19}",
         _digit_count(6, 18),
-        re.I,
+        end=r"(?![\w]|\.\d)",
     ),
     _pattern("SSN", r"(?<![\w.+-])(?P<value>\d{3}-\d{2}-\d{4})(?![\w-]|\.\d)", _ssn),
-    _pattern(
+    _labelled(
         "SSN",
-        (
-            rf"(?<![A-Za-z])(?:ssn|social[ \t_]security){_NAMED}(?P<value>\d{{3}}[ -]?\d{{2}}[ "
-            r"-]?\d{4})(?![\w]|\.\d)"
-        ),
+        rf"(?:ssn|social[ \t_]security){_NAMED}",
+        r"\d{3}[ -]?\d{2}[ -]?\d{4}",
         _ssn,
-        re.I,
+        end=r"(?![\w]|\.\d)",
     ),
     _pattern(
         "CREDIT_CARD",
@@ -298,8 +272,9 @@ PATTERNS: tuple[tuple[str, re.Pattern[str], Check | None], ...] = (
     _pattern(
         "MAC",
         r"(?<![\w:-])(?P<value>[0-9A-Fa-f]{2}(?:(?::[0-9A-Fa-f]{2}){5}|(?:-[0-9A-Fa-f]{2}){5}))(?![\w:-])",
-        _mac,
+        # 01-02-03-04-05-06 is a row of numbers
+        lambda match: ":" in match["value"] or any(c.isalpha() for c in match["value"]),
     ),
-    _pattern("IP", r"(?<![\w.-])(?P<value>\d{1,3}(?:\.\d{1,3}){3})(?![\w]|[.-]\d)", _ip),
-    _pattern("IP", r"(?<![\w:.])(?P<value>[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){3,7})(?![\w:])", _ip),
+    _pattern("IP", r"(?<![\w.-])(?P<value>\d{1,3}(?:\.\d{1,3}){3})(?![\w]|[.-]\d)", _ipv4),
+    _pattern("IP", r"(?<![\w:.])(?P<value>[0-9A-Fa-f]{1,4}(?::[0-9A-Fa-f]{0,4}){3,7})(?![\w:])", _ipv6),
 )

@@ -1,9 +1,8 @@
-"""A durable queue of updates that wait for human review: the answers, the vote, and the task to learn from.
+"""A durable queue of updates that wait for human review, in one SQLite file.
 
-One SQLite file holds everything. Pictures and views are blobs named by their content hash, so samples of a
-group share equal views. The task, whose tokens spell the text, is deleted when the update is rejected or
-``done``; the redacted copy for people stays. The caller redacts question and verdict and strips the metadata
-of pictures.
+Pictures and views are blobs named by their content hash, so samples of a group share equal views. The task,
+whose tokens spell the text, is deleted when the update is rejected or ``done``; the redacted copy for people
+stays.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from pixelis.records import Feedback, Question, Record, Trajectory, UpdateTask, 
 from pixelis.rewards.vote import agrees, contradicts
 
 State = Literal["waiting", "approved", "rejected"]
-SCHEMA = 1
 TABLES = """
 CREATE TABLE IF NOT EXISTS reviews (
     id TEXT PRIMARY KEY, state TEXT NOT NULL, created_at REAL NOT NULL, experience TEXT NOT NULL,
@@ -46,22 +44,19 @@ CREATE TABLE IF NOT EXISTS parts (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_hash ON parts (hash);
 """
-COLUMNS = "id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer"
+SELECT = "SELECT id, state, created_at, question, verdict, shown, decided_at, reviewer, comment, answer FROM reviews"
 CONTROL_TOKEN = re.compile(
     r"<\|[^<>|]*\|>|</?(?:think|answer|tool_call|tool_response|grounding)\b[^<>]*>", re.IGNORECASE
 )
-"""Tokens of chat templates and tags of dialects: in a label they would teach the policy to end or forge
-turns.
-"""
+"""In a label, tokens of chat templates and tags of dialects would teach the policy to end or forge turns."""
 DISPUTED = "feedback calls the answer wrong"
 """Comment of a waiting review that no time may approve."""
 
 
 class Review(Record):
-    """An update with its review decision, if any. ``id`` is the task's id; times in seconds since the epoch.
+    """An update with its decision, if any. ``id`` is the task's, times in seconds since the epoch.
 
-    ``question`` has no truth and no data URL. ``answer`` is a reviewer's correction. ``task`` is redacted and
-    has neither tokens nor log-probs: ``decide`` returns the task to learn from.
+    ``question`` has no truth, ``task`` is redacted and has no tokens; ``answer`` is a reviewer's correction.
     """
 
     id: str
@@ -77,11 +72,10 @@ class Review(Record):
 
 
 class ReviewQueue:
-    """The queue in the SQLite file ``path``; thread-safe within one process.
+    """The queue in the file ``path``. Thread-safe; methods raise InfraFailure ``review_queue``.
 
-    ``rewards`` score a task again when a reviewer corrects its label. Each decision removes the reviews
-    decided more than ``keep_days`` before it. Every method raises InfraFailure ``review_queue`` when the file
-    cannot be read or written.
+    ``rewards`` score a task whose label a reviewer corrects. A decision removes reviews decided more than
+    ``keep_days`` before it.
     """
 
     def __init__(self, path: str | Path, rewards: RewardsConfig | None = None, keep_days: float = 90.0):
@@ -94,17 +88,9 @@ class ReviewQueue:
             self.store.row_factory = sqlite3.Row
             for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "secure_delete=ON"):
                 self.store.execute(f"PRAGMA {pragma}")
-            version = self.store.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA):
-                raise InfraFailure(
-                    f"{self.path} has schema {version} of the review queue, not {SCHEMA}",
-                    code="schema_version",
-                    fix="use the release that wrote it, or move the file away",
-                )
-            self.store.executescript(TABLES + f"PRAGMA user_version={SCHEMA};")
+            self.store.executescript(TABLES + "PRAGMA user_version=1;")
 
     def close(self) -> None:
-        """Close the file."""
         with self.lock:
             self.store.close()
 
@@ -118,30 +104,17 @@ class ReviewQueue:
         pictures: Mapping[str, bytes],
         views: Mapping[str, Sequence[np.ndarray]],
     ) -> bool:
-        """Store an update until it is decided; False when its id exists already. Durable on return.
+        """Store an update until it is decided, durably; False if its id exists already.
 
-        ``pictures`` are PNG bytes by image id of the shown trajectory; ``views`` uint8 arrays by trajectory
-        id, one for each image. Raises BadInput ``missing_views`` and ``bad_view``.
+        Question and verdict must be redacted. ``pictures``: PNG bytes by image id of the shown trajectory;
+        ``views``: uint8 arrays by trajectory id, one for each image.
         """
         blobs: dict[str, tuple[str, bytes]] = {}
         parts: list[tuple[str, str, str, int, str]] = []
         for name, png in pictures.items():
             parts.append((task.id, "picture", name, 0, _add_blob(blobs, "png", png)))
         for trajectory in task.trajectories:
-            arrays = views.get(trajectory.id, ())
-            if len(arrays) != len(trajectory.images):
-                raise BadInput(
-                    f"trajectory {trajectory.id} has {len(trajectory.images)} images and {len(arrays)} views",
-                    code="missing_views",
-                    fix="put the views that were generated with the task's trajectories",
-                )
-            for place, view in enumerate(arrays):
-                if view.dtype != np.uint8:
-                    raise BadInput(
-                        f"a view is {view.dtype} {view.shape}, not uint8",
-                        code="bad_view",
-                        fix="put uint8 views",
-                    )
+            for place, view in enumerate(views[trajectory.id]):
                 shape = ",".join(map(str, view.shape))
                 parts.append((task.id, "view", trajectory.id, place, _add_blob(blobs, shape, view.tobytes())))
         media = [m.model_copy(update={"uri": f"stored:{m.id}", "frames": None}) for m in question.media]
@@ -151,64 +124,47 @@ class ReviewQueue:
         records = (record.model_dump_json() for record in (stored_question, verdict, shown, task))
         with self._transaction():
             inserted = self.store.execute(
-                "INSERT OR IGNORE INTO reviews (id, state, created_at, experience, question, verdict, "
-                "shown, task)"
+                "INSERT OR IGNORE INTO reviews (id, state, created_at, experience, question, verdict, shown, task)"
                 " VALUES (?,'waiting',?,?,?,?,?,?)",
                 (task.id, task.created_at, task.experience_id, *records),
             ).rowcount
-            if not inserted:
-                return False
-            self.store.executemany(
-                "INSERT OR IGNORE INTO blobs VALUES (?,?,?)", [(key, *blob) for key, blob in blobs.items()]
-            )
-            self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
-        return True
+            if inserted:
+                self.store.executemany(
+                    "INSERT OR IGNORE INTO blobs VALUES (?,?,?)",
+                    [(key, *blob) for key, blob in blobs.items()],
+                )
+                self.store.executemany("INSERT INTO parts VALUES (?,?,?,?,?)", parts)
+        return bool(inserted)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     def reviews(self, state: State | None = "waiting", limit: int = 100) -> list[Review]:
-        """At most ``limit`` reviews in this state (None: any), waiting ones oldest first, others newest
-        first.
-        """
+        """At most ``limit`` reviews in this state (None: any), waiting ones oldest first."""
         order = "created_at ASC, rowid ASC" if state == "waiting" else "created_at DESC, rowid DESC"
-        rows = self._rows(
-            f"SELECT {COLUMNS} FROM reviews WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?",
-            (state, state, limit),
-        )
-        return [_review(row) for row in rows]
+        condition = f"WHERE ? IS NULL OR state = ? ORDER BY {order} LIMIT ?"
+        return [_review(row) for row in self._rows(f"{SELECT} {condition}", (state, state, limit))]
 
     def get(self, id: str) -> Review | None:
-        """The review of this id; None when there is none."""
-        rows = self._rows(f"SELECT {COLUMNS} FROM reviews WHERE id = ?", (id,))
+        rows = self._rows(f"{SELECT} WHERE id = ?", (id,))
         return _review(rows[0]) if rows else None
 
     def pictures(self, id: str) -> dict[str, bytes]:
-        """PNG bytes by image id of the shown trajectory; empty for an unknown id."""
+        """PNG bytes by image id of the shown trajectory."""
         return {row["name"]: row["data"] for row in self._parts(id, "picture")}
 
     def views(self, id: str) -> dict[str, list[np.ndarray]]:
         """The uint8 views by trajectory id, as they were put."""
         review = self.get(id)
         views: dict[str, list[np.ndarray]] = {t.id: [] for t in review.task.trajectories} if review else {}
-        try:
-            for row in self._parts(id, "view"):
-                shape = [int(side) for side in row["shape"].split(",")]
-                views[row["name"]].append(
-                    np.frombuffer(zlib.decompress(row["data"]), np.uint8).reshape(shape).copy()
-                )
-        except (zlib.error, ValueError) as error:
-            raise InfraFailure(
-                f"a stored view is damaged: {error}", code="review_queue", fix="reject the update"
-            ) from error
+        for row in self._parts(id, "view"):
+            shape = [int(side) for side in row["shape"].split(",")]
+            pixels = np.frombuffer(zlib.decompress(row["data"]), np.uint8)
+            views[row["name"]].append(pixels.reshape(shape).copy())
         return views
 
     def dispute(self, experience_id: str, feedback: Feedback) -> int:
-        """Leave waiting reviews of an experience to a person if feedback calls their label wrong; returns
-        their number.
-        """
-        rows = self._rows(
-            f"SELECT {COLUMNS} FROM reviews WHERE state = 'waiting' AND experience = ?", (experience_id,)
-        )
+        """Leave waiting reviews whose label the feedback calls wrong to a person; returns their number."""
+        rows = self._rows(f"{SELECT} WHERE state = 'waiting' AND experience = ?", (experience_id,))
         wrong = [row["id"] for row in rows if contradicts(feedback, _review(row).task.pseudo_label)]
         with self._transaction():
             self.store.executemany(
@@ -217,39 +173,23 @@ class ReviewQueue:
         return len(wrong)
 
     def due(self, now: float, after_s: float) -> list[str]:
-        """Ids of the updates that have waited ``after_s`` seconds or longer and are not disputed, oldest
-        first.
-        """
-        sql = (
-            "SELECT id FROM reviews WHERE state = 'waiting' AND comment = '' AND created_at <= ? ORDER "
-            "BY created_at, rowid"
-        )
+        """Ids of the undisputed updates that have waited ``after_s`` seconds or longer, oldest first."""
+        waiting = "state = 'waiting' AND comment = '' AND created_at <= ?"
+        sql = f"SELECT id FROM reviews WHERE {waiting} ORDER BY created_at, rowid"
         return [row["id"] for row in self._rows(sql, (now - after_s,))]
 
     def waiting(self) -> int:
-        """Number of updates that wait."""
         return int(self._rows("SELECT count(*) AS n FROM reviews WHERE state = 'waiting'")[0]["n"])
 
     def stats(self) -> dict[str, float]:
-        """Counts by state, of corrected reviews, mean seconds to a decision, bytes of stored pictures and
-        views.
-        """
-        counts = {
-            row["state"]: row["n"]
-            for row in self._rows("SELECT state, count(*) AS n FROM reviews GROUP BY state")
-        }
-        decided = self._rows(
-            "SELECT count(answer) AS corrected, coalesce(avg(decided_at - created_at), 0) AS wait FROM "
-            "reviews"
-            " WHERE state != 'waiting'"
-        )[0]
-        size = self._rows("SELECT coalesce(sum(length(data)), 0) AS n FROM blobs")[0]["n"]
-        return {
-            **{state: float(counts.get(state, 0)) for state in ("waiting", "approved", "rejected")},
-            "corrected": float(decided["corrected"]),
-            "mean_wait_s": float(decided["wait"]),
-            "picture_bytes": float(size),
-        }
+        """Counts by state and of corrected reviews, mean seconds to a decision, bytes of blobs."""
+        (row,) = self._rows(
+            "SELECT total(state = 'waiting') AS waiting, total(state = 'approved') AS approved,"
+            " total(state = 'rejected') AS rejected, total(answer NOTNULL) AS corrected,"
+            " coalesce(avg(decided_at - created_at), 0.0) AS mean_wait_s,"
+            " (SELECT total(length(data)) FROM blobs) AS picture_bytes FROM reviews"
+        )
+        return dict(row)
 
     # -- decisions -------------------------------------------------------------------------------------------
 
@@ -264,20 +204,14 @@ class ReviewQueue:
     ) -> UpdateTask | None:
         """Decide once, durably; returns the task to learn from, None if rejected or decided so before.
 
-        If ``answer`` corrects the label, an approved task is scored again. Raises BadInput
-        ``unknown_review``, ``bad_decision``, ``control_token`` for a label that spells one, and
-        ``already_decided`` if the earlier decision differs; then nothing changes.
+        ``answer`` corrects the label of an approved task, which is scored again. Raises BadInput
+        ``unknown_review``, ``control_token``, and ``already_decided`` if the earlier decision differs.
         """
-        if decision not in ("approved", "rejected"):
-            raise BadInput(f"`{decision}` is no decision", code="bad_decision", fix="approved or rejected")
         now = time.time() if now is None else now
         answer = (answer or "").strip() or None
         if answer is not None and (token := CONTROL_TOKEN.search(answer)):
             raise BadInput(
-                (
-                    f"the answer spells the control token {token.group():.60}, which no policy may learn to "
-                    "write in an answer"
-                ),
+                f"the answer spells the control token {token.group():.60}",
                 code="control_token",
                 fix="give the answer as text alone",
             )
@@ -287,19 +221,12 @@ class ReviewQueue:
             task = self.task(id) if decision == "approved" else None
             if task is not None and answer is not None and not agrees(answer, task.pseudo_label):
                 task = relabel(task, review.question, answer, self.rewards)
+            stored_task = task and task.model_dump_json()
             with self._transaction():
                 changed = self.store.execute(
                     "UPDATE reviews SET state=?, decided_at=?, reviewer=?, comment=?, answer=?, task=?"
                     " WHERE id=? AND state='waiting'",
-                    (
-                        decision,
-                        now,
-                        reviewer,
-                        redact(comment),
-                        stored_answer,
-                        task and task.model_dump_json(),
-                        id,
-                    ),
+                    (decision, now, reviewer, redact(comment), stored_answer, stored_task, id),
                 ).rowcount
             if changed:
                 self.prune(now - self.keep_s)
@@ -332,44 +259,34 @@ class ReviewQueue:
         return [row["id"] for row in self._rows(sql)]
 
     def task(self, id: str) -> UpdateTask | None:
-        """The task to learn from, with the reviewer's correction once approved; None when it was removed."""
+        """The task to learn from, with the correction once approved; None if it was removed."""
         rows = self._rows("SELECT task FROM reviews WHERE id = ? AND task NOTNULL", (id,))
         return UpdateTask.model_validate_json(rows[0]["task"]) if rows else None
 
     def done(self, ids: Sequence[str]) -> None:
         """Remove the tasks of these approved updates, which were learnt from or given up."""
-        with self._transaction():
-            sql = "UPDATE reviews SET task=NULL WHERE id=? AND state='approved' AND task NOTNULL"
-            count = sum(self.store.execute(sql, (id,)).rowcount for id in ids)
-        if count:
-            self._truncate_wal()
+        self._write("UPDATE reviews SET task=NULL WHERE id=? AND state='approved' AND task NOTNULL", ids)
 
     # -- removing --------------------------------------------------------------------------------------------
 
     def forget(self, experience_ids: Sequence[str]) -> int:
-        """Remove the reviews of these experiences, decided or not, with their pictures; returns their
-        number.
-        """
-        return self._remove("experience = ?", [(id,) for id in experience_ids if id])
+        """Remove the reviews of these experiences with their pictures; returns their number."""
+        return self._write("DELETE FROM reviews WHERE experience = ?", [id for id in experience_ids if id])
 
     def prune(self, before: float) -> int:
-        """Remove the reviews decided before this time (seconds since the epoch), with their pictures; returns
-        their number.
-        """
-        return self._remove("state != 'waiting' AND decided_at < ?", [(before,)])
+        """Remove the reviews decided before this time with their pictures; returns their number."""
+        return self._write("DELETE FROM reviews WHERE state != 'waiting' AND decided_at < ?", [before])
 
-    def _remove(self, where: str, values: Sequence[tuple[Any, ...]]) -> int:
+    def _write(self, sql: str, values: Sequence[Any]) -> int:
+        """Change the reviews of each value; returns their number. Nothing removed stays in the files."""
         with self._transaction():
-            count = sum(
-                self.store.execute(f"DELETE FROM reviews WHERE {where}", value).rowcount for value in values
-            )
+            count = sum(self.store.execute(sql, (value,)).rowcount for value in values)
             self.store.execute("DELETE FROM blobs WHERE hash NOT IN (SELECT hash FROM parts)")
         if count:
             self._truncate_wal()
         return count
 
     def _truncate_wal(self) -> None:
-        """Remove deleted data from the write-ahead log too."""
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # -- SQLite ----------------------------------------------------------------------------------------------
@@ -379,11 +296,8 @@ class ReviewQueue:
             return self.store.execute(sql, values).fetchall()
 
     def _parts(self, id: str, kind: str) -> list[sqlite3.Row]:
-        sql = (
-            "SELECT name, shape, data FROM parts JOIN blobs USING (hash) WHERE review = ? AND kind = ? "
-            "ORDER BY name, place"
-        )
-        return self._rows(sql, (id, kind))
+        stored = "SELECT name, shape, data FROM parts JOIN blobs USING (hash)"
+        return self._rows(f"{stored} WHERE review = ? AND kind = ? ORDER BY name, place", (id, kind))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -405,9 +319,7 @@ class ReviewQueue:
 
 
 def _add_blob(blobs: dict[str, tuple[str, bytes]], shape: str, data: bytes) -> str:
-    """Add a blob under the hash of shape and content, which is returned; arrays are compressed, PNG is
-    not.
-    """
+    """Add a blob, compressed unless it is a PNG, under the hash of shape and content, which is returned."""
     key = hashlib.sha256(shape.encode() + b"\0" + data).hexdigest()
     if key not in blobs:
         blobs[key] = (shape, data if shape == "png" else zlib.compress(data, 1))
@@ -421,8 +333,8 @@ def without_tokens(trajectory: Trajectory) -> Trajectory:
 
 
 def _review(row: sqlite3.Row) -> Review:
-    values = {key: row[key] for key in row.keys() if key != "shown"}  # noqa: SIM118 - a row iterates over values
-    question = Question.model_validate_json(row["question"])
-    verdict = Verdict.model_validate_json(row["verdict"])
-    task = UpdateTask.model_validate_json(row["shown"])
-    return Review(**values | {"question": question, "verdict": verdict, "task": task})
+    values = dict(row)
+    task = UpdateTask.model_validate_json(values.pop("shown"))
+    question = Question.model_validate_json(values.pop("question"))
+    verdict = Verdict.model_validate_json(values.pop("verdict"))
+    return Review(question=question, verdict=verdict, task=task, **values)

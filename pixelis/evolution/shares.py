@@ -1,7 +1,6 @@
 """Caps how much of an update, and of a candidate, one user or one question in many copies may decide.
 
-A vote shows what the samples agree on, not that the traffic is honest: whoever sends most of it would elect
-most of the labels.
+Whoever sends most of the traffic would otherwise elect most of the labels.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from pixelis.config import EvolutionConfig
 
 SIDE = 16
 MAX_PICTURE_DIFFERENCE = 5.0
-"""Mean difference of grey values (0..255) of two reduced pictures below which they are near-identical.
+"""Mean difference of grey values (0..255) of near-identical reduced pictures.
 
-Noise, JPEG, shifts and crops of a few pixels stay below 3; two pictures of the embedded model's world differ
-by 8 or more.
+Noise, JPEG, shifts and crops of a few pixels stay below 3; different pictures of the embedded model's world
+differ by 8 or more.
 """
 MIN_TEXT_RATIO = 85.0
 """Similarity (0..100, rapidfuzz) of two questions from which they are near-identical."""
@@ -37,26 +36,21 @@ WINDOW_S = 86_400.0
 
 
 class Source(NamedTuple):
-    """Where a task comes from: ``user`` is a pseudonym, empty for callers that give no name; ``question`` its
-    group of copies.
-    """
+    """A task's user (a pseudonym, empty for callers without a name) and its question's group of copies."""
 
     user: str
     question: str
 
 
 class NearQuestions:
-    """Groups near-identical questions: similar text about a similar picture.
-
-    Holds the last MAX_QUESTIONS groups.
-    """
+    """The last MAX_QUESTIONS groups of near-identical questions: similar text about a similar picture."""
 
     def __init__(self) -> None:
         self.groups: OrderedDict[str, tuple[str, Float[np.ndarray, SIDE * SIDE]]] = OrderedDict()
         self.count = 0
 
     def group(self, text: str, picture: UInt8[np.ndarray, "height width 3"] | None) -> str:
-        """The name of the question's group, a new one if no earlier question is near-identical."""
+        """The name of the question's group, perhaps a new one."""
         # The text without case, punctuation, blanks and invisible characters.
         words = re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).casefold())
         look = np.full(SIDE * SIDE, -1e3, np.float32)
@@ -81,9 +75,7 @@ class NearQuestions:
 
 @dataclass(frozen=True, slots=True)
 class LargestShares:
-    """Shares (0..1) of the user and of the question with the most of ``tasks``, and the number of their
-    users.
-    """
+    """Shares (0..1) of the user and of the question with the most of ``tasks``."""
 
     tasks: int
     users: int
@@ -93,7 +85,6 @@ class LargestShares:
 
     @classmethod
     def of(cls, sources: Sequence[Source]) -> LargestShares:
-        """The shares among these tasks."""
         users, questions = Counter(s.user for s in sources), Counter(s.question for s in sources)
         (user, most), n = (users.most_common(1) or [("", 0)])[0], max(len(sources), 1)
         return cls(len(sources), len(users), user, most / n, max(questions.values(), default=0) / n)
@@ -102,10 +93,9 @@ class LargestShares:
 class Shares:
     """Chooses batches in which no user and no question exceeds its share of the batch or the candidate.
 
-    With n users in the last WINDOW_S seconds, each may have a share of 1/n or more, so a single user is not
-    capped. A cap c allows ceil(c x tasks). The candidate's cap covers the batches since the users' cap last
-    changed. A batch is taken only if the users in the window could still fill the candidate's other batches,
-    so users who were left out have their turn before the others use up their shares.
+    With n users in the last WINDOW_S seconds each may have 1/n. A cap c allows ceil(c x tasks); the
+    candidate's covers the batches since the users' cap last changed. A batch is taken only if the users in
+    the window could still fill the candidate's other batches.
     """
 
     def __init__(self, config: EvolutionConfig):
@@ -117,7 +107,7 @@ class Shares:
         self.cap = 1.0
 
     def note(self, user: str, now: float) -> None:
-        """A task of ``user`` was accepted at ``now``, in seconds of any clock."""
+        """Count an accepted task of ``user``; ``now`` is in seconds of any clock."""
         self.seen[user] = now
         self.seen.move_to_end(user)
         if len(self.seen) > MAX_USERS:
@@ -138,9 +128,7 @@ class Shares:
         return {"users": self.users(now), "user_cap": self.user_cap(now)}
 
     def choose(self, waiting: Sequence[Source], least: int, most: int, now: float) -> list[int]:
-        """Indices of the largest batch of ``least`` to ``most`` waiting tasks within the caps, oldest first;
-        empty if none is.
-        """
+        """Indices of the largest batch of ``least`` to ``most`` waiting tasks within the caps."""
         cap = self.user_cap(now)
         if cap != self.cap:
             self.cap, self.counted = cap, []
@@ -194,7 +182,7 @@ class Shares:
         self.batches += 1
 
     def state(self, now: float, wall: float) -> dict[str, Any]:
-        """The state as JSON values; ``wall`` is the time since the epoch at ``now``."""
+        """The state as JSON values; ``wall``: seconds since the epoch at ``now``."""
         seen = {user: now - at for user, at in self.seen.items()}
         batches = {
             "candidate": self.candidate,
@@ -205,7 +193,7 @@ class Shares:
         return {"saved_at": wall, "seen_ago_s": seen, **batches}
 
     def restore(self, state: Mapping[str, Any], now: float, wall: float) -> None:
-        """Continue from the ``state`` of an earlier process, so that its restart frees no user of a cap."""
+        """Continue from the ``state`` of an earlier process: a restart frees no user of a cap."""
         away = max(0.0, wall - state["saved_at"])
         self.seen = OrderedDict((user, now - ago - away) for user, ago in state["seen_ago_s"].items())
         # Groups of questions are numbered anew.
@@ -223,28 +211,23 @@ class Shares:
 
 
 class _Cap:
-    """A cap on the tasks of one name in a batch of ``size`` and in the candidate, whose ``earlier`` tasks are
-    counted.
-    """
+    """A cap on the tasks of a name in a batch of ``size`` and in the candidate with its ``earlier`` ones."""
 
     def __init__(self, share: float, size: int, earlier: Counter[str]):
         self.in_batch, self.in_candidate = most_tasks(share, size), most_tasks(share, earlier.total() + size)
         self.earlier, self.counts = earlier, Counter[str]()
 
     def admits(self, name: str) -> bool:
-        """Whether another task of this name may be taken."""
         return self.counts[name] < min(self.in_batch, self.in_candidate - self.earlier[name])
 
 
 def most_tasks(share: float, tasks: int) -> int:
-    """The largest number of ``tasks`` that is within a share (0..1) of them, rounded up."""
+    """The number of ``tasks`` that a share (0..1) of them allows, rounded up."""
     return math.ceil(share * tasks - 1e-9)
 
 
 def most_abundant(waiting: Sequence[Source]) -> int:
-    """Index of the oldest task of the question with the most tasks of the user with the most: what a full
-    queue gives up.
-    """
+    """What a full queue gives up: index of the oldest task of the busiest user's commonest question."""
     users = Counter(source.user for source in waiting)
     questions = Counter(waiting)
     return max(range(len(waiting)), key=lambda i: (users[waiting[i].user], questions[waiting[i]], -i))

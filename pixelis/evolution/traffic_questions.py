@@ -1,8 +1,4 @@
-"""Canary questions from the traffic: confident, diverse requests held out from learning.
-
-Labelled canary questions cover what must not be forgotten; these cover what callers ask. They are stored, so
-that a candidate faces them after a restart too.
-"""
+"""Canary questions from the traffic: confident, diverse requests that are held out from learning."""
 
 from __future__ import annotations
 
@@ -35,9 +31,7 @@ MIN_QUESTIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class TrafficQuestion:
-    """A question with its elected answer, its uint8 pictures by media id, and when it was asked (seconds
-    since the epoch).
-    """
+    """A question with its elected answer and its uint8 pictures by media id."""
 
     question: Question
     pictures: dict[str, np.ndarray]
@@ -47,10 +41,9 @@ class TrafficQuestion:
 
 
 class TrafficQuestions:
-    """At most ``canary.traffic`` questions, the newest: one of each group of near-identical ones, and few of
-    one user.
+    """The newest ``canary.traffic`` questions: one of each group of near-identical ones, few of one user.
 
-    They are stored in ``folder``, one file each; None stores none.
+    Each is a file in ``folder``; None stores none.
     """
 
     def __init__(self, config: CanaryConfig, folder: Path | None = None):
@@ -59,12 +52,7 @@ class TrafficQuestions:
         self.lock = threading.Lock()
 
     def load(self, group: Callable[[str, np.ndarray | None], str]) -> None:
-        """Read the stored questions, the oldest first.
-
-        ``group`` names the group of a question and its first picture.
-
-        A file that cannot be read is left out with a warning.
-        """
+        """Read the stored questions; ``group`` names the group of a question and its first picture."""
         items = []
         for file in sorted(
             self.folder.glob("*.npz") if self.folder else (), key=lambda file: file.stat().st_mtime_ns
@@ -79,7 +67,7 @@ class TrafficQuestions:
         self.items = items[-self.config.traffic :] if self.config.traffic else []
 
     def save(self) -> None:
-        """Store new questions and delete the files of the others; a disk that refuses is logged."""
+        """Store new questions and delete the files of the others."""
         if self.folder is None:
             return
         try:
@@ -98,12 +86,9 @@ class TrafficQuestions:
             log.warning("the canary's questions of the traffic are not stored: %s", error)
 
     def wants(self, task: UpdateTask, question: Question, source: Source, user_cap: float) -> bool:
-        """Whether to take this task, a share ``canary.traffic_share`` of the confident ones.
+        """Whether to take this task, which then must not be learnt from.
 
-        Then it must not be learnt from.
-
-        ``user_cap`` is the share of the questions that one user may have. A redacted question is not the one
-        that was answered.
+        ``user_cap`` is the share of the questions that one user may have.
         """
         limit = self.config.traffic
         fraction = int.from_bytes(hashlib.sha256(f"traffic {task.id}".encode()).digest()[:8], "big") / 2**64
@@ -114,15 +99,13 @@ class TrafficQuestions:
             item.source.question == source.question for item in self.items
         ):
             return False
+        # A redacted question is not the one that was answered.
         return not is_redacted(question.conversation + task.pseudo_label)
 
     def add(
         self, task: UpdateTask, question: Question, source: Source, pictures: Mapping[str, np.ndarray]
     ) -> None:
-        """Take a task.
-
-        ``pictures``: those of the question by media id, so large that operations can look closer.
-        """
+        """Take a task, with the question's original pictures by media id."""
         shapes = {id: picture.shape for id, picture in pictures.items()}
         media = [
             m.model_copy(update={"height": shapes[m.id][0], "width": shapes[m.id][1]}) for m in question.media
@@ -134,11 +117,11 @@ class TrafficQuestions:
         self.items = [*self.items, item][-self.config.traffic :]
 
     def forget(self, experience_ids: Sequence[str]) -> int:
-        """Remove the questions of these experiences; returns their number."""
+        """Remove the questions of these experiences."""
         return self._keep(lambda item: item.experience_id not in experience_ids)
 
     def expire(self, before: float) -> int:
-        """Remove the questions asked before a time (seconds since the epoch); returns their number."""
+        """Remove the questions asked before a time in seconds since the epoch."""
         return self._keep(lambda item: item.created_at >= before)
 
     def _keep(self, condition: Callable[[TrafficQuestion], bool]) -> int:
@@ -150,8 +133,7 @@ class TrafficQuestions:
 def judge_traffic(candidate: Scores, served: Scores, config: CanaryConfig, against: int) -> Decision:
     """Compare a candidate with the served version on traffic questions.
 
-    Their answers are votes, not truths, so that a few changes prove nothing: only a significant fall refuses
-    the candidate.
+    Their answers are votes, not truths: only a significant fall refuses the candidate.
     """
     return compare(candidate, served, config.model_copy(update={"tolerance": 1.0}), against)
 

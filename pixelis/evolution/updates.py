@@ -26,17 +26,16 @@ def make_task(
 ) -> UpdateTask | None:
     """The update task of a served group, or None if the gate is closed.
 
-    With ``rewards.needs_scorer`` the Scorer actor scores the trajectories, see ``as_question_group``.
-    Otherwise each *sampled* trajectory is scored against the verdict's answer with the reward terms of rft.
-    True answers are removed first, so that labels cannot leak, and inline pictures, which would travel once
-    per sample. ``now``: seconds since the epoch; ``user``: a pseudonym. Source: TTRL (arXiv 2504.16084),
-    section 3.
+    Each *sampled* trajectory is scored against the verdict's answer, unless ``rewards.needs_scorer``. True
+    answers are removed first. ``user`` is a pseudonym. Source: TTRL (arXiv 2504.16084), section 3.
     """
     if verdict.answer is None or not gate(verdict, evolution):
         return None
-    unscored, trajectories = _without_labels(group), []
+    unscored = _without_labels(group)
     scored = unscored if rewards.needs_scorer else score_group(unscored, rewards, truths=[verdict.answer])
+    trajectories = []
     for trajectory in scored.trajectories:
+        # Inline pictures would travel once per sample.
         images = [
             i.model_copy(update={"uri": ""}) if i.uri.startswith("data:") else i for i in trajectory.images
         ]
@@ -53,10 +52,7 @@ def make_task(
 
 
 def relabel(task: UpdateTask, question: Question, label: str, rewards: RewardsConfig) -> UpdateTask:
-    """The task scored against a reviewer's label; id and confidence stay.
-
-    Raises BadInput ``blank_answer``.
-    """
+    """The task scored against a reviewer's label. Raises BadInput ``blank_answer``."""
     if not canonical(label):
         raise BadInput(
             "a blank answer is no label",
@@ -69,7 +65,7 @@ def relabel(task: UpdateTask, question: Question, label: str, rewards: RewardsCo
 
 
 def as_question_group(task: UpdateTask, question: Question | None) -> Group:
-    """The task as an unscored group of its question, without labels; the question is empty if unknown."""
+    """The task as an unscored group without labels; its question is empty if unknown."""
     group = as_group(task)
     if question is not None:
         group = group.model_copy(update={"question": question.model_copy(update={"id": task.question_id})})
@@ -78,13 +74,8 @@ def as_question_group(task: UpdateTask, question: Question | None) -> Group:
 
 def _without_labels(group: Group) -> Group:
     """A copy without true answers, and without rewards and advantages computed from them."""
-    cleared: dict[str, Any] = {
-        "rewards": {},
-        "weighted": {},
-        "reward": None,
-        "unscored": None,
-        "advantage": None,
-    }
+    cleared: dict[str, Any] = {"rewards": {}, "weighted": {}}
+    cleared |= dict.fromkeys(("reward", "unscored", "advantage"))
     return group.model_copy(
         update={
             "question": unlabelled(group.question),
@@ -100,9 +91,7 @@ def unlabelled(question: Question) -> Question:
 
 
 def as_group(task: UpdateTask) -> Group:
-    """The task as a group for the learner, without the question's text and pictures: tokens and views contain
-    both.
-    """
+    """The task as a group for the learner; tokens and views hold the question's text and pictures."""
     first = task.trajectories[0]
     meta = {"pseudo_label": task.pseudo_label}
     question = Question(id=task.question_id, question="", task="evolution", split="serve", meta=meta)
@@ -115,11 +104,7 @@ def as_group(task: UpdateTask) -> Group:
 
 
 def agreeing(trajectories: Sequence[Trajectory], label: str) -> list[Trajectory]:
-    """The trajectories that gave the label.
-
-    Others looked elsewhere: ending them with the label as well would teach an answer that their pictures do
-    not show.
-    """
+    """The trajectories that gave the label. Others looked elsewhere: their pictures do not show it."""
 
     def agreed(trajectory: Trajectory) -> bool:
         scored = trajectory.rewards.get("accuracy", 0.0) >= 1.0  # against the label, by the question's scorer

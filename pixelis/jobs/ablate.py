@@ -1,13 +1,12 @@
-"""Train and evaluate the arms of an ablation file with several seeds, and test which differences are more
-than chance.
+"""Train and evaluate the arms of an ablation file with several seeds, and test which differences are more than
+chance.
 
 usage: pixelis ablate FILE [key=value ...] [--dry-run]
 
-`key=value` replaces a key of the file (seeds, dir, parallel, recipe, ...) or is an override of every arm,
-such as policy.adapter=runs/nano/sft/checkpoints/step_00000150. --dry-run checks the inputs of every arm, and
-prints the trials and what differs between each arm and the reference. Writes report.json and report.html to
-the `dir` of the file. The other trials go on when one fails. Running again repeats what has failed, continues
-what was interrupted, and adds what is new; finished trials stay.
+`key=value` replaces a key of the file (seeds, dir, parallel, recipe, ...) or is an override of every arm, such as
+policy.adapter=CHECKPOINT. --dry-run checks the inputs of every arm, and prints the trials and what differs between
+each arm and the reference. Writes report.json and report.html to the `dir` of the file. Running again repeats what
+has failed, continues what was interrupted, and adds what is new.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ STOP_S = 60.0
 
 
 def start(stage: str, trial: Trial, address: str) -> subprocess.Popen[bytes]:
-    """Start a trial on the cluster at ``address``; configuration and output are trial.yaml and trial.log in
-    its folder.
-    """
+    """Start a trial on the cluster at ``address``; its output is trial.log in its folder."""
     trial.folder.mkdir(parents=True, exist_ok=True)
     write_json(trial.folder / STAGE, {"stage": stage})
     (trial.folder / SAVED).write_text(trial.config.to_yaml(), encoding="utf-8")
@@ -65,10 +62,7 @@ def start(stage: str, trial: Trial, address: str) -> subprocess.Popen[bytes]:
 
 
 def finish(ablation: AblationConfig, trial: Trial, code: int, seconds: float) -> None:
-    """Write the result of a trial that has ended: the scores of every question.
-
-    Raises InfraFailure with its error.
-    """
+    """Write the scores of a trial that has ended. Raises InfraFailure with its error."""
     if code:
         log = trial.folder / LOG
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"]
@@ -84,7 +78,6 @@ def finish(ablation: AblationConfig, trial: Trial, code: int, seconds: float) ->
 
 
 def read_groups(folder: Path) -> dict[str, Group]:
-    """The groups of an evaluation by set and question."""
     groups = {}
     for path in sorted(folder.glob("trajectories-*.jsonl")):
         with path.open(encoding="utf-8") as lines:
@@ -94,10 +87,7 @@ def read_groups(folder: Path) -> dict[str, Group]:
 
 
 def result_of(ablation: AblationConfig, trial: Trial) -> dict[str, Any] | None:
-    """The result of a finished trial, else None.
-
-    Raises BadConfig if its folder has a trial of another stage or configuration.
-    """
+    """The result of a finished trial, else None. BadConfig if its folder has a trial of another configuration."""
     saved, fix = trial.folder / SAVED, f"choose another `dir`, or remove {trial.folder}"
     try:
         changed = list(differences(load(saved), trial.config)) if saved.is_file() else []
@@ -116,16 +106,13 @@ def result_of(ablation: AblationConfig, trial: Trial) -> dict[str, Any] | None:
 
 @contextmanager
 def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[str]:
-    """The address of the cluster that the trials share: the joined one, else a local one for ``parallel``
-    trials.
-    """
+    """The address of the cluster that the trials share: the joined one, else a local one for ``parallel`` trials."""
     if joined := config.cluster.address or os.environ.get("RAY_ADDRESS"):
         yield joined
         return
     cpus = ablation.parallel * cluster.local_cpus(config)
-    shared = config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpus": cpus})})
     needed, largest = placement.object_store_bytes(config)
-    cluster.connect(shared, ablation.parallel * needed, largest)
+    cluster.connect(config.changed({"cluster.cpus": cpus}), ablation.parallel * needed, largest)
     try:
         yield ray.get_runtime_context().gcs_address
     finally:
@@ -133,23 +120,14 @@ def trial_cluster(ablation: AblationConfig, config: Config) -> Iterator[str]:
 
 
 def run(ablation: AblationConfig) -> dict[str, Any]:
-    """Run what has no result yet, then write the report and return its content.
-
-    Raises InfraFailure after the report if trials failed, Stopped when interrupted.
-    """
+    """Run what has no result yet, then write and return the report. Raises InfraFailure if trials failed."""
     every = trials(ablation)
     remaining = [trial for trial in every if result_of(ablation, trial) is None]
     total, failures = len(every), dict[str, str]()
     print(f"{total - len(remaining)} of {total} trials are finished; results go to {ablation.dir}/")
     if remaining:
         with trial_cluster(ablation, remaining[0].config) as address:
-            print(
-                (
-                    f"running {len(remaining)} trials, {ablation.parallel} at once; Ctrl-C stops, running "
-                    "again resumes"
-                ),
-                flush=True,
-            )
+            print(f"running {len(remaining)} trials, {ablation.parallel} at once", flush=True)
             failures = run_trials(ablation, remaining, address)
     results = [result for trial in every if (result := result_of(ablation, trial)) is not None]
     report = ablation_report.write(ablation, results, failures)
@@ -162,10 +140,7 @@ def run(ablation: AblationConfig) -> dict[str, Any]:
 
 
 def run_trials(ablation: AblationConfig, remaining: Sequence[Trial], address: str) -> dict[str, str]:
-    """Run trials, ``parallel`` at once; returns the messages of failed ones by name.
-
-    Raises Stopped when interrupted.
-    """
+    """Run trials, ``parallel`` at once; returns the messages of failed ones by name. Raises Stopped."""
     waiting, running = deque(remaining), list[tuple[Trial, subprocess.Popen[bytes], float]]()
     failures, done = dict[str, str](), 0
     try:
@@ -205,45 +180,21 @@ def show_plan(ablation: AblationConfig) -> None:
     every = trials(ablation)
     configs = {trial.arm: trial.config for trial in every if trial.seed == ablation.seeds[0]}
     seeds = ", ".join(map(str, ablation.seeds))
-    print(
-        f"{len(every)} trials: {len(configs)} arms x seeds {seeds}; stage {ablation.stage} of "
-        f"{ablation.recipe}"
-    )
+    trials_of = f"{len(configs)} arms x seeds {seeds}; stage {ablation.stage} of {ablation.recipe}"
+    print(f"{len(every)} trials: {trials_of}")
     for arm, config in configs.items():
         changes = differences(configs[ablation.reference], config)
-        print(
-            f"\n{arm}"
-            + (
-                " (reference)"
-                if arm == ablation.reference
-                else ""
-                if changes
-                else " (the same as the reference)"
-            )
-        )
+        print(f"\n{arm}{' (reference)' if arm == ablation.reference else ''}")
         for key, (before, after) in changes.items():
             print(f"    {key}: {json.dumps(before, default=str)} -> {json.dumps(after, default=str)}")
-    config = configs[ablation.reference]
-    held_out = ", ".join(
-        source if not name else f"{name} {source}" for name, source in config.held_out.items()
-    )
-    print(
-        f"\neach is evaluated on up to {config.evaluate.questions} questions of {held_out}, "
-        f"{config.evaluate.samples} episode(s) "
-        f"each; compared: {ablation.metric}"
-    )
     finished = sum(result_of(ablation, trial) is not None for trial in every)
-    print(
-        f"results: {Path(ablation.dir).absolute()}/ARM/seed_SEED, report.json, report.html; {finished} "
-        "trials are finished\n"
-    )
+    print(f"\nresults: {Path(ablation.dir).absolute()}; {finished} trials are finished\n")
     for arm, config in configs.items():
-        jobs = dict.fromkeys((ablation.stage, "evaluate"))
         output = io.StringIO()
         try:
             with redirect_stderr(output):
-                for job in jobs:
-                    _job(job).check(config)
+                for job in {ablation.stage, "evaluate"}:
+                    importlib.import_module(f"pixelis.jobs.{job}").check(config)
         except PixelisError as error:
             print(output.getvalue(), file=sys.stderr)
             error.message = f"arm {arm}: {error.message}"
@@ -251,12 +202,7 @@ def show_plan(ablation: AblationConfig) -> None:
         print(f"ok     {arm}: inputs and configuration", flush=True)
 
 
-def _job(name: str) -> Any:
-    return importlib.import_module(f"pixelis.jobs.{name}")
-
-
 def main() -> None:
-    """Entry point of `pixelis ablate`."""
     words = sys.argv[1:]
     if asks_for_help(words):
         print((__doc__ or "").strip())
@@ -268,15 +214,12 @@ def main() -> None:
         options = parser.parse_intermixed_args(words)
         files = [word for word in options.words if "=" not in word]
         if len(files) != 1:
-            raise BadConfig(
-                f"{len(files)} ablation files",
-                fix="pixelis ablate FILE [key=value ...]; see configs/ablations",
-            )
+            raise BadConfig(f"{len(files)} ablation files", fix="pixelis ablate FILE; see configs/ablations")
         ablation = read(files[0], [word for word in options.words if "=" in word])
         if options.dry_run:
             show_plan(ablation)
-            return
-        run(ablation)
+        else:
+            run(ablation)
 
 
 if __name__ == "__main__":

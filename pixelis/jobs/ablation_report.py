@@ -1,4 +1,4 @@
-"""The report of an ablation: report.json, a table in the terminal, and a page with learning curves."""
+"""The report of an ablation: report.json, a table, and a page with learning curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pixelis.evaluation.statistics import RESAMPLES
 from pixelis.files import write_json
 from pixelis.jobs.driver import hardware
 from pixelis.telemetry import events, lineage
-from pixelis.telemetry.html.ablation_page import render_ablation
+from pixelis.telemetry.html.ablation_page import SHARES, render_ablation
 from pixelis.telemetry.html.render import write_page
 
 CURVES = {
@@ -29,16 +29,10 @@ CURVES = {
 def write(
     ablation: AblationConfig, results: Sequence[Mapping[str, Any]], failures: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Write and print the report of finished trials; returns its content.
-
-    Raises DataFailure if no two questions were scored by every arm, or the reference has no finished trial.
-    """
+    """Write and print the report of finished trials; returns its content. DataFailure if too little is finished."""
     by_arm = {arm: {r["seed"]: r for r in results if r["arm"] == arm} for arm in ablation.arms}
     if not by_arm[ablation.reference]:
-        raise DataFailure(
-            f"no trial of the reference {ablation.reference} is finished",
-            fix="see the failures above; run again",
-        )
+        raise DataFailure(f"no trial of the reference {ablation.reference} is finished", fix="run again")
     try:
         scores = tabulate(
             {arm: {s: r["scores"][ablation.metric] for s, r in runs.items()} for arm, runs in by_arm.items()}
@@ -111,56 +105,34 @@ def curves(
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The results as text: arms, comparisons with the reference, and what the ablation cannot see."""
-    metric, seeds = report["metric"], report["seeds"]
+    """The arms with their difference from the reference as text, and what the ablation cannot see."""
     compared = {row["arm"]: row for row in report["comparisons"]}
     width = max(len(row["arm"]) for row in report["arms"])
-    lines = [f"{'arm':{width}}  {metric:>8}  {'95 % interval':16}  {'by seed':{7 * len(seeds)}} rapr  turns"]
+    interval = f"{'95 %':16}"
+    lines = [
+        f"{'arm':{width}}  {report['metric']:>8}  {interval}  difference  {interval}  p (Holm)  over seeds"
+    ]
     for row in report["arms"]:
-        by_seed = " ".join(f"{value:.3f} " for value in row["by_seed"].values())
-        metrics = row["metrics"]
-        lines.append(
-            f"{row['arm']:{width}}  {row['mean']:8.3f}  {_interval(row['ci95'])}  {by_seed:{7 * len(seeds)}} "
-            f"{metrics['rapr']:.2f}  {metrics['turns']:5.2f}"
-        )
-    if compared:
-        lines.append(
-            f"\n{'minus ' + report['reference']:{width}}  {'differs':>8}  {'questions, 95 %':16}  "
-            f"{'p (Holm)':>8}  {'d':>5}  "
-            f"{'seeds, 95 %':16}  {'p (Holm)':>8}"
-        )
-    for arm, row in compared.items():
-        effect = "    -" if row["effect"] is None else f"{row['effect']:+5.2f}"
-        over_seeds = (
-            "one seed"
-            if row["ci95_seeds"] is None
-            else f"{_interval(row['ci95_seeds'])}  {row['p_seeds_holm']:8.2g}"
-        )
-        lines.append(
-            f"{arm:{width}}  {row['difference']:+8.3f}  {_interval(row['ci95'])}  {row['p_holm']:8.2g}  "
-            f"{effect}  {over_seeds}  "
-            f"{row['verdict']}"
-        )
-    lines.append(f"\n{limits(report)}")
-    return "\n".join(lines)
+        line = f"{row['arm']:{width}}  {row['mean']:8.3f}  {_interval(row['ci95'])}"
+        if (against := compared.get(row["arm"])) is not None:
+            seeds = "one seed" if against["ci95_seeds"] is None else f"{against['p_seeds_holm']:.3f}"
+            line += f"  {against['difference']:+10.3f}  {_interval(against['ci95'])}"
+            line += f"  {against['p_holm']:8.4f}  {seeds:>10}  {against['verdict']}"
+        lines.append(line)
+    return "\n".join([*lines, "", limits(report)])
 
 
 def limits(report: Mapping[str, Any]) -> str:
     """What the ablation cannot see, and which trials it leaves out."""
-    count, seeds, size = report["questions"], len(report["seeds"]), report["detectable"]
-    text = f"{count} questions, {seeds} seed{'s' * (seeds != 1)}. "
+    seeds, size = len(report["seeds"]), report["detectable"]
+    text = f"{report['questions']} questions, {seeds} seed{'s' * (seeds != 1)}. "
     if size is None:
         text += "One seed says nothing about other runs of the same arms."
     elif size == 0:
         text += "The differences are the same for every seed."
     else:
-        shown = (
-            f"{100 * size:.1f} points" if report["metric"] in ("accuracy", "pass", "rapr") else f"{size:.3g}"
-        )
-        text += (
-            f"With {seeds} seeds that vary like these, a true difference under {shown} is likely to be "
-            "missed (power 80 %)."
-        )
+        shown = f"{100 * size:.1f} points" if report["metric"] in SHARES else f"{size:.3g}"
+        text += f"A true difference under {shown} is likely to be missed (power 80 %)."
     return text + (f" Left out: {'; '.join(report['left_out'])}." if report["left_out"] else "")
 
 

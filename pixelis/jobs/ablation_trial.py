@@ -2,8 +2,7 @@
 
 usage: python -m pixelis.jobs.ablation_trial STAGE TRIAL.yaml
 
-`pixelis ablate` starts it. Running again continues interrupted training, and only evaluates a policy that is
-trained.
+Running again continues interrupted training, and only evaluates a policy that is trained.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def run(stage: str, config: Config) -> None:
 
 
 def train_with_rollouts(stage: str, config: Config, marker: Path) -> bool:
-    """Train by `rft` or `ttrl`; returns whether the policy is evaluated too.
-
-    Other pixel budgets need actors of their own.
-    """
+    """Train by `rft` or `ttrl`; returns whether the policy is evaluated too (pixel budgets need own actors)."""
     checked = rft.require_filter_key(config) if stage == "rft" else ttrl.require_unlabelled(config)
     with (
         run_folder(checked, config.data.train),
@@ -58,7 +54,6 @@ def train_with_rollouts(stage: str, config: Config, marker: Path) -> bool:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.ablation_trial`."""
     stage, path = sys.argv[1:]
     with driver(stage):
         run(stage, load(path))

@@ -2,8 +2,7 @@
 lines.
 
 usage: pixelis answer FILE [CONFIG.yaml] [key=value ...] [--url URL] [--out OUT.jsonl] [--limit N]
-[--concurrency N] [--calibrate]
-       [--dry-run]
+       [--concurrency N] [--calibrate] [--dry-run]
 
 FILE is any source of questions (docs/data.md); true answers in it are not read. serve.samples samples of each
 question vote, with serve.sampling and up to dialogue.max_turns_test turns, on the generators of a job of its
@@ -11,23 +10,22 @@ own (policy.adapter names the checkpoint), or with --url at a running service, b
 key in PIXELIS_API_KEY; nothing is stored or learnt there. A line of OUT.jsonl (default: answers.jsonl in
 run.dir) has id, question, answer, confidence, verdict, trajectory, policy_version and error: why a question
 could not be answered. Repeating the command answers what is missing. --calibrate reads the true answers when
-all questions are answered, shows how often answers of which confidence are right, and prints the setting that
-makes confidence the probability of a right answer. --dry-run checks FILE and the configuration.
+all questions are answered, shows accuracy by confidence, and prints the setting that makes confidence the
+probability of a right answer. --dry-run checks FILE and the configuration.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import hashlib
-import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,6 +40,7 @@ from pixelis.dialogue.session import BATCH_PRIORITY, SamplingParams
 from pixelis.errors import BadConfig, BadInput, DataFailure
 from pixelis.evaluation.calibration import Calibration, bins, calibration_error, fit
 from pixelis.files import disk_failures, locked
+from pixelis.jobs import dry_run
 from pixelis.jobs.command import CommandParser, asks_for_help
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.remote_agent import RemoteAgent
@@ -53,56 +52,39 @@ from pixelis.rewards.services import shared_services
 from pixelis.serve.agent import winning
 from pixelis.serve.protocol.agent import without_tokens
 
+DEFAULT = "configs/nano/evaluate.yaml"
 REPORT_S = 10.0
 """Seconds between lines of progress."""
-RESOURCES = ("workers", "cpus", "gpus", "timeout_s", "memory_bytes", "cache_bytes")
+RESOURCES = {"workers", "cpus", "gpus", "timeout_s", "memory_bytes", "cache_bytes"}
 """Keys of `toolbox` that may change while a file is answered."""
 Answerer = Callable[[Question], Awaitable[dict[str, Any]]]
-"""Answers a question with the fields of a line.
-
-Raises BadInput and DataFailure for what cannot be answered.
-"""
+"""Answers a question with the fields of a line; raises BadInput or DataFailure if it has no answer."""
 
 
-@dataclass
-class Options:
-    """The command line beside the configuration."""
-
-    source: str
-    url: str | None
-    out: Path | None
-    limit: int
-    concurrency: int | None
-    calibrate: bool
-    rest: list[str]
-
-
-def parse(words: list[str]) -> Options:
-    """Read the command line. Raises BadConfig."""
+def parse(words: list[str]) -> argparse.Namespace:
+    """The options of the command; `rest` are the words of the configuration. Raises BadConfig."""
     parser = CommandParser("answer")
+    parser.add_argument("source", metavar="FILE")
     parser.add_argument("--url")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--limit", type=int, default=0)
+    parser.add_argument("--limit", type=int)
     parser.add_argument("--concurrency", type=int)
     parser.add_argument("--calibrate", action="store_true")
-    known, rest = parser.parse_known_args(words)
-    place = next((i for i, word in enumerate(rest) if not word.startswith("-")), None)
-    if place is None:
-        raise BadConfig("no FILE of questions", fix="pixelis answer FILE; pixelis answer --help")
-    if known.limit < 0 or (known.concurrency is not None and known.concurrency < 1):
+    options, rest = parser.parse_known_args(words)
+    if any(number is not None and number < 1 for number in (options.limit, options.concurrency)):
         raise BadConfig("--limit and --concurrency are positive numbers", fix="pixelis answer --help")
-    if known.calibrate and known.url is not None:
+    if options.calibrate and options.url is not None:
         raise BadConfig(
             "a running service applies its own calibration", fix="leave out --url, or --calibrate"
         )
-    source = rest.pop(place)
-    return Options(source, **vars(known), rest=[*rest, f"data.evaluate={source}"])
+    options.rest = [*rest, f"data.evaluate={options.source}"]
+    return options
 
 
 class AnswerFile:
     """The lines written so far, and new ones; a line that a crash cut off is removed.
 
-    ``settings`` identify how the answers are made. Raises BadInput for a file with answers made otherwise.
+    ``settings`` identify how the answers are made: BadInput for a file with answers made otherwise.
     """
 
     def __init__(self, file: BinaryIO, path: Path, settings: str):
@@ -115,15 +97,12 @@ class AnswerFile:
                 break
             try:
                 row = json.loads(line)
-                self.done.add((int(row["number"]), str(row["id"])))
+                self.done.add((row["number"], row["id"]))
                 same = row["settings"] == settings
             except (ValueError, KeyError, TypeError):
                 raise BadInput(f"{path} has lines that are no answers", fix="choose another --out") from None
             if not same:
-                raise BadInput(
-                    f"{path} has answers made with other settings",
-                    fix="choose another --out, or move it away",
-                )
+                raise BadInput(f"{path} has answers made with other settings", fix="choose another --out")
             size += len(line)
         file.truncate(size)
         file.seek(size)
@@ -140,10 +119,7 @@ class AnswerFile:
 
 @contextmanager
 def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
-    """Open the file of answers, which is created if it does not exist.
-
-    BadConfig for a folder, BadInput if it is in use.
-    """
+    """Open or create the file of answers. BadConfig for a folder, BadInput if it is in use."""
     with ExitStack() as stack:
         stack.enter_context(disk_failures(path))
         try:
@@ -162,29 +138,29 @@ def answer_file(path: Path, settings: str) -> Iterator[AnswerFile]:
 
 
 def questions_of(
-    config: Config, options: Options, on_labels: OnLabels = drop_labels
+    config: Config, limit: int | None, on_labels: OnLabels = drop_labels
 ) -> Iterator[tuple[int, Question]]:
     """The numbered questions of the file, without their true answers, which only ``on_labels`` gets."""
-    if options.source.startswith("cards:") and not options.limit:
+    source = config.data.evaluate
+    if source.startswith("cards:") and not limit:
         raise BadConfig("cards: has no end", fix="add --limit N")
-    rows = read_questions(
-        config.data.evaluate or "",
-        epochs=1,
-        max_bad_rows=config.data.max_bad_rows,
-        on_labels=on_labels,
-        limit=options.limit,
+    return enumerate(
+        read_questions(
+            source,
+            epochs=1,
+            max_bad_rows=config.data.max_bad_rows,
+            on_labels=on_labels,
+            limit=limit or 0,
+        )
     )
-    return enumerate(itertools.islice(rows, options.limit or None))
 
 
 async def answer_all(
     questions: Iterator[tuple[int, Question]], out: AnswerFile, answer: Answerer, concurrency: int
 ) -> None:
-    """Answer what ``out`` lacks, ``concurrency`` questions at a time.
-
-    Raises InfraFailure; what is written remains.
-    """
+    """Answer what ``out`` lacks, ``concurrency`` questions at a time. What is written before an error remains."""
     skipped, reported = len(out.done), time.monotonic()
+    missing = (pair for pair in questions if (pair[0], pair[1].id) not in out.done)
     lock = asyncio.Lock()
 
     async def work() -> None:
@@ -200,30 +176,23 @@ async def answer_all(
                 fields = await answer(question)
             except (BadInput, DataFailure) as error:
                 fields = {"answer": None, "error": {"code": error.code, "message": error.message}}
-            await asyncio.to_thread(
-                out.add, number, question, {**fields, "seconds": round(time.monotonic() - started, 3)}
-            )
+            fields["seconds"] = round(time.monotonic() - started, 3)
+            await asyncio.to_thread(out.add, number, question, fields)
             if time.monotonic() - reported > REPORT_S:
                 reported = time.monotonic()
-                print(
-                    f"[answer] {len(out.done)} questions, {out.failed} without an answer",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                show(f"{len(out.done)} questions, {out.failed} without an answer")
 
-    missing = ((number, question) for number, question in questions if (number, question.id) not in out.done)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(work())
-    new = len(out.done) - skipped
-    print(
-        f"[answer] {new} questions answered now, {skipped} before; {out.failed} could not be answered",
-        file=sys.stderr,
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    show(
+        f"{len(out.done) - skipped} questions answered now, {skipped} before; {out.failed} without an answer"
     )
 
 
-@asynccontextmanager
-async def local_agent(config: Config, actors: placement.Actors) -> AsyncIterator[Answerer]:
+def show(text: str) -> None:
+    print(f"[answer] {text}", file=sys.stderr, flush=True)
+
+
+async def local_agent(config: Config, actors: placement.Actors) -> Answerer:
     """Answers with the generators of this job."""
     router = GeneratorRouter(actors.generators, RouterTimeouts.of(config))
     await router.load(0)
@@ -231,17 +200,14 @@ async def local_agent(config: Config, actors: placement.Actors) -> AsyncIterator
     sampling = SamplingParams(
         s.sampling.temperature, s.sampling.top_p, d.max_turn_tokens, config.run.seed, BATCH_PRIORITY
     )
-    samples = s.samples if sampling.temperature else 1
 
     async def answer(question: Question) -> dict[str, Any]:
-        operations = config.toolbox.has_tools and bool(question.media)
-        name = f"answer-{question.id}"
         request = RolloutRequest(
             question,
-            name,
-            samples,
+            f"answer-{question.id}",
+            s.samples if sampling.temperature else 1,
             sampling,
-            operations,
+            config.toolbox.has_tools and bool(question.media),
             d.max_turns_test,
             augmentations=s.augmentations,
             views=False,
@@ -261,36 +227,34 @@ async def local_agent(config: Config, actors: placement.Actors) -> AsyncIterator
             "error": None,
         }
 
-    yield answer
+    return answer
 
 
 def settings_of(config: Config, url: str | None) -> str:
     """Identifies what determines the answers."""
     parts: dict[str, Any] = {"source": config.data.evaluate, "url": url}
     if url is None:
-        names = {
-            "policy": ("model", "adapter", "dtype"),
-            "engine": ("name", "quantization", "model"),
-            "serve": ("samples", "sampling", "augmentations"),
-            "evolution": ("vote",),
-            "rewards": ("scorer", "scorers"),
-            "run": ("seed",),
-        }
-        parts |= {
-            name: getattr(config, name).model_dump(mode="json", include=set(keys))
-            for name, keys in names.items()
-        }
-        parts["dialogue"] = config.dialogue.model_dump(mode="json")
-        parts["toolbox"] = config.toolbox.model_dump(mode="json", exclude=set(RESOURCES))
+        parts["config"] = config.model_dump(
+            mode="json",
+            include={
+                "policy": {"model", "adapter", "dtype"},
+                "engine": {"name", "quantization", "model"},
+                "serve": {"samples", "sampling", "augmentations"},
+                "evolution": {"vote"},
+                "rewards": {"scorer", "scorers"},
+                "run": {"seed"},
+                "dialogue": True,
+                "toolbox": True,
+            },
+            exclude={"toolbox": RESOURCES},
+        )
         parts["tasks"] = {task: of.scorer for task, of in config.rewards.tasks.items() if of.scorer}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def show_calibration(config: Config, options: Options, path: Path, configured: Calibration | None) -> None:
-    """Print how often the answers in ``path`` of which confidence are right, and the calibration fitted to
-    them. BadInput.
-    """
-    confidences, right = correctness(config, options, path)
+def show_calibration(config: Config, limit: int | None, path: Path, configured: Calibration | None) -> None:
+    """Print accuracy by confidence of the answers in ``path``, and the calibration fitted to them. BadInput."""
+    confidences, right = correctness(config, limit, path)
     fitted, unseen = fit(confidences, right)
     print(f"{len(right)} answers, {sum(right) / len(right):.3f} of them right\n\nanswers  confidence  right")
     for part in bins(confidences, right):
@@ -304,15 +268,13 @@ def show_calibration(config: Config, options: Options, path: Path, configured: C
     print(f"\nevolution.vote.calibration=[{fitted[0]},{fitted[1]}]")
 
 
-def correctness(config: Config, options: Options, path: Path) -> tuple[list[float], list[bool]]:
-    """Confidence (0..1) and correctness of each elected answer in ``path`` whose question has true
-    answers.
-    """
+def correctness(config: Config, limit: int | None, path: Path) -> tuple[list[float], list[bool]]:
+    """Confidence (0..1) and correctness of each elected answer in ``path`` whose question has a truth."""
     rows = [json.loads(line) for line in path.read_bytes().splitlines()]  # text would be split at U+2028 too
     elected = {row["number"]: row for row in rows if row["error"] is None and not row["verdict"]["reason"]}
     rewards, services, truths = config.rewards, shared_services(config.rewards), dict[str, Labels]()
     confidences, right = list[float](), list[bool]()
-    for number, question in questions_of(config, options, truths.__setitem__):
+    for number, question in questions_of(config, limit, truths.__setitem__):
         truth, row = truths.pop(question.id, None), elected.get(number)
         if truth is None or not truth.answers or row is None:
             continue
@@ -324,87 +286,51 @@ def correctness(config: Config, options: Options, path: Path) -> tuple[list[floa
     return confidences, right
 
 
-async def run(config: Config, options: Options, out: AnswerFile, actors: placement.Actors | None) -> None:
-    """Answer the file with the generators of this job, or without any at the running service."""
-    questions = questions_of(config, options)
-    if actors is not None:
-        most = max(1, config.engine.max_num_seqs * config.engine.workers // config.serve.samples)
-        async with local_agent(config, actors) as answer:
-            await answer_all(questions, out, answer, options.concurrency or most)
-        return
+async def answer_here(
+    config: Config, options: argparse.Namespace, out: AnswerFile, actors: placement.Actors
+) -> None:
+    most = max(1, config.engine.max_num_seqs * config.engine.workers // config.serve.samples)
+    agent = await local_agent(config, actors)
+    await answer_all(questions_of(config, options.limit), out, agent, options.concurrency or most)
+
+
+async def answer_there(config: Config, options: argparse.Namespace, out: AnswerFile) -> None:
     key = os.environ.get(config.serve.api_key_env, "").strip()
-    async with RemoteAgent(str(options.url), key, config.toolbox, config.serve.timeout_s) as agent:
-        await answer_all(questions, out, agent.answer, options.concurrency or 4)
+    async with RemoteAgent(options.url, key, config.toolbox, config.serve.timeout_s) as agent:
+        await answer_all(questions_of(config, options.limit), out, agent.answer, options.concurrency or 4)
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
     needs = reservations.needs(config, learner=False, rollouts=True)
-    dry_run.show_findings("answer", config, [*estimate.check(config, "evaluate"), *plan.check(config, needs)])
-    questions = dry_run.Input(
-        "data.evaluate", config.data.evaluate, functools.partial(_read_question, config)
-    )
-    dry_run.check_inputs([*dry_run.policy_inputs(config), *([questions] if config.data.evaluate else [])])
-
-
-def _read_question(config: Config, source: str) -> None:
-    if (
-        next(
-            read_questions(source, epochs=1, max_bad_rows=config.data.max_bad_rows, on_labels=drop_labels),
-            None,
-        )
-        is None
-    ):
-        raise BadInput("has no questions", fix="see docs/data.md for the rows")
+    read = functools.partial(dry_run.read_first, config)
+    questions = dry_run.Input("data.evaluate", config.data.evaluate, read)
+    inputs = [*dry_run.policy_inputs(config), questions]
+    dry_run.check("answer", config, inputs, dry_run.findings(config, "evaluate", needs))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.answer`."""
     words = sys.argv[1:]
     if asks_for_help(words):
-        from_command_line(__doc__ or "", "answer", words, default="configs/nano/evaluate.yaml")
-    try:
+        from_command_line(__doc__, "answer", words, default=DEFAULT)
+    with driver("answer"):
         options = parse(words)
-    except BadConfig as error:
-        print(f"pixelis answer: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    config = from_command_line(
-        __doc__ or "", "answer", options.rest, default="configs/nano/evaluate.yaml", check=check
-    )
-    configured = config.evolution.vote.calibration
-    if options.calibrate:  # of what the strategy computes
-        plain = config.evolution.vote.model_copy(update={"calibration": None})
-        config = config.model_copy(update={"evolution": config.evolution.model_copy(update={"vote": plain})})
-    path = options.out or Path(config.run.dir) / "answers.jsonl"
-    with driver("answer"), _one_error(), answer_file(path, settings_of(config, options.url)) as out:
-        if options.url is not None:
-            asyncio.run(run(config, options, out, None))
-        else:
-            assert config.data.evaluate is not None
-            with (
-                run_folder(config, config.data.evaluate),
-                placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
-            ):
-                asyncio.run(run(config, options, out, actors))
-        if options.calibrate:
-            show_calibration(config, options, path, configured)
-    print(f"answers: {path}")
-
-
-@contextmanager
-def _one_error() -> Iterator[None]:
-    """Raise the first failure of a group of tasks."""
-    try:
-        yield
-    except BaseExceptionGroup as errors:
-        first: BaseException = errors
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+        config = from_command_line(__doc__, "answer", options.rest, default=DEFAULT, check=check)
+        configured = config.evolution.vote.calibration
+        if options.calibrate:  # of what the strategy computes
+            config = config.changed({"evolution.vote.calibration": None})
+        path = options.out or Path(config.run.dir) / "answers.jsonl"
+        with answer_file(path, settings_of(config, options.url)) as out:
+            if options.url is not None:
+                asyncio.run(answer_there(config, options, out))
+            else:
+                with (
+                    run_folder(config, config.data.evaluate),
+                    placement.placed(config, learner=False, initial=config.policy.adapter) as actors,
+                ):
+                    asyncio.run(answer_here(config, options, out, actors))
+            if options.calibrate:
+                show_calibration(config, options.limit, path, configured)
+        print(f"answers: {path}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
 """Verify and search the audit log of a service.
 
-usage: pixelis audit RUN_DIR [--head HASH] [--event E] [--actor A] [--result R] [--since T] [--until T]
-[--json]
+usage: pixelis audit RUN_DIR [--head HASH] [--event E] [--actor A] [--result R] [--since T] [--until T] [--json]
 
-RUN_DIR is the folder of a run, or its folder `audit`. Recomputes the hash of every line, follows the chain
-through all files and names each line that was changed or does not follow the line before it. The event in the
-file audit.head beside the folder must be in the chain: otherwise its end was cut off. --head is a hash noted
-earlier that must be in the chain too; it detects an end that was cut off together with that file. The other
-options print matching events; T is 2026-01-31, 2026-01-31T12:00 or seconds since the epoch (UTC unless a zone
-is given). Exits with 1 if the chain is broken.
+RUN_DIR is the folder of a run, or its folder `audit`. Recomputes the hash of every line and names each line that
+was changed or does not follow the line before it. The event in audit.head beside the folder, and --head, a hash
+noted earlier, must be in the chain: otherwise its end was cut off. The other options print matching events; T is
+2026-01-31, 2026-01-31T12:00 or seconds since the epoch (UTC unless a zone is given). Exits with 1 if the chain is
+broken.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from pixelis.jobs.command import command
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.audit`."""
     with command("audit", __doc__) as parser:
         parser.add_argument("folder", metavar="RUN_DIR", type=Path)
         parser.add_argument("--head")
@@ -43,13 +40,7 @@ def main() -> None:
                 print(json.dumps(asdict(event)) if a.json else _line(event))
         print(f"{report.lines} events in {report.files} files, the last hash is {report.head}", file=out)
         if report.torn:
-            print(
-                (
-                    "the last line is incomplete: it is being written, or a crash cut it off; the next start "
-                    "repairs it"
-                ),
-                file=out,
-            )
+            print("the last line is incomplete: it is being written, or a crash cut it off", file=out)
         for problem in report.problems:
             print(problem, file=out)
         if not report.ok:

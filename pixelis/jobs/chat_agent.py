@@ -1,6 +1,4 @@
-"""Lets a chat model use the operations: its calls are text in a dialect, and run on toolboxes as those of a
-policy do.
-"""
+"""Lets a chat model use the operations: its calls are text in a dialect, and run on toolboxes."""
 
 from __future__ import annotations
 
@@ -22,10 +20,7 @@ MULTIPLE = 28
 
 
 class ChatAgent:
-    """Episodes of ``model`` with the operations of ``dialogue.dialect``. Starts or joins a cluster.
-
-    BadConfig without any.
-    """
+    """Episodes of ``model`` with the operations of ``dialogue.dialect``, on a cluster. BadConfig without any."""
 
     def __init__(self, config: Config, model: ChatModel):
         self.config, self.model, self.dialect = config, model, DIALECTS[config.dialogue.dialect]

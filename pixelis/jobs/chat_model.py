@@ -1,6 +1,4 @@
-"""Asks a model behind an OpenAI-compatible address the questions of an evaluation; its replies become
-episodes.
-"""
+"""Asks a model behind an OpenAI-compatible address an evaluation's questions; its replies become episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,8 +36,8 @@ from pixelis.rewards.llm_client import LlmClient
 
 T = TypeVar("T")
 DIALECT = DIALECTS["plain"]
-SENT = {"PNG": "png", "JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}
-"""Formats of picture files that are sent as they are, and their media types; others are sent as PNG."""
+SENT = ("PNG", "JPEG", "WEBP")
+"""Formats of picture files that are sent as they are; others are sent as PNG."""
 FRAME_QUALITY = 95
 """Of the JPEG that a clip's frame is sent as."""
 UNREACHABLE = ("api_timeout", "api_busy", "api_error")
@@ -49,10 +46,9 @@ MAX_FAILURES_IN_A_ROW = 10
 
 
 class ChatModel:
-    """The model of ``evaluate.api``; thread-safe. Raises BadConfig when url, model or key are missing.
+    """The model of ``evaluate.api``. Raises BadConfig when url, model or key are missing.
 
-    Replies are kept in ``folder``, so that a repeated evaluation asks only what is missing. ``max_pixels``
-    shrinks pictures; without it they are sent in full.
+    A repeated evaluation asks only for replies that are missing in ``folder``. ``max_pixels`` shrinks pictures.
     """
 
     def __init__(self, config: Config, folder: Path, max_pixels: int | None = None):
@@ -71,10 +67,7 @@ class ChatModel:
             temperature_step=0.0,
         )
         self._failures = 0
-        self._lock = threading.Lock()
-        self._calls = SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]()
-        for _ in range(self.api.concurrency):
-            threading.Thread(target=self._work, name="chat", daemon=True).start()
+        """Requests in a row without an answer."""
 
     def groups(
         self,
@@ -86,8 +79,7 @@ class ChatModel:
         """``samples`` episodes of each question for each seed (without seeds: in total).
 
         ``on_done`` receives the number of finished episodes. InfraFailure when several questions in a row get
-        no answer from the service; what was answered is kept. BadConfig for a wrong key, model or address,
-        BadInput for a picture or clip that cannot be opened.
+        no answer; what was answered is kept. BadConfig for a wrong key, model or address, BadInput for media.
         """
         return asyncio.run(self.play_groups(self.episode, questions, samples, seeds, on_done))
 
@@ -99,9 +91,7 @@ class ChatModel:
         seeds: Sequence[int],
         on_done: Callable[[int], None],
     ) -> list[Group]:
-        """The groups of ``groups`` with the episodes that ``episode`` plays for a question, a seed and a
-        sample.
-        """
+        """As `groups`, with the episodes that ``episode`` plays for a question, a seed and a sample."""
         draws = list(itertools.product(seeds or (None,), range(samples)))
         slots, count = asyncio.Semaphore(self.api.concurrency), itertools.count(1)
 
@@ -124,7 +114,7 @@ class ChatModel:
         ]
 
     async def episode(self, question: Question, seed: int | None, sample: int) -> Trajectory:
-        """One answer without operations; for errors see ``groups``."""
+        """One answer without operations; errors as in `groups`."""
         shown = await self.submit(lambda: [pair for media in question.media for pair in self._parts(media)])
         parts = {view.id: messages for view, messages in shown}
         instruct = self.config.dialogue.system != "none"
@@ -134,7 +124,7 @@ class ChatModel:
         return await self.play(conversation, question, seed, sample, [view for view, _ in shown])
 
     def asker(self, seed: int | None, sample: int) -> Callable[[list[Message]], Awaitable[ChatReply]]:
-        """`ask` for one sample, in one of as many threads as requests may be in flight."""
+        """`ask` for one sample, in a thread."""
         return lambda messages: self.submit(self.ask, messages, seed, sample)
 
     async def play(
@@ -147,7 +137,7 @@ class ChatModel:
         views: Sequence[np.ndarray] = (),
         tools: Tools | None = None,
     ) -> Trajectory:
-        """Play an episode. A refused request makes it unscored; for errors see ``groups``."""
+        """Play an episode; errors as in `groups`. A refused request makes it unscored."""
         started = time.perf_counter()
         trajectory = Trajectory(
             id=f"{question.id}-{sample}" if seed is None else f"{question.id}-s{seed}-{sample}",
@@ -167,29 +157,23 @@ class ChatModel:
         return trajectory
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """Call in a thread that a stopped job does not wait for."""
+        """Call in a thread that a stopped job does not wait for, unlike those of an executor."""
         future = Future[T]()
-        self._calls.put((future, call, arguments))
-        return asyncio.wrap_future(future)
+        future.set_running_or_notify_cancel()
 
-    def _work(self) -> None:
-        while (item := self._calls.get()) is not None and not self.client.stopping.is_set():
-            future, call, arguments = item
-            if not future.set_running_or_notify_cancel():
-                continue
+        def work() -> None:
             try:
                 future.set_result(call(*arguments))
             except BaseException as error:
                 future.set_exception(error)
 
-    def ask(self, messages: list[Message], seed: int | None, sample: int) -> ChatReply:
-        """The reply to a chat; equal chats of different samples are asked for separately.
+        threading.Thread(target=work, daemon=True).start()
+        return asyncio.wrap_future(future)
 
-        DataFailure, and see ``groups``.
-        """
+    def ask(self, messages: list[Message], seed: int | None, sample: int) -> ChatReply:
+        """The reply to a chat, of this sample alone. DataFailure for this chat; others as in `groups`."""
         sampling = self.config.evaluate.sampling
         body: dict[str, Any] = {"model": self.api.model, "messages": messages, **self.api.parameters}
-        body |= {"max_tokens": self.api.max_tokens} if self.api.max_tokens else {}
         body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         if seed is not None:  # another one for each sample, in the range that services accept
             body["seed"] = int.from_bytes(hashlib.sha256(f"{seed}:{sample}".encode()).digest()[:4]) >> 1
@@ -203,25 +187,19 @@ class ChatModel:
                 sampling.temperature,
             )
         except DataFailure as failure:
-            if failure.code in UNREACHABLE:
-                with self._lock:
-                    self._failures += 1
-                    failures = self._failures
-                if failures >= MAX_FAILURES_IN_A_ROW:
-                    raise InfraFailure(
-                        f"{failures} questions in a row got no answer; the last: {failure.message}",
-                        code=failure.code,
-                        fix="repeat the command when the service is back: it asks what is missing",
-                    ) from None
+            self._failures += failure.code in UNREACHABLE
+            if failure.code in UNREACHABLE and self._failures >= MAX_FAILURES_IN_A_ROW:
+                raise InfraFailure(
+                    f"{self._failures} questions in a row got no answer; the last: {failure.message}",
+                    code=failure.code,
+                    fix="repeat the command when the service is back: it asks what is missing",
+                ) from None
             raise
-        with self._lock:
-            self._failures = 0
+        self._failures = 0
         return reply
 
     def _parts(self, media: Media) -> list[tuple[ImageView, list[Message]]]:
-        """The picture, or ``dialogue.frames`` evenly spread frames of the clip, each with its parts of the
-        message.
-        """
+        """The picture, or evenly spread frames of the clip, each with its parts of the message."""
         toolbox = self.config.toolbox
         if media.kind == "video":
             clip = open_media(media, toolbox)
@@ -244,10 +222,10 @@ class ChatModel:
             picture = load_image(content, toolbox.max_image_bytes, toolbox.max_image_pixels)
             # Not every service turns a picture as its EXIF tag says
             with Image.open(io.BytesIO(content)) as opened:
-                kind = SENT.get(opened.format or "")
+                kind = opened.format or ""
                 upright = opened.getexif().get(ExifTags.Base.Orientation, 1) == 1
-            if self._shrunk(picture) is picture and kind and upright:
-                url = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+            if self._shrunk(picture) is picture and kind in SENT and upright:
+                url = f"data:{Image.MIME[kind]};base64,{base64.b64encode(content).decode()}"
                 return [(_view(media.id, picture, picture), [picture_part(url)])]
         view = self._shrunk(picture)
         return [(_view(media.id, picture, view), [picture_part(png_url(view))])]
@@ -259,28 +237,19 @@ class ChatModel:
         return shrink(picture, math.floor(max(height, width) * math.sqrt(self.max_pixels / (height * width))))
 
     def close(self) -> None:
-        """Close connections and the file of replies, and end the threads that are not in a request."""
-        for _ in range(self.api.concurrency):
-            self._calls.put(None)
         self.client.close()
 
 
 def _extract(body: bytes) -> str:
-    """Text, reasoning and finish reason of a chat completion, as JSON; ValueError and KeyError for anything
-    else.
-    """
+    """Text, reasoning and finish reason of a chat completion, as JSON; ValueError, KeyError for garbage."""
     choice = json.loads(body)["choices"][0]
     message = choice["message"]
     text = message.get("content") or ""
     if isinstance(text, list):  # some services answer in parts
         text = "".join(part["text"] for part in text if part.get("type") == "text")
-    if not isinstance(text, str):
-        raise ValueError("the reply has no text")
-    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     truncated = choice.get("finish_reason") == "length"
-    return json.dumps(
-        {"text": text, "reasoning": reasoning if isinstance(reasoning, str) else "", "truncated": truncated}
-    )
+    return json.dumps({"text": text, "reasoning": reasoning, "truncated": truncated})
 
 
 def _view(name: str, source: np.ndarray, view: np.ndarray, **origin: Any) -> ImageView:

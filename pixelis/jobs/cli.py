@@ -1,6 +1,4 @@
-"""The `pixelis` command: ``pixelis JOB [CONFIG.yaml] [key=value ...]`` runs a job like ``python -m
-pixelis.jobs.JOB``.
-"""
+"""The `pixelis` command: ``pixelis JOB ...`` runs a job like ``python -m pixelis.jobs.JOB ...``."""
 
 from __future__ import annotations
 
@@ -33,13 +31,12 @@ JOBS = {
     "doctor": "check this machine and show how to install what is missing",
     "recipes": "list the recipes, or copy them to a folder",
     "tiny-model": "create a small random Qwen2.5-VL or Qwen3-VL model, offline",
-    "completion": "print the shell completion for bash, zsh or fish",
+    "completion": "print the shell completion for bash or zsh",
 }
 """Job -> its description in `pixelis --help`."""
 
 
 def overview() -> str:
-    """The text of `pixelis --help`."""
     jobs = "\n".join(f"  {name:<12} {line}" for name, line in JOBS.items())
     return (
         f"Pixelis {__version__}: train, serve and evolve vision-language models that reason with pixel "
@@ -52,7 +49,6 @@ def overview() -> str:
 
 
 def main() -> None:
-    """Entry point of the `pixelis` command."""
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
         print(overview())
         return

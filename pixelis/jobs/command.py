@@ -1,6 +1,4 @@
-"""Commands with options of their own: their help is the module's text, their errors name a fix, their exit
-codes agree.
-"""
+"""Commands with options of their own: help is the module's text, errors name a fix, exit codes agree."""
 
 from __future__ import annotations
 
@@ -14,10 +12,7 @@ from pixelis.errors import BadConfig, PixelisError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the words of ``pixelis COMMAND``.
-
-    Raises BadConfig for invalid ones instead of ending the process.
-    """
+    """Parses the words of ``pixelis COMMAND``; BadConfig for invalid ones."""
 
     def __init__(self, command: str = "", **options: Any):
         super().__init__(
@@ -25,22 +20,18 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error of invalid words."""
         raise BadConfig(message, fix=f"{self.prog} --help")
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether the help is to be printed instead."""
     return "--help" in words or "-h" in words
 
 
 @contextmanager
 def command(name: str, text: str | None) -> Iterator[CommandParser]:
-    """Context of a command's main, with its parser.
+    """Context of a command's main, with its parser: prints ``text`` if the words ask for help.
 
-    Prints ``text`` and ends the process if the words ask for help.
-
-    An error ends it too: with 2 for a BadConfig, with 1 for other errors of Pixelis and of files.
+    An error ends the process: with 2 for a BadConfig, with 1 for other errors of Pixelis and of files.
     """
     if asks_for_help(sys.argv[1:]):
         print((text or "").strip())

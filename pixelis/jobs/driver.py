@@ -1,10 +1,7 @@
-"""What the drivers of all jobs share: the folder of a run with its lock and its lineage, and how a job
-ends.
-"""
+"""What the drivers of all jobs share: the folder of a run with its lock and lineage, and how a job ends."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import platform
@@ -36,24 +33,17 @@ from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.telemetry import lineage
 from pixelis.telemetry.trackers import log_results, require_trackers
 
-SOURCE_KEYS = ("data.train", "data.evaluate", "data.demonstrations", "sft.validation")
-"""Configuration keys of data sources, named in errors."""
 PROBE_ROWS = 1000
 """Rows of a source that are read before any actor starts."""
 
 
 class Stopped(Exception):
-    """The user or the cluster stopped the job.
-
-    The run folder has a loadable checkpoint if a step was made.
-    """
+    """The user or the cluster stopped the job; the run folder has a checkpoint if a step was made."""
 
 
 @contextmanager
 def driver(name: str) -> Iterator[None]:
-    """Context of a job's main: prints typed errors as one message with exit code 1 or 2; a stop exits with
-    130.
-    """
+    """Context of a job's main: a typed error ends it with a message and code 1 or 2, a stop with 130."""
 
     def on_term(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -80,13 +70,10 @@ def run_folder(
     sources: Mapping[str, str] | None = None,
     has_policy: bool = True,
 ) -> Iterator[Path]:
-    """Create and lock ``run.dir``; write the configuration and the lineage to it.
+    """Check the inputs, create and lock ``run.dir``, and write the configuration and the lineage to it.
 
-    ``questions``: sources to check before any actor starts; ``held_out``: those of evaluations, of which no
-    row may be bad. ``sources``: further inputs by role, recorded in the lineage. Raises BadConfig if another
-    process uses the folder or it has a run of another policy, and for an operation that does not exist;
-    MissingFile or BadInput for an unreadable model, adapter, rank file or source, MissingDependency for a
-    tracker that is not installed, and InfraFailure for a disk that refuses.
+    No row of the sources ``held_out`` may be bad. ``sources``: further inputs by role, for the lineage. Raises
+    BadConfig if another process uses the folder or it has a run of another policy, and what an input raises.
     """
     inputs: dict[str, list[lineage.Source]] = _check_policy(config) if has_policy else {}
     require_trackers(config)
@@ -95,14 +82,8 @@ def run_folder(
         held_out
     )
     for source, limit in limits.items():
-        # Shuffling reads a window of rows before the first question, so that errors near the beginning show
-        # at once.
-        with _naming_the_key(config, source):
-            next(
-                read_questions(
-                    source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels
-                )
-            )
+        # Shuffling reads a window of rows first, so that errors near the beginning show at once.
+        next(read_questions(source, seed=0, max_bad_rows=limit, shuffle_rows=PROBE_ROWS, on_labels=on_labels))
     inputs["questions"] = list(limits)
     for role, source in (sources or {}).items():
         lineage.local_path(source)  # raises for a missing one
@@ -124,10 +105,7 @@ def run_folder(
 
 
 def make_run_dir(config: Config) -> Path:
-    """Create ``run.dir``.
-
-    Raises BadConfig if it, or a folder above it, is a file; InfraFailure for a disk that refuses.
-    """
+    """Create ``run.dir``. BadConfig if it is, or lies below, a file; InfraFailure for a disk that refuses."""
     folder = Path(config.run.dir)
     with disk_failures(folder):
         try:
@@ -149,9 +127,9 @@ def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
     policy, model = config.policy, resolve(config.policy.model)
     ModelSpec.load(model)
     if policy.adapter and load_adapter(policy.adapter, lazily=True).kind == "lora" and policy.full:
-        message = f"policy.full trains all parameters, but {policy.adapter} is a LoRA adapter"
         raise BadConfig(
-            message, fix="name a checkpoint of a run with policy.full=true, or train with policy.full=false"
+            f"policy.full trains all parameters, but {policy.adapter} is a LoRA adapter",
+            fix="name a checkpoint of a run with policy.full=true, or set policy.full=false",
         )
     if policy.lora.ranks:
         ranks.read(policy.lora.ranks)
@@ -161,18 +139,6 @@ def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
     embedded = lineage.Input(source="nano", sha256=fingerprint(model)) if policy.model == "nano" else None
     files = {"adapter": policy.adapter, "ranks": policy.lora.ranks, "deepspeed": config.learner.deepspeed}
     return {"model": [embedded or model], **{role: [Path(path)] for role, path in files.items() if path}}
-
-
-@contextmanager
-def _naming_the_key(config: Config, source: str) -> Iterator[None]:
-    """Prefix errors about ``source`` with its configuration key."""
-    try:
-        yield
-    except PixelisError as error:
-        keys = [key for key in SOURCE_KEYS if source == functools.reduce(getattr, key.split("."), config)]
-        if keys and not error.message.startswith(keys[0]):
-            error.message = f"{keys[0]}={source}: {error.message}"
-        raise
 
 
 @contextmanager
@@ -186,23 +152,15 @@ def _owned(folder: Path) -> Iterator[None]:
                 job = os.environ.get("RAY_JOB_SUBMISSION_ID", "")
                 write_json(about, {"host": socket.gethostname(), "pid": os.getpid(), "job": job})
         except filelock.Timeout:
-            try:
-                other = json.loads(about.read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # it is being written
-                other = {}
-            owner = f"process {other.get('pid')} on {other.get('host')} {other.get('job', '')}".rstrip()
-            raise BadConfig(
-                f"{folder} is in use by {owner}", fix="wait for it, or choose another run.dir"
-            ) from None
+            other = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+            owner = ", ".join(f"{key} {value}" for key, value in other.items() if value)
+            raise BadConfig(f"{folder} is in use ({owner})", fix="wait, or choose another run.dir") from None
         stack.callback(about.unlink, missing_ok=True)
         yield
 
 
 def _check_same_run(folder: Path, config: Config) -> None:
-    """Raise BadConfig if the folder has checkpoints of another policy.
-
-    Keys that are new since have their defaults.
-    """
+    """Raise BadConfig if the folder has checkpoints of another policy; new keys have their defaults."""
     path = folder / "config.yaml"
     if not path.is_file() or not (folder / "checkpoints").is_dir():
         return

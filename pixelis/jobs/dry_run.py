@@ -1,7 +1,6 @@
-"""Shared parts of `--dry-run`: prints what a job offers and needs, and reads every input that the job lists.
+"""Shared parts of the jobs' ``check`` for `--dry-run`: print what a job needs, and read every input.
 
-Each job has a function ``check`` that calls these. Everything is printed on standard error. Nothing is
-started and no weights are read.
+Everything is printed on standard error. Nothing is started and no weights are read.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from pixelis.actors.reservations import Need
 from pixelis.config import Config
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
@@ -25,13 +25,14 @@ from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.operations import select
 from pixelis.operations.environment import select_environments
-from pixelis.policy import estimate, ranks
+from pixelis.policy import ranks
 from pixelis.policy.adapters import check_adapter, load_adapter
-from pixelis.policy.architecture import Architecture
-from pixelis.policy.export import BaseFile
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.records import Question
 from pixelis.rewards.scorers import JUDGED
+
+if TYPE_CHECKING:  # it imports torch, which the driver of a run does without
+    from pixelis.policy.estimate import Finding, Job, Prompt
 
 PROMPTS = 256
 """Number of questions read to estimate the longest prompt."""
@@ -40,33 +41,38 @@ PROBE_ROWS = 1000
 
 
 class Input(NamedTuple):
-    """An input of a job: the key that names it, its value, and a function that reads it and raises what is
-    wrong.
-    """
+    """An input of a job: its key, its value, and a function that reads it and raises what is wrong."""
 
     key: str
     value: str
     read: Callable[[str], object]
 
 
-def show_operations(config: Config) -> None:
-    """Print the operations that the policy is offered.
+def check(job: str, config: Config, inputs: Iterable[Input], findings: Sequence[Finding] = ()) -> None:
+    """Print what a job offers and needs, and read its inputs. Raises BadConfig and what an input raises."""
+    from pixelis.policy import estimate
 
-    Raises BadConfig for one of the user's own that cannot be used.
-    """
     names = ", ".join(operation.name for operation in offered(config))
     print(f"operations offered in the dialect {config.dialogue.dialect}: {names or 'none'}", file=sys.stderr)
     own = [name for name in config.toolbox.operations if ":" in name]
     for name, operation in zip(own, select(own), strict=True):
         operation.ready(config.toolbox)
         print(f"  ok     toolbox.operations: {name} is {operation.name}", file=sys.stderr)
-
-
-def show_findings(job: str, config: Config, findings: Sequence[estimate.Finding]) -> None:
-    """Print the findings as a table. Raises BadConfig for its errors."""
-    print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
+    if findings:
+        print(f"checks of {job} with {config.policy.model}:\n{estimate.table(findings)}", file=sys.stderr)
     if errors := [finding.text for finding in findings if finding.level == "error"]:
         raise BadConfig("; ".join(errors), fix="change these keys")
+    check_inputs(inputs)
+
+
+def findings(
+    config: Config, job: Job, needs: Sequence[Need], prompts: Sequence[Prompt] = ()
+) -> list[Finding]:
+    """Estimates of memory and disk, and the placement of the needs."""
+    from pixelis.jobs import plan
+    from pixelis.policy import estimate
+
+    return [*estimate.check(config, job, prompts), *plan.check(config, needs)]
 
 
 def check_inputs(inputs: Iterable[Input]) -> None:
@@ -91,14 +97,8 @@ def check_inputs(inputs: Iterable[Input]) -> None:
     raise kind("\n".join(lines), fix=f"correct {' and '.join(item.key for item, _ in problems)}")
 
 
-# -- the policy ----------------------------------------------------------------------------------------------
-
-
 def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
-    """The model with its adapter and ranks.
-
-    ``trains``: the learner's DeepSpeed file too, and the adapter must suit its keys.
-    """
+    """The model with its adapter and ranks; for training the DeepSpeed file too."""
     policy = config.policy
     yield Input("policy.model", policy.model, lambda name: ModelSpec.load(resolve(name)))
     if policy.adapter:
@@ -110,13 +110,15 @@ def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
 
 
 def deepspeed_inputs(config: Config) -> Iterator[Input]:
-    """The learner's DeepSpeed file, if there is one."""
     if config.learner.deepspeed:
         yield Input("learner.deepspeed", config.learner.deepspeed, _read_json)
 
 
 def _read_adapter(config: Config, trains: bool, folder: str) -> None:
-    """Check whether an adapter fits the model, and if it is to be trained the keys of `policy.lora`."""
+    """Check whether an adapter fits the model, and for training the keys of `policy.lora`."""
+    from pixelis.policy.architecture import Architecture
+    from pixelis.policy.export import BaseFile
+
     policy = config.policy
     adapter, base = load_adapter(folder, lazily=True), resolve(policy.model)
     if adapter.kind != "lora" or policy.full:
@@ -139,16 +141,10 @@ def _read_json(path: str) -> None:
         raise BadConfig(f"is not JSON: {error}", fix="correct the file") from None
 
 
-# -- questions -----------------------------------------------------------------------------------------------
-
-
 def question_input(
     config: Config, key: str, source: str, *, held_out: bool = False, player: Player | None = None
 ) -> Input:
-    """A source of questions for episodes.
-
-    ``player`` shows the first to the model; no row of a ``held_out`` set may be bad.
-    """
+    """A source of questions, the first of which ``player`` shows to the model."""
     limit = None if held_out else config.data.max_bad_rows
 
     def read(source: str) -> None:
@@ -167,21 +163,19 @@ def question_input(
 def held_out_inputs(
     config: Config, sources: Mapping[str, str], player: Player | None = None
 ) -> Iterator[Input]:
-    """The sources of an evaluation by name, of which ``data.evaluate`` has none."""
     for name, source in sources.items():
         key = f"evaluate.sets.{name}" if name else "data.evaluate"
         yield question_input(config, key, source, held_out=True, player=player)
 
 
 def read_first(config: Config, source: str, held_out: bool = False) -> None:
-    """Read the first question of a source that no episode answers."""
     next(_probed(config, None if held_out else config.data.max_bad_rows, source))
 
 
 def _probed(
     config: Config, max_bad_rows: float | None, source: str, player: Player | None = None
 ) -> Iterator[Question]:
-    """The questions of a source, after the first `data.probe_rows` of them were shown to the model."""
+    """The questions of a source; the first `data.probe_rows` were shown to the model."""
     on_labels = None if config.rewards.labelled else drop_labels
     rows = read_questions(
         source, seed=0, epochs=1, max_bad_rows=max_bad_rows, shuffle_rows=PROBE_ROWS, on_labels=on_labels
@@ -207,35 +201,29 @@ def player_of(config: Config) -> Player | None:
 
 
 def note(row: BadRow) -> None:
-    """Print a row that the job would skip."""
     print(f"  note   {row}", file=sys.stderr)
 
 
-def prompts(config: Config) -> list[estimate.Prompt]:
-    """Sizes of the prompts of the first questions: tokens of the text with its system prompt, pictures and
-    clips.
-
-    Without readable questions, the size of an empty one with a picture. Empty without a tokenizer.
-    """
+def prompts(config: Config) -> list[Prompt]:
+    """Sizes of the prompts of the first questions; without questions, of an empty one with a picture."""
     try:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
-        environments = select_environments(config.toolbox.environments)
         renderer = Renderer(
             tokenizer,
             ModelSpec.load(folder, tokenizer),
             config.dialogue,
             select(config.toolbox.operations),
-            environments,
+            select_environments(config.toolbox.environments),
         )
     except PixelisError:  # reported by `check_inputs`
         return []
+    data = config.data
     try:
-        data = config.data
         rows = read_questions(data.train, limit=data.limit, epochs=1, max_bad_rows=data.max_bad_rows)
         questions = list(itertools.islice(rows, PROMPTS))
     except PixelisError:
         questions = [Question(id="none", question="")]
-    sizes: list[estimate.Prompt] = []
+    sizes: list[Prompt] = []
     for question in questions:
         kinds = [media.kind for media in question.media] or ["image"]
         tokens = sum(len(turn.tokens) for turn in renderer.prompt(question, []))

@@ -1,25 +1,17 @@
 """Evaluate a policy on held-out questions with complete episodes.
 
-Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the
-tool error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and
-report.html to run.dir. `evaluate.samples` adds avg@k, pass@k and maj@k, `evaluate.seeds` the spread over
-sampling seeds, `evaluate.direct` the gain by operations on the same questions, `evaluate.baseline` the
-difference to another evaluation, both with a paired test. `evaluate.sets` evaluates several sets by name,
-`evaluate.max_pixels` each with several pixel budgets; `evaluate.clusters` shows which kinds of questions are
-wrong most often; `evaluate.images` also saves the pictures that the policy saw, and `evaluate.outputs` writes
-the files of other systems. Instead of a policy, `evaluate.api` evaluates any model behind an
-OpenAI-compatible address (url, model, key in an environment variable), and `evaluate.answers` scores another
-model's answers from a file and writes NAME_with_score.json.
+Prints accuracies with their 95 % intervals, of the whole and by category, the rate of pixel reasoning and the tool
+error rate; writes evaluation.json, scores-NAME.jsonl (by question), trajectories-NAME.jsonl and report.html to
+run.dir. Instead of a policy, `evaluate.api` evaluates any model behind an OpenAI-compatible address, and
+`evaluate.answers` scores another model's answers from a file and writes NAME_with_score.json.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +24,7 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import DataFailure
 from pixelis.evaluation import table
 from pixelis.evaluation.clusters import require_questions
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, make_run_dir, run_folder
 from pixelis.jobs.evaluate_api import answer_rows, evaluate_api, score_answers
 from pixelis.jobs.evaluation_arms import Arm, check_baseline, evaluate_sets, summary_of
@@ -42,8 +35,7 @@ from pixelis.telemetry import diagnosis, lineage
 from pixelis.telemetry.events import EventLog
 
 if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
-    from pixelis.policy.estimate import Finding
+    pass
 
 
 def measure(
@@ -57,39 +49,31 @@ def measure(
     samples: int = 1,
     seeds: Sequence[int] = (),
 ) -> Arm:
-    """Evaluate policy ``version`` on ``source`` (default data.evaluate) with ``samples`` episodes per
-    question and seed.
-
-    The correctness of a question is the mean over its episodes.
-    """
+    """Evaluate policy ``version`` on ``source`` (default data.evaluate): ``samples`` episodes per question and seed."""
     source = source or config.data.evaluate
-    coordinator, count = actors.coordinator, config.evaluate.questions
-    truncated = False
+    coordinator, count, truncated = actors.coordinator, config.evaluate.questions, False
     if not source.startswith("cards:"):  # `cards:` is endless
         on_labels = None if config.rewards.labelled else drop_labels
-        total = sum(
-            1 for _ in read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels)
-        )
+        rows = read_questions(source, limit=count and count + 1, epochs=1, on_labels=on_labels)
+        total = sum(1 for _ in rows)
         truncated, count = 0 < count < total, min(total, count or total)
         require_questions(count, config.evaluate.clusters, source)
-
-    request = {"samples": samples, "seeds": seeds}
     groups, views = watch(
         config,
         f"evaluate {name}",
         count * max(1, len(seeds)),
         lambda: ray.get(
-            coordinator.evaluate.remote(source, count, version, operations, name=name, **request)
+            coordinator.evaluate.remote(
+                source, count, version, operations, name=name, samples=samples, seeds=seeds
+            )
         ),
         lambda: (ray.get(coordinator.progress.remote())["evaluated"].get(name, 0), {}),
         waiting="answering the first questions",
     )
     summary = summary_of(config, name, groups, shared_services(config.rewards), seeds, samples)
-    arm = Arm(name, summary | ({"truncated": True} if truncated else {}), groups, views)
-    EventLog(config.run.dir).write(
-        "evaluate", version=version, source=source, tools=operations, **arm.summary
-    )
-    return arm
+    summary |= {"truncated": True} if truncated else {}
+    EventLog(config.run.dir).write("evaluate", version=version, source=source, tools=operations, **summary)
+    return Arm(name, summary, groups, views)
 
 
 def evaluate_policy(
@@ -100,15 +84,20 @@ def evaluate_policy(
     actors: placement.Actors,
     version: int,
 ) -> list[dict[str, Any]]:
-    """Evaluate a policy version on each set; returns ``previous`` and the new summaries.
-
-    Writes the report, which shows all of these summaries and episodes of the first new one.
-    """
+    """Evaluate a policy version on each set; returns ``previous`` and the new summaries, which the report shows."""
     e = config.evaluate
 
     def measure_set(name: str, source: str, operations: bool) -> Arm:
-        request: dict[str, Any] = {"source": source, "samples": e.samples, "seeds": e.seeds}
-        return measure(config, actors, name, version, operations=operations, **request)
+        return measure(
+            config,
+            actors,
+            name,
+            version,
+            operations=operations,
+            source=source,
+            samples=e.samples,
+            seeds=e.seeds,
+        )
 
     arms = evaluate_sets(config, folder, max_pixels, measure_set, e.operations)
     examples: dict[str, list[list[report.Chosen]]] = {}
@@ -137,7 +126,6 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
-    """Mean accuracy over the sets that have one."""
     accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
     return statistics.fmean(accuracies) if accuracies else None
 
@@ -145,8 +133,7 @@ def mean_accuracy(summaries: list[dict[str, Any]]) -> float | None:
 def run(config: Config, actors: placement.Actors | None = None, version: int = 0) -> None:
     """Evaluate on every set with every pixel budget; writes all results to run.dir and prints the summaries.
 
-    actors: those of a training run, to evaluate its policy ``version`` without `evaluate.max_pixels`; by
-    default actors are placed for `policy.adapter`.
+    ``actors`` of a training run evaluate its policy ``version``; by default they are placed for `policy.adapter`.
     """
     check_baseline(config)
     e, summaries = config.evaluate, list[dict[str, Any]]()
@@ -154,7 +141,7 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
     with run_folder(config, held_out=list(config.held_out.values()), has_policy=e.api.url is None) as folder:
         for max_pixels in budgets:
             dialogue = config.dialogue if max_pixels is None else config.dialogue.with_max_pixels(max_pixels)
-            arm_config = config.model_copy(update={"dialogue": dialogue})
+            arm_config = config.changed({"dialogue": dialogue})
             if e.api.url is not None:
                 summaries = evaluate_api(arm_config, folder, max_pixels, summaries)
             elif actors is not None:
@@ -178,71 +165,33 @@ def run(config: Config, actors: placement.Actors | None = None, version: int = 0
             print(f"{n} pixels: accuracy {mean:.3f}")
 
 
-# -- the dry run ---------------------------------------------------------------------------------------------
-
-
 def needs(config: Config) -> list[reservations.Need]:
-    """What an evaluation of a policy reserves."""
     return reservations.needs(config, learner=False, rollouts=True)
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     e, player = config.evaluate, None
     if e.api.url is None and e.answers is None:
         player = dry_run.player_of(config)
         yield from dry_run.policy_inputs(config)
-    for item in dry_run.held_out_inputs(
-        config, config.held_out if e.answers is None else {"": config.data.evaluate}, player
-    ):
-        yield (
-            item
-            if not e.clusters
-            else item._replace(read=functools.partial(_read_for_clusters, config, item.read))
-        )
+    sources = config.held_out if e.answers is None else {"": config.data.evaluate}
+    yield from dry_run.held_out_inputs(config, sources, player)
     if e.answers is not None:
         yield dry_run.Input("evaluate.answers", e.answers, lambda path: answer_rows(Path(path)))
     if e.baseline is not None:
         yield dry_run.Input("evaluate.baseline", e.baseline, lambda _: check_baseline(config))
 
 
-def _read_for_clusters(config: Config, read: Callable[[str], object], source: str) -> None:
-    """Read a source whose questions are clustered, which needs some of them."""
-    read(source)
-    clusters, on_labels = config.evaluate.clusters, None if config.rewards.labelled else drop_labels
-    count = sum(1 for _ in read_questions(source, limit=2 * clusters, epochs=1, on_labels=on_labels))
-    require_questions(count, clusters, source)
-
-
-def findings(config: Config) -> list[Finding]:
-    """Estimates of memory with every pixel budget, and placement."""
-    from pixelis.jobs import plan
-    from pixelis.policy import estimate
-
-    rows = [*estimate.check(config, "evaluate"), *plan.check(config, needs(config))]
-    for max_pixels in config.evaluate.max_pixels:
-        swept = config.model_copy(update={"dialogue": config.dialogue.with_max_pixels(max_pixels)})
-        errors = [row for row in estimate.check(swept, "evaluate") if row.level == "error"]
-        rows += [replace(row, text=f"evaluate.max_pixels {max_pixels}: {row.text}") for row in errors]
-    return rows
-
-
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
-    dry_run.show_operations(config)
-    if config.evaluate.answers is None and config.evaluate.api.url is None:
-        dry_run.show_findings("evaluate", config, findings(config))
-    elif config.evaluate.answers is None:
-        LlmClient(config.evaluate.api, "evaluate.api").close()  # raises without its model or key
-    dry_run.check_inputs(inputs(config))
+    e = config.evaluate
+    if e.answers is None and e.api.url is not None:
+        LlmClient(e.api, "evaluate.api").close()  # raises without its model or key
+    own = e.answers is None and e.api.url is None
+    found = dry_run.findings(config, "evaluate", needs(config)) if own else ()
+    dry_run.check("evaluate", config, inputs(config), found)
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.evaluate`."""
     config = from_command_line(__doc__, "evaluate", default="configs/nano/evaluate.yaml", check=check)
     with driver("evaluate"):
         if config.evaluate.answers is None:

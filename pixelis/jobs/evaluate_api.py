@@ -30,10 +30,9 @@ from pixelis.telemetry.progress import Progress
 def evaluate_api(
     config: Config, folder: Path, max_pixels: int | None, previous: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Evaluate the model of `evaluate.api` on each set; returns ``previous`` and the new summaries, and
-    writes the report.
+    """Evaluate the model of `evaluate.api` on each set; returns ``previous`` and the new summaries.
 
-    No cluster is started unless the model is offered operations.
+    A cluster is started only if the model is offered operations.
     """
     config, e = _whole_texts(config), config.evaluate
     model, grader = ChatModel(config, folder, max_pixels), Grader(config.rewards, folder)
@@ -118,9 +117,7 @@ def answer_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_texts(config: Config) -> Config:
-    """For models that need not know our tags: the whole text may be the answer, unless ``rewards.extractor``
-    is set.
-    """
+    """For models that need not know our tags: the whole text is the answer, unless ``rewards.extractor`` is set."""
     if config.rewards.extractor != "dialect":
         return config
-    return config.model_copy(update={"rewards": config.rewards.model_copy(update={"extractor": "whole"})})
+    return config.changed({"rewards.extractor": "whole"})

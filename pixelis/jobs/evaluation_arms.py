@@ -1,6 +1,4 @@
-"""An evaluated policy or model: its summary and episodes, the files of an evaluation, and comparisons with
-others.
-"""
+"""An evaluated policy or model: its summary, the files of its episodes, and comparisons with others."""
 
 from __future__ import annotations
 
@@ -29,6 +27,8 @@ from pixelis.rewards.extraction import answers_of
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.services import Services, shared_services
 
+SAME_SETS = "name the run.dir of an evaluation of the same sets"
+
 
 @dataclass
 class Arm:
@@ -41,7 +41,6 @@ class Arm:
 
     @property
     def correct(self) -> dict[str, float]:
-        """Correctness by question."""
         return correctness(self.groups)
 
 
@@ -53,7 +52,7 @@ def summary_of(
     seeds: Sequence[int] = (),
     samples: int = 1,
 ) -> dict[str, Any]:
-    """The summary of scored groups, which have ``samples`` episodes of each seed in turn."""
+    """The summary of scored groups, with ``samples`` episodes of each seed in turn."""
     metrics = {**sample_metrics(groups, config.rewards, services), **seed_metrics(groups, seeds, samples)}
     answers = answers_of(groups, config.rewards, services)
     metrics |= {
@@ -86,7 +85,7 @@ def evaluate_sets(
     measure: Callable[[str, str, bool], Arm],
     operations: bool,
 ) -> list[Arm]:
-    """Measure every set, also without operations if `evaluate.direct` is set; saves the episodes.
+    """Measure and save every set, with `evaluate.direct` also without operations.
 
     ``measure`` evaluates a source under a name, with or without operations.
     """
@@ -113,11 +112,9 @@ def arm_name(name: str, max_pixels: int | None) -> str:
 
 
 def save(config: Config, folder: Path, arm: Arm) -> None:
-    """Write ``trajectories-NAME.jsonl``, one group per line, and ``scores-NAME.jsonl``, one question per
-    line.
+    """Write ``trajectories-NAME.jsonl`` (groups), ``scores-NAME.jsonl`` (questions) and ``evaluate.outputs``.
 
-    With ``evaluate.images`` also every view, below ``images-NAME``: the ``uri`` of an image in a trajectory
-    is then its file, relative to ``folder``. With ``evaluate.outputs`` also the files of those systems.
+    With ``evaluate.images`` also every view: the ``uri`` of an image is then its file, relative to ``folder``.
     """
     if config.evaluate.images and arm.views:
         paths = ray.get(
@@ -141,32 +138,22 @@ def save(config: Config, folder: Path, arm: Arm) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-# -- comparisons ---------------------------------------------------------------------------------------------
-
-
 def compare_with(baseline: str, arm: Arm) -> dict[str, Any] | None:
     """The arm minus the scores of the same questions in another run.dir. MissingFile, BadInput."""
     other = baseline_scores(baseline, arm.name)
     if len(other.keys() & arm.correct.keys()) < 2:
-        message = f"evaluate.baseline={baseline} shares no questions with {arm.name}"
-        raise BadInput(message, fix="name the run.dir of an evaluation of the same sets")
+        raise BadInput(f"evaluate.baseline={baseline} shares no questions with {arm.name}", fix=SAME_SETS)
     return compare(arm.correct, other)
 
 
 def baseline_scores(baseline: str, name: str) -> dict[str, float]:
-    """Mean score by question of the set ``name`` in the run.dir of another evaluation, or of its only set.
-
-    Raises MissingFile, BadInput.
-    """
+    """Mean score by question of the set ``name``, or the only set, of another run.dir. MissingFile, BadInput."""
     folder = Path(baseline)
     path = folder / f"scores-{name}.jsonl"
     if not path.is_file():
         others = sorted(folder.glob("scores-*.jsonl"))
         if len(others) != 1:
-            message = (
-                f"evaluate.baseline={baseline} has {len(others) or 'no'} files of scores and no {path.name}"
-            )
-            raise MissingFile(message, fix="name the run.dir of an evaluation of the same sets")
+            raise MissingFile(f"evaluate.baseline={baseline} has no {path.name}", fix=SAME_SETS)
         (path,) = others
     try:
         # Text would be split at U+2028 too
@@ -174,26 +161,21 @@ def baseline_scores(baseline: str, name: str) -> dict[str, float]:
         scores = {row["id"]: [score for score in row["scores"] if score is not None] for row in rows}
         return {id: statistics.fmean(values) for id, values in scores.items() if values}
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise BadInput(
-            f"{path} is no file of scores: {error!r:.100}", fix="name the run.dir of an evaluation"
-        ) from None
+        raise BadInput(f"{path} is no file of scores: {error!r:.100}", fix=SAME_SETS) from None
 
 
 def check_baseline(config: Config) -> None:
-    """Read the scores of `evaluate.baseline`, if it is set, for every set and pixel budget.
+    """Read the scores of `evaluate.baseline` for every set and pixel budget; raises as `baseline_scores`.
 
-    Raises BadConfig if it is the evaluation's own run.dir, whose scores are replaced before they are
-    compared; and as `baseline_scores`.
+    BadConfig if it is the evaluation's own run.dir, whose scores are replaced before they are compared.
     """
     e = config.evaluate
     if e.baseline is None:
         return
     if Path(e.baseline).resolve() == Path(config.run.dir).resolve():
-        message = (
-            f"evaluate.baseline={e.baseline} is the run.dir of this evaluation, which would be "
-            "compared with itself"
+        raise BadConfig(
+            f"evaluate.baseline={e.baseline} is the run.dir of this evaluation", fix="choose another run.dir"
         )
-        raise BadConfig(message, fix="choose another run.dir")
     names = [Path(e.answers).stem] if e.answers is not None else list(e.sets) or [config.run.name]
     budgets: list[int | None] = [*e.max_pixels] if e.answers is None else []
     for name in names:

@@ -2,11 +2,9 @@
 
 usage: pixelis export CHECKPOINT OUT [--merge] [--model FOLDER] [--dtype bfloat16|float16|float32] [--dry-run]
 
-CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with
-PEFT, and vLLM with
---enable-lora, load the adapter beside the base model; they load the merged folder like any other model.
-Policies of
-policy.full=true can only be merged.
+CHECKPOINT is a checkpoint, or a run: then its best one, or without evaluations the last. transformers with PEFT,
+and vLLM with --enable-lora, load the adapter beside the base model; they load the merged folder like any other
+model. Policies of policy.full=true can only be merged.
 
   --model FOLDER   base model; default: policy.model of the run
   --dtype TYPE     type of a merged model's weights; default: as in the base model
@@ -37,10 +35,7 @@ def export(
     dtype: str | None = None,
     dry_run: bool = False,
 ) -> str:
-    """Write the export and return a description.
-
-    Raises BadInput if ``out`` exists, InfraFailure if the disk is too small.
-    """
+    """Write the export; returns a description. BadInput if ``out`` exists, InfraFailure for a small disk."""
     folder = _checkpoint(source)
     policy = load_adapter(folder, lazily=True)
     base = _base_model(folder, model, policy.base_sha256)
@@ -79,28 +74,20 @@ def _checkpoint(path: Path) -> Path:
     best = (path / "best").resolve() if is_run else path
     folder = best if best.is_dir() else checkpoint.latest(path)
     if folder is None or not folder.is_dir():
-        raise MissingFile(
-            f"no checkpoint in {path}", fix="name a run, or a folder like RUN/checkpoints/step_00000010"
-        )
+        raise MissingFile(f"no checkpoint in {path}", fix="name a run, or RUN/checkpoints/step_00000010")
     return folder
 
 
 def _base_model(folder: Path, name: str | None, sha256: str) -> Path:
-    """Folder of the base model: ``name``, or that of the run's configuration.
-
-    Raises BadInput if it is another model.
-    """
+    """Folder of the base model: ``name``, or that of the run. BadInput if it is another model."""
     if name is None:
         config = folder.parent.parent / "config.yaml"
         if not config.is_file():
-            raise MissingFile(
-                f"{config} is missing, so the base model is unknown", fix="name it with --model FOLDER"
-            )
+            raise MissingFile(f"{config} is missing", fix="name the base model with --model FOLDER")
         name = str(yaml.safe_load(config.read_text(encoding="utf-8"))["policy"]["model"])
     model = resolve(name)
     if sha256 and fingerprint(model) != sha256:
-        message = f"{folder} belongs to another base model than {name}"
-        raise BadInput(message, code="foreign_adapter", fix="name its model with --model")
+        raise BadInput(f"{folder} belongs to another base model than {name}", fix="name it with --model")
     return model
 
 
@@ -118,7 +105,6 @@ def _write(policy: Adapter, base: Path, folder: Path, merge: bool, dtype: str | 
 
 
 def main() -> None:
-    """Entry point of `pixelis export`."""
     with command("export", __doc__) as parser:
         parser.add_argument("checkpoint", type=Path)
         parser.add_argument("out", type=Path)

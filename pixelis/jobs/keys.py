@@ -4,15 +4,13 @@ usage: pixelis keys create RUN_DIR NAME [--scopes ask,feedback]
        pixelis keys list RUN_DIR [--json]
        pixelis keys revoke RUN_DIR NAME
 
-RUN_DIR is the run.dir of the service, or the file that serve.keys names. `create` prints the key, once: the
-file holds only its SHA-256 and is readable by its owner alone. A running service follows the file and needs
-no restart.
+RUN_DIR is the run.dir of the service, or the file that serve.keys names. `create` prints the key, once: the file
+holds only its SHA-256. A running service follows the file.
 
-Scopes: ask (questions), feedback, steer (promote, roll back, pause, review), read (everybody's experiences,
-the status and the metrics), users (the `user` of a request names one of several callers, each with an own
-share of updates; without it the key is one user). A key sees the experiences of its own requests. The key in
-PIXELIS_API_KEY has every scope. A revoked name may be created again; the new key then sees what the old one
-stored.
+Scopes: ask (questions), feedback, steer (promote, roll back, pause, review), read (everybody's experiences, the
+status and the metrics), users (the `user` of a request names one of several callers, each with an own share of
+updates). The key in PIXELIS_API_KEY has every scope. A revoked name may be created again; the new key then sees
+what the old one stored.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ from pixelis.serve.keys import FILE, SCOPES, KeyFile, Scope
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.keys`."""
     with command("keys", __doc__) as parser:
         orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
         for name in ("create", "list", "revoke"):

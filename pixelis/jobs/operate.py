@@ -5,23 +5,22 @@ It prints the observation as JSON and writes it, with pictures, to a folder.
 usage: pixelis operate MEDIA OPERATION ['{"ARGUMENT": VALUE, ...}'] [options] [toolbox.KEY=VALUE ...]
        pixelis operate --list              # the operations and their arguments
 
-MEDIA is a picture, a clip or a folder of frames; OPERATION is a name of the list or package.module:Class.
-Coordinates in arguments and in `data` are 0..1 of the picture: a box is [left, top, right, bottom], a point
-[x, y]. `text` is what a policy reads, with coordinates in 0..1000.
+MEDIA is a picture or a clip; OPERATION is a name of the list or package.module:Class. Coordinates in
+arguments and in `data` are 0..1 of the picture: a box is [left, top, right, bottom], a point [x, y]. `text`
+is what a policy reads, with coordinates in 0..1000.
 
   --out DIR             folder for pictures and JSON (default runs/operate/NAME)
   --after RESULT.json   earlier result whose object ids and views are available; may be repeated
   --target ID           view to work on, from a result given with --after (obs1)
   --frame N             work on frame N of a clip, counted from 0
-  --fps F               frames per second of a folder of frames (default 25)
   --view SIDE           show what a policy sees with SIDE x SIDE pixels per view (448)
 
 examples:
-  pixelis operate photo.jpg read_text pixelis operate photo.jpg zoom_in '{"box": [0.1, 0.2, 0.4, 0.5]}'
+  pixelis operate photo.jpg zoom_in '{"box": [0.1, 0.2, 0.4, 0.5]}'
   pixelis operate photo.jpg segment_object_at '{"point": [0.5, 0.6]}' toolbox.segmenter=models/sam-vit-base
-  pixelis operate photo.jpg get_properties '{"object": "3f9ac1d2"}' --after
-  runs/operate/photo/segment_object_at.json pixelis operate clip.mp4 track_object '{"box": [0.2, 0.3, 0.4,
-  0.6], "end": 90}' pixelis operate clip.mp4 read_text --frame 45
+  pixelis operate photo.jpg get_properties '{"object": "3f9ac1d2"}' --after RESULT.json
+  pixelis operate clip.mp4 track_object '{"box": [0.2, 0.3, 0.4, 0.6], "end": 90}'
+  pixelis operate clip.mp4 read_text --frame 45
 
 exit code: 0 done, 1 the operation or the media gave an error, 2 the command line is wrong
 """
@@ -31,7 +30,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import re
 import sys
 import time
@@ -54,17 +52,17 @@ from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.video import Clip
 from pixelis.records import Action, ImageView, Media, Observation
 
+ARGUMENT_ERRORS = ("bad_arguments", "bad_box", "bad_point", "out_of_range")
 ADVICE = {
     "not_a_picture": "add --frame N to work on one frame of the clip, for example --frame 0",
-    "not_a_video": "this operation needs a clip or a folder of frames",
+    "not_a_video": "this operation needs a clip",
     "unknown_object": "add the result that has this object with --after RESULT.json",
 }
 """What to do on the command line about an error code."""
-FRAMES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+CLIP_OPERATIONS = ("track_object", "select_frames", "search_clip")
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.operate`."""
     with command("operate", __doc__) as parser:
         if "--list" in sys.argv[1:]:
             print("\n\n".join(map(_describe, OPERATIONS.values())))
@@ -76,18 +74,17 @@ def main() -> None:
         parser.add_argument("--after", type=Path, action="append", default=[])
         parser.add_argument("--target")
         parser.add_argument("--frame", type=int)
-        parser.add_argument("--fps", type=float, default=25.0)
         parser.add_argument("--view", type=int)
         options = parser.parse_intermixed_args()
         settings = load(overrides=[word for word in options.words if word.startswith("toolbox.")]).toolbox
-        texts = [word for word in options.words if not word.startswith("toolbox.")] or ["{}"]
+        text = " ".join(word for word in options.words if not word.startswith("toolbox.")) or "{}"
         try:
-            (arguments,) = map(json.loads, texts)
+            arguments = json.loads(text)
         except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
             fix = "write them as '{\"box\": [0.1, 0.2, 0.4, 0.5]}'"
-            raise BadConfig(f"the arguments are not one JSON object: {' '.join(texts)}", fix=fix)
+            raise BadConfig(f"the arguments are not one JSON object: {text}", fix=fix)
         _operate(options, arguments, settings)
 
 
@@ -95,21 +92,15 @@ def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: T
     (operation,) = select([options.operation])
     with redirect_stdout(sys.stderr):  # stdout holds the JSON alone
         operation.ready(settings)
-        moving = options.frame is not None or operation.name in (
-            "track_object",
-            "select_frames",
-            "search_clip",
-        )
-        about, media = _open(options.media, moving, options.fps, settings)
+        moving = options.frame is not None or operation.name in CLIP_OPERATIONS
+        about, media = _open(options.media, moving, settings)
         scene, target, successes = _scene(options, about, media, settings)
         action = Action(op=operation.name, target=target, arguments=arguments)
         start = time.perf_counter()
         observation, views = execute(action, scene, {operation.name: operation})
         observation.seconds = round(time.perf_counter() - start, 4)
-    name = (
-        options.media if options.media.startswith(("data:", "cards:")) else Path(options.media).resolve().stem
-    )
-    folder = options.out or Path("runs/operate") / (re.sub(r"[^\w.-]+", "-", name)[:60] or "media")
+    name = re.sub(r"[^\w.-]+", "-", options.media.rpartition("/")[2].rpartition(".")[0] or options.media)
+    folder = options.out or Path("runs/operate") / name[:60]
     pictures: list[Path] = []
     if observation.status == "ok":
         observation = name_observation(observation, successes)
@@ -120,29 +111,30 @@ def _operate(options: argparse.Namespace, arguments: dict[str, Any], settings: T
         "op": operation.name,
         "target": target,
         "arguments": arguments,
+        **observation.model_dump(mode="json"),
+        "pictures": [str(path) for path in pictures],
     }
-    result |= observation.model_dump(mode="json") | {"pictures": [*map(str, pictures)]}
     text = json.dumps(result, indent=1, ensure_ascii=False)
     # Boxes and points take a line each.
     text = re.sub(r"\[\n([-+.\deE,\s]+)\n\s*\]", lambda numbers: f"[{' '.join(numbers[1].split())}]", text)
     print(text)
     if observation.status == "error":
         print(f"pixelis operate: {observation.code}: {observation.text}", file=sys.stderr)
-        if observation.code in ("bad_arguments", "bad_box", "bad_point", "out_of_range"):
+        fix = ADVICE.get(observation.code or "", "")
+        if observation.code in ARGUMENT_ERRORS:
             fix = f"coordinates are 0..1 of the picture; the arguments are those of\n{_describe(operation)}"
+        if fix:
             print(f"  fix: {fix}", file=sys.stderr)
-        elif observation.code in ADVICE:
-            print(f"  fix: {ADVICE[observation.code]}", file=sys.stderr)
         raise SystemExit(1)
     output = folder / f"{operation.name}.json"
     output.write_text(text + "\n", encoding="utf-8")
     print(
         observation.text,
-        f"{operation.name} took {observation.seconds:.2f} s; written:",
+        "written:",
+        *(f"  {path}" for path in [output, *pictures]),
         sep="\n",
         file=sys.stderr,
     )
-    print(*(f"  {path}" for path in [output, *pictures]), sep="\n", file=sys.stderr)
 
 
 def _describe(operation: type[Operation]) -> str:
@@ -160,35 +152,17 @@ def _form(schema: Mapping[str, Any]) -> str:
         return " or ".join(_form(kind) for kind in schema["anyOf"] if kind.get("type") != "null")
     if "enum" in schema:
         return " or ".join(map(json.dumps, schema["enum"]))
-    if schema.get("type") == "array":
-        items = (
-            [*map(_form, schema["prefixItems"])]
-            if "prefixItems" in schema
-            else [_form(schema.get("items", {})), "..."]
-        )
-        return f"[{', '.join(items)}]"
+    if "prefixItems" in schema:
+        return f"[{', '.join(map(_form, schema['prefixItems']))}]"
+    if "items" in schema:
+        return f"[{_form(schema['items'])}, ...]"
     return str(schema.get("type", "value"))
 
 
-def _open(
-    source: str, moving: bool, fps: float, settings: ToolboxConfig
-) -> tuple[dict[str, Any], np.ndarray | Clip]:
+def _open(source: str, moving: bool, settings: ToolboxConfig) -> tuple[dict[str, Any], np.ndarray | Clip]:
     """The result's description of the media, and its pixels. ``moving``: an animation is opened as a clip."""
-    path, media, problem = Path(source), Media(id="vid0", kind="video", uri=source), None
-    if os.path.isdir(source):  # also for a data: URL, which is too long for Path
-        files = [file for file in path.iterdir() if file.suffix.lower() in FRAMES]
-        files.sort(
-            key=lambda file: [
-                (not part.isdigit(), part.zfill(12)) for part in re.split(r"(\d+)", file.name) if part
-            ]
-        )
-        if not files or not 0 < fps < 1e6:
-            raise BadConfig(
-                f"{path} has no pictures" if not files else "--fps is a positive number",
-                fix="pixelis operate --help",
-            )
-        media = Media(id="vid0", kind="video", frames=[*map(str, files)], fps=fps)
-    elif not (moving and path.suffix.lower() in (".gif", ".webp")):
+    problem = None
+    if not (moving and source.lower().endswith((".gif", ".webp"))):
         try:
             pixels = open_media(Media(id="img0", uri=source), settings)
             assert isinstance(pixels, np.ndarray)
@@ -199,13 +173,11 @@ def _open(
                 raise
             problem = error
     try:
-        clip = open_media(media, settings)
+        clip = open_media(Media(id="vid0", kind="video", uri=source), settings)
     except BadImage as error:
-        raise (
-            error
-            if problem is None
-            else BadImage(f"as a picture: {problem}\nas a clip: {error}", code=error.code)
-        ) from None
+        if problem is None:
+            raise
+        raise BadImage(f"as a picture: {problem}\nas a clip: {error}", code=error.code) from None
     assert isinstance(clip, Clip)
     size = {"width": clip.width, "height": clip.height, "frames": len(clip.times)}
     return {"id": "vid0", **size, "seconds": round(clip.duration, 3), "sha256": clip.sha256}, clip
@@ -214,15 +186,11 @@ def _open(
 def _scene(
     options: argparse.Namespace, about: Mapping[str, Any], media: np.ndarray | Clip, settings: ToolboxConfig
 ) -> tuple[Scene, str, int]:
-    """The scene after the earlier results, the id of the target, and the number of the last successful
-    observation.
-    """
+    """The scene after the earlier results, the target, and the number of the last successful observation."""
     root, size, count = about["id"], (about["width"], about["height"]), about.get("frames", 0)
     if options.frame is not None and not 0 <= options.frame < count:
-        raise BadConfig(
-            f"--frame {options.frame}: {options.media} "
-            + (f"has frames 0..{count - 1}" if count else "is not a clip")
-        )
+        has = f"has frames 0..{count - 1}" if count else "is not a clip"
+        raise BadConfig(f"--frame {options.frame}: {options.media} {has}")
     first = ImageView(id=root, source_size=size, view_size=size)
     if isinstance(media, Clip):
         number = options.frame or 0
@@ -239,9 +207,7 @@ def _scene(
         except (ValueError, KeyError, TypeError):
             raise BadConfig(f"--after {path}: not a result of `pixelis operate`") from None
         if not same:
-            raise BadConfig(
-                f"--after {path}: the result belongs to other media ({raw['media'].get('source')})"
-            )
+            raise BadConfig(f"--after {path}: the result belongs to other media")
         images |= {image.id: image for image in earlier.images if image.id not in images}
     budget, multiple = UNBOUNDED, 1
     if options.view:

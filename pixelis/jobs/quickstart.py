@@ -8,12 +8,10 @@ stage.
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -23,12 +21,10 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 import ray
-from PIL import Image
 
-import pixelis
 from pixelis.actors import cluster, evaluation_report, placement, report
 from pixelis.config import Config, ToolboxConfig, from_command_line
-from pixelis.datasets.media import open_media
+from pixelis.datasets.agent_request import agent_request
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
@@ -44,28 +40,25 @@ from pixelis.telemetry import events, lineage
 T = TypeVar("T")
 SFT_LR, RFT_LR = 2e-3, 1e-3
 """Learning rates of the stages."""
+PACKAGES = ("pixelis", "torch", "ray", "transformers", "deepspeed", "peft")
 CLIENTS = 8
 """Concurrent requests in the unlabelled stream."""
 ATTEMPTS = 4
-"""Requests for one answer while the service is overloaded, as it can be on a machine that does other work."""
+"""Requests for one answer while the service is overloaded, as it can be on a busy machine."""
 OVERLOADED = (429, 503, 504)
-"""HTTP statuses that say to try again."""
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.quickstart`."""
     config = from_command_line(__doc__, "quickstart", default="configs/nano/quickstart.yaml")
     with driver("quickstart"), run_folder(config) as folder:
         Quickstart(config, folder).run()
 
 
 def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any) -> Config:
-    """Configuration of one stage: a folder below run.dir, the initial adapter, and learner settings."""
-    run = config.run.model_copy(update={"name": name, "dir": f"{config.run.dir}/{name}"})
-    policy = config.policy.model_copy(update={"adapter": str(adapter) if adapter else None})
-    return config.model_copy(
-        update={"run": run, "policy": policy, "learner": config.learner.model_copy(update=learner)}
-    )
+    """Configuration of a stage: its folder below run.dir, the initial adapter, learner settings."""
+    values: dict[str, Any] = {"run.name": name, "run.dir": f"{config.run.dir}/{name}"}
+    values["policy.adapter"] = str(adapter) if adapter else None
+    return config.changed(values | {f"learner.{key}": value for key, value in learner.items()})
 
 
 class Quickstart:
@@ -73,15 +66,16 @@ class Quickstart:
 
     def __init__(self, config: Config, folder: Path):
         self.config, self.folder = config, folder
-        self.seconds: dict[str, float] = {"install": _install_seconds()}
+        installed = Path(sys.prefix) / "install-seconds"  # by `make install`
+        self.seconds = {"install": float(installed.read_text()) if installed.is_file() else 0.0}
         self.arms: dict[str, evaluation_arms.Arm] = {}
         self.policies: dict[str, int] = {}
         self.shift: dict[str, Any] = {}
         self.reply: dict[str, Any] = {}
         self.correct: list[bool] = []
+        """Whether each reply to the stream was right; the service never receives the truth."""
 
     def run(self) -> None:
-        """Run all stages. Raises the error of a failed stage."""
         started = time.monotonic()
         print(f"results go to {self.folder}/ ; Ctrl-C stops, running again resumes")
         cluster.connect(self.config)
@@ -94,24 +88,16 @@ class Quickstart:
             run_folder(config, config.data.train),
             placement.placed(config, initial=str(sft_adapter)) as actors,
         ):
-            print(
-                "2/4  RFT: rollouts choose where to zoom, correct answers are rewarded; evaluated on "
-                "held-out pictures"
-            )
+            print("2/4  RFT: rollouts choose where to zoom; evaluated on held-out pictures")
             self.measure(config, actors, "direct", 0, operations=False)
             self.measure(config, actors, "sft", 0)
             rft_adapter = self.timed("rft", lambda: rft.run(config, actors))
-            # Published again, because an earlier run of the last stage may have displaced these weights; what
-            # that promoted ends.
+            # An earlier run of the last stage may have displaced these weights.
             weights, step = load_adapter(rft_adapter), checkpoint.step_of(rft_adapter)
             published = ray.get(actors.store.publish.remote(weights, "rft", step, restart=True))
             self.policies = {"sft": 0, "rft": published}
             self.measure(config, actors, "rft", self.policies["rft"])
-            print(
-                "3/4  serve over HTTP; the agent adapts to a stream of changed, unlabelled pictures by "
-                "its "
-                "own votes"
-            )
+            print("3/4  serve over HTTP; the agent adapts to changed, unlabelled pictures by its own votes")
             self.timed("serve", lambda: self.serve_and_adapt(config, actors, rft_adapter))
             self.measure(config, actors, "evolved", self.policies["evolved"])
             print("4/4  report")
@@ -128,27 +114,19 @@ class Quickstart:
     def measure(
         self, config: Config, actors: placement.Actors, name: str, policy: int, operations: bool = True
     ) -> None:
-        """Evaluate policy version ``policy`` as arm ``name``."""
         self.arms[name] = self.timed(
             "evaluate", lambda: evaluate.measure(config, actors, name, policy, operations=operations)
         )
 
     def serve_and_adapt(self, config: Config, actors: placement.Actors, adapter: Path) -> None:
-        """Ask one question over HTTP, then send the stream; measures accuracy on other changed pictures
-        before and after.
-        """
+        """Ask a question over HTTP, then send the stream; measures other changed pictures before and after."""
         q = self.config.quickstart
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
         # What changes is the look of the pictures
-        lora = online.policy.lora.model_copy(update={"vision_tower": True})
-        policy = online.policy.model_copy(update={"lora": lora})
-        run = online.run.model_copy(update={"resume": False})
-        online = online.model_copy(update={"policy": policy, "run": run})
-        evaluation = online.model_copy(
-            update={"evaluate": config.evaluate.model_copy(update={"questions": q.shift_questions})}
-        )
+        online = online.changed({"policy.lora.vision_tower": True, "run.resume": False})
+        evaluation = online.changed({"evaluate.questions": q.shift_questions})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
-        # The stream is the same in every run, so an earlier run's memory would contain these very pictures.
+        # An earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
         with run_folder(online), serve.serving(online, actors) as (url, backend):
             if (evolution := backend.evolution) is None:
@@ -168,11 +146,9 @@ class Quickstart:
                     )
                     while not ray.get(evolution.stats.remote())["learning"]:
                         if learning.done():
-                            raise learning.exception() or InfraFailure(
-                                "the online learner ended before the stream began"
-                            )
+                            raise learning.exception() or InfraFailure("the online learner ended early")
                         time.sleep(0.2)
-                    stats = self.stream(online, url, evolution, lambda: learning.result())
+                    stats = self.stream(online, url, evolution, learning.result)
                     decisions = [row["decision"] for row in ray.get(evolution.canary_curve.remote())]
                 finally:
                     ray.get(evolution.stop.remote())
@@ -202,7 +178,6 @@ class Quickstart:
 
         def send(question: Question) -> None:
             reply = ask(url, question)
-            # For the report only; the service never receives the truth.
             self.correct.append(canonical(reply["answer"] or "") == canonical(reply["truth"]))
 
         def run() -> dict[str, int]:
@@ -222,7 +197,7 @@ class Quickstart:
         return watch(online, "adapt", q.stream, run, poll)
 
     def write(self, config: Config, total: float) -> str:
-        """Write summary.json, the trajectories of every arm and report.html; returns the report's path."""
+        """Write summary.json, trajectories and report.html; returns the report's path."""
         rft_minus_sft = paired_bootstrap(
             self.arms["rft"].correct, self.arms["sft"].correct, seed=self.config.run.seed
         )
@@ -237,7 +212,7 @@ class Quickstart:
             "paired": {"rft_minus_sft": rft_minus_sft},
             "seconds": {**self.seconds, "total": round(total, 1)},
             "versions": {
-                **software(),
+                **{name: version(name) for name in PACKAGES},
                 **{f"policy/{name}": str(number) for name, number in self.policies.items()},
             },
             "seed": self.config.run.seed,
@@ -272,7 +247,6 @@ class Quickstart:
         return ray.get(report.write.remote(config, str(self.folder.resolve()), summary, curves, episodes))
 
     def print_table(self, page: str) -> None:
-        """Print the results of all arms."""
         print(f"\n{'arm':8} {'accuracy':>8}  {'95 % interval':13}  {'zooms':>5}  {'tool errors':>11}")
         for name, arm in self.arms.items():
             s = arm.summary
@@ -302,16 +276,8 @@ def newest(actors: placement.Actors, kind: str, default: int = 0) -> int:
 
 
 def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
-    """Ask the served agent a question about its picture. Adds the truth, which is not sent, to the reply.
-
-    Raises InfraFailure when it gives no answer.
-    """
-    buffer = io.BytesIO()
-    picture = open_media(question.media[0], ToolboxConfig())
-    assert isinstance(picture, np.ndarray), "the quickstart asks about still pictures"
-    Image.fromarray(picture).save(buffer, format="PNG", compress_level=1)
-    image = "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
-    body = {"question": question.question, "image": image, "learn": learn}
+    """The reply of the served agent and the truth, which is not sent. InfraFailure without an answer."""
+    body = {**agent_request(question, ToolboxConfig()), "learn": learn}
     for attempt in range(ATTEMPTS):
         time.sleep(attempt)
         # A proxy does not reach this machine
@@ -319,23 +285,11 @@ def ask(url: str, question: Question, learn: bool = True) -> dict[str, Any]:
         if reply.status_code not in OVERLOADED:
             break
     if reply.is_error:
-        message = f"the served agent answered {reply.status_code}: {reply.text:.200}"
         raise InfraFailure(
-            message, fix="if the machine is busy with other work, run the command again: it resumes"
+            f"the served agent answered {reply.status_code}: {reply.text:.200}",
+            fix="if the machine is busy with other work, run the command again: it resumes",
         )
     return {**reply.json(), "truth": question.answers[0] if question.answers else None}
-
-
-def software() -> dict[str, str]:
-    """Versions of the main packages."""
-    return {"pixelis": pixelis.__version__} | {
-        name: version(name) for name in ("torch", "ray", "transformers", "deepspeed", "peft")
-    }
-
-
-def _install_seconds() -> float:
-    note = Path(sys.prefix) / "install-seconds"
-    return float(note.read_text()) if note.is_file() else 0.0
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
     pixelis ranks ranks.tuned=runs/full run.dir=runs/ranks      its ranks
     pixelis sft policy.lora.ranks=runs/ranks/ranks.json ...     adapters of these ranks, in rft and serve too
 
-Writes ranks.json and ranks.html (plots) to run.dir. Reads one layer at a time, never two complete models.
-Re-running continues with the remaining layers.
+Writes ranks.json and ranks.html (plots) to run.dir. Re-running continues with the remaining layers.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from pixelis.config import Config, from_command_line
@@ -25,7 +25,8 @@ from pixelis.policy.architecture import Architecture
 from pixelis.policy.export import BaseFile
 from pixelis.policy.model import default_device
 from pixelis.policy.model_path import fingerprint, resolve
-from pixelis.policy.ranks import RankFile, WeightChange, choose_ranks, weight_change
+from pixelis.policy.rank_choice import WeightChange, choose_ranks, weight_change
+from pixelis.policy.ranks import RankFile
 from pixelis.telemetry import lineage
 from pixelis.telemetry.html.rank_page import render_ranks
 from pixelis.telemetry.html.render import write_page
@@ -35,14 +36,10 @@ from pixelis.telemetry.progress import Progress
 def tuned_file(config: Config) -> Path:
     """File or folder with the tuned weights: `ranks.tuned` is a run, a checkpoint, or a Hugging Face folder.
 
-    Raises BadConfig if it is not set, MissingFile without weights, BadInput for adapters or another base
-    model.
+    BadConfig if it is not set, MissingFile without weights, BadInput for adapters or another base model.
     """
     if not config.ranks.tuned:
-        raise BadConfig(
-            "ranks.tuned names no model",
-            fix="set it to a run with policy.full=true or to a Hugging Face folder",
-        )
+        raise BadConfig("ranks.tuned names no model", fix="set it to a run with policy.full=true")
     folder = Path(config.ranks.tuned)
     if (folder / "checkpoints").is_dir():
         folder = checkpoint.latest(folder) or folder
@@ -52,21 +49,15 @@ def tuned_file(config: Config) -> Path:
     if header["kind"] != "full":
         raise BadInput(f"{folder} has adapters, not a full fine-tune", fix="train it with policy.full=true")
     if header["base_sha256"] != fingerprint(resolve(config.policy.model)):
-        raise BadInput(
-            f"{folder} was not tuned from {config.policy.model}",
-            fix="set policy.model to the model that was tuned",
-        )
+        raise BadInput(f"{folder} was not tuned from {config.policy.model}", fix="correct policy.model")
     if len(files) > 1:
-        fix = f"write it as one model with `pixelis export {folder} OUT --merge`, and set ranks.tuned=OUT"
+        fix = f"set ranks.tuned to the folder that `pixelis export {folder} OUT --merge` writes"
         raise BadInput(f"the weights in {folder} are divided among {len(files)} workers", fix=fix)
     return files[0]
 
 
 def analyse(config: Config, folder: Path) -> RankFile:
-    """Decompose every layer of `policy.lora.targets` and choose ranks.
-
-    Stores finished layers in ``folder``/changes.jsonl.
-    """
+    """Decompose every layer of `policy.lora.targets` and choose ranks; finished layers are in changes.jsonl."""
     model, device = resolve(config.policy.model), default_device()
     files, base_sha256 = (BaseFile(model), BaseFile(tuned_file(config))), fingerprint(model)
     layers = list(Architecture(config.policy.model).shapes(config.policy.lora.targets))
@@ -87,7 +78,7 @@ def analyse(config: Config, folder: Path) -> RankFile:
                 base, tuned = (file.read(f"{layer}.weight").to(device) for file in files)
                 changes[layer] = weight_change(base, tuned, config.run.seed)
                 progress.update(done, layer=layer)
-            out.write(json.dumps({"key": key, "layer": layer, **changes[layer].to_json()}) + "\n")
+            out.write(json.dumps({"key": key, "layer": layer, **asdict(changes[layer])}) + "\n")
             out.flush()
     about = {"base": model.name, "base_sha256": base_sha256, "seed": config.run.seed}
     return choose_ranks({layer: changes[layer] for layer in layers}, config.ranks, about)
@@ -99,7 +90,7 @@ def _finished(path: Path, key: str) -> dict[str, WeightChange]:
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []:
         if line.endswith("\n") and (row := json.loads(line)).pop("key") == key:
             layer = row.pop("layer")
-            changes[layer] = WeightChange.from_json(row)
+            changes[layer] = WeightChange(**row)
     return changes
 
 
@@ -122,21 +113,13 @@ def run(config: Config) -> tuple[Path, RankFile]:
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.ranks`."""
     config = from_command_line(__doc__, "ranks", default="configs/nano/ranks.yaml", check=_check)
     with driver("ranks"):
         path, result = run(config)
         ranks = result.layer_ranks.values()
-        retained, skipped = result.analysis_metadata["energy_retained"], len(result.skipped)
-        print(
-            f"{len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}, {skipped} unchanged; "
-            f"{retained:.1%} "
-            "of the change's energy"
-        )
-        print(
-            f"{result.total_parameters:,} adapter parameters, {result.compression_ratio:.1f} times fewer "
-            "than in the layers"
-        )
+        retained = result.analysis_metadata["energy_retained"]
+        print(f"{len(ranks)} layers, ranks {min(ranks)} to {max(ranks)}, {len(result.skipped)} unchanged")
+        print(f"{result.total_parameters:,} adapter parameters hold {retained:.1%} of the change's energy")
         print(f"rank file: {path}\nplots:     {path.with_suffix('.html')}")
 
 

@@ -1,18 +1,13 @@
-"""Let people compare two policies blindly: a page with pairs of episodes, and the statistics of what raters
-said.
+"""Let people compare two policies blindly, and analyse their ratings.
 
 usage: pixelis rate page A B --out DIR [--count N] [--seed N]
        pixelis rate results DIR RATINGS.json [RATINGS.json ...]
 
 A and B are files trajectories-NAME.jsonl of two evaluations of the same questions, made with
-evaluate.images=true so that the page can show what the policies saw. `page` draws N questions (100), evenly
-over the operations that were used, and writes DIR/page.html for the raters and DIR/key.json, which says who
-is left and right: keep it from them. The page is one file, needs no network, and saves a rater's answers as a
-file.
-
-`results` prints and writes to DIR/ratings.json: preference and ratings of A against B with 95 % intervals and
-corrected p values, the raters' agreement (Fleiss' and Cohen's kappa, intraclass correlations), hasty or
-inattentive raters, disputed items. Leave out a rater by leaving out the file.
+evaluate.images=true. `page` draws N questions (100), evenly over the operations that were used, and writes
+DIR/page.html for the raters, which saves their answers as a file, and DIR/key.json, which says who is left and
+right: keep it from them. `results` prints and writes to DIR/ratings.json preference and ratings with 95 %
+intervals and corrected p values, the raters' agreement, hasty raters and disputed items.
 """
 
 from __future__ import annotations
@@ -39,10 +34,10 @@ from pixelis.telemetry.html.render import write_page
 
 Content = TypeVar("Content", RatingKey, RatingFile)
 MAX_RATING_BYTES = 50_000_000
+AS_SAVED = "pass the file as the page saved it"
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.rate`."""
     with command("rate", __doc__) as parser:
         orders = parser.add_subparsers(dest="order", required=True, parser_class=CommandParser)
         page = orders.add_parser("page")
@@ -64,7 +59,6 @@ def main() -> None:
 
 
 def make_page(a: Path, b: Path, out: Path, count: int, seed: int) -> None:
-    """Write ``out/page.html`` and ``out/key.json``. MissingFile, BadInput."""
     if (out / "key.json").exists():
         raise BadConfig(f"{out} holds a page that may be with raters already", fix="name another --out")
     key, pairs = draw_pairs(_groups(a), _groups(b), (str(a), str(b)), count, seed)
@@ -79,11 +73,9 @@ def make_page(a: Path, b: Path, out: Path, count: int, seed: int) -> None:
     print(f"{len(pairs) - checks} questions and {checks} attention checks")
     print(f"page  {page}  ({page.stat().st_size / 1e6:.1f} MB): send it to the raters")
     print(f"key   {out / 'key.json'}: keep it from them")
-    print(f"then  pixelis rate results {out} RATINGS.json ...")
 
 
 def show_results(folder: Path, files: Sequence[Path]) -> None:
-    """Print the results and write ``folder/ratings.json``. MissingFile, BadInput."""
     key = _read(folder / "key.json", RatingKey)
     report = analyse(key, [_read(file, RatingFile) for file in files])
     write_json(folder / "ratings.json", report)
@@ -95,10 +87,8 @@ def _groups(file: Path) -> list[Group]:
     try:
         groups = [Group.model_validate_json(line) for line in file.read_bytes().splitlines()]
     except ValidationError as error:
-        raise BadInput(
-            f"{file} is no file of trajectories: {error.errors()[0]['msg']}",
-            fix="name a trajectories-NAME.jsonl",
-        ) from None
+        problem = error.errors()[0]["msg"]
+        raise BadInput(f"{file} is no trajectories-NAME.jsonl: {problem}") from None
     images = [view for group in groups for trajectory in group.trajectories for view in trajectory.images]
     if images and not any(view.uri for view in images):
         raise BadInput(f"{file} has no pictures beside it", fix="evaluate with evaluate.images=true")
@@ -120,16 +110,11 @@ def _episode(question: Question, trajectory: Trajectory, folder: Path) -> Episod
 def _read(file: Path, kind: type[Content]) -> Content:
     _require(file)
     if file.stat().st_size > MAX_RATING_BYTES:
-        raise BadInput(
-            f"{file} is larger than {MAX_RATING_BYTES // 1_000_000} MB",
-            fix="pass the file as the page saved it",
-        )
+        raise BadInput(f"{file} is too large", fix=AS_SAVED)
     try:
         return kind.model_validate_json(file.read_text(encoding="utf-8"))
     except (ValidationError, UnicodeDecodeError) as error:
-        raise BadInput(
-            f"{file} does not hold ratings: {error!s:.200}", fix="pass the file as the page saved it"
-        ) from None
+        raise BadInput(f"{file} does not hold ratings: {error!s:.200}", fix=AS_SAVED) from None
 
 
 def _require(file: Path) -> None:

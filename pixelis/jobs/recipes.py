@@ -13,9 +13,7 @@ import shutil
 import textwrap
 from pathlib import Path
 
-from pixelis.config.ablation import read
-from pixelis.config.load import load
-from pixelis.config.root import ABLATIONS, RECIPES, ablation_files, recipe_files
+from pixelis.config.root import RECIPES, ablation_files, recipe_files
 from pixelis.errors import BadConfig
 from pixelis.jobs.command import command
 
@@ -36,10 +34,7 @@ def listing() -> str:
 
 
 def copy(folder: Path, part: str = "") -> list[Path]:
-    """Copy the recipes whose path contains ``part``, and the files they extend, to ``folder``.
-
-    Raises BadConfig if no recipe matches or a file with other content exists.
-    """
+    """Copy the recipes whose path contains ``part``, and the files they extend, to ``folder``. BadConfig."""
     names = [file.relative_to(RECIPES) for file in [*recipe_files(".yaml", ".json"), *ablation_files()]]
     if not any(part in str(name) for name in names):
         raise BadConfig(f"no recipe contains `{part}`", fix="`pixelis recipes` lists them")
@@ -51,25 +46,14 @@ def copy(folder: Path, part: str = "") -> list[Path]:
     for name in selected:
         target = folder / name
         if target.exists() and target.read_bytes() != (RECIPES / name).read_bytes():
-            raise BadConfig(
-                f"{target} exists and differs from the recipe",
-                fix="choose another folder, or move the file away",
-            )
+            raise BadConfig(f"{target} exists and differs from the recipe", fix="choose another folder")
     for name in selected:
-        try:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            message = f"{folder} is a file, or has one where a folder of recipes goes"
-            raise BadConfig(message, fix="choose another folder") from None
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(RECIPES / name, folder / name)
-    for name in selected:
-        if name.suffix == ".yaml":
-            (read if name.parts[0] == ABLATIONS else load)(folder / name)
     return [folder / name for name in selected]
 
 
 def main() -> None:
-    """Entry point of `pixelis recipes`."""
     with command("recipes", __doc__) as parser:
         parser.add_argument("order", choices=("copy",), nargs="?")
         parser.add_argument("folder", metavar="DIR", nargs="?")
@@ -81,9 +65,7 @@ def main() -> None:
             raise BadConfig("copy needs a folder", fix="pixelis recipes copy DIR [NAME]")
         else:
             files = copy(Path(a.folder), a.name)
-            print(
-                f"copied {len(files)} files to {a.folder}; run one with: pixelis rft {a.folder}/nano/rft.yaml"
-            )
+            print(f"copied {len(files)} files; run one with: pixelis rft {a.folder}/nano/rft.yaml")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
 """Refine demonstrations into training sets: rules, quality, duplicates, filters, difficulty, gates, recipes.
 
-Reads data.demonstrations (a file or folder of rows, or `cards:`) and writes to run.dir: simple.jsonl,
-medium.jsonl, hard.jsonl   demonstrations by level sft.jsonl, sft_validation.jsonl          demonstrations to
-imitate, by the recipe refinement.sft rft.jsonl                                questions to roll out, by
-refinement.rft, with weights and signals in `meta` online.jsonl                             experiences, by
-refinement.online, if it names a source summary.json, card.html                  counts, causes of drops,
-gates with figures; the card shows examples
+Reads data.demonstrations (a file or folder of rows, or `cards:`) and writes to run.dir:
 
-A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. Re-running
-changes nothing; a killed run continues with its existing verdicts, hashes and episodes. With
-refinement.workers, tasks of Ray Data check the rows, execute their calls and hash their pictures; with
-refinement.pass_rate.episodes the policy answers the questions on a cluster. Otherwise no cluster is started.
+  simple.jsonl, medium.jsonl, hard.jsonl   demonstrations by level
+  sft.jsonl, sft_validation.jsonl          demonstrations to imitate, by refinement.sft
+  rft.jsonl                                questions to roll out, by refinement.rft
+  summary.json, card.html                  counts, causes of drops, gates with figures, examples
+
+A set that fails a gate is not written: the job ends with the gate's name, its figure and the ids. A repeated or
+killed run continues with its verdicts, hashes and episodes. A cluster is started only for refinement.workers
+and refinement.pass_rate.episodes.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pixelis.config import Config, from_command_line
 from pixelis.datasets.bad_rows import BadRow
@@ -30,25 +27,23 @@ from pixelis.datasets.refinement.pipeline import Pipeline, records
 from pixelis.datasets.refinement.row_checks import CheckedRow
 from pixelis.errors import BadInput
 from pixelis.files import write_json
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.rewards.services import Services
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import StepProgress
 
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
+EXAMPLES = 12
+"""Demonstrations with pictures on the card."""
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Refine, write the sets and the card; returns the summary.
-
-    Raises DataFailure ``gate`` or ``held_out`` for a rejected set.
-    """
+    """Refine, write the sets and the card; returns the summary. DataFailure for a rejected set."""
     s = config.refinement
-    inputs = {"demonstrations": config.data.demonstrations, "experiences": s.online.source}
+    inputs = {"demonstrations": config.data.demonstrations}
     inputs |= {f"held_out_{number}": source for number, source in enumerate(s.holdout.sources)}
-    with run_folder(config, sources={role: source for role, source in inputs.items() if source}) as folder:
+    with run_folder(config, sources=inputs) as folder:
         for name in (*sets.FILES, "summary.json"):  # results of another configuration must not remain
             (folder / name).unlink(missing_ok=True)
         services, steps = Services(config.rewards, folder), StepProgress("refine", config.telemetry.progress)
@@ -79,16 +74,13 @@ def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | B
 
 
 def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.Outcomes]:
-    """Outcomes of the policy's episodes on the remaining questions.
-
-    Starts a cluster if episodes are missing.
-    """
+    """Outcomes of the policy's episodes on the remaining questions; starts a cluster if some are missing."""
     import ray
+
+    from pixelis.actors import placement
 
     episodes = Episodes(config, folder, pipeline.questions())
     if missing := episodes.missing():
-        from pixelis.actors import placement
-
         with placement.placed(episodes.config, learner=False, initial=config.policy.adapter) as actors:
             coordinator, times = actors.coordinator, config.refinement.pass_rate.episodes
             for arm in missing:
@@ -111,14 +103,14 @@ def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.
 
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
     """Write the card, and the sets if every gate passes."""
-    files, statistics = sets.build(pipeline, time.time())
+    files, statistics = sets.build(pipeline)
     summary = {
         **pipeline.summary(),
         "config_sha256": config.sha256,
         "seed": config.run.seed,
         "sets": statistics,
     }
-    selected = sets.examples(pipeline.demonstrations, config.refinement.examples)
+    selected = sets.examples(pipeline.demonstrations, EXAMPLES)
     examples = [data_card.example(d, config.toolbox, config.dialogue.frames) for d in selected]
     data_card.write_card(folder, summary, examples, config.run.name)
     is_rejected = any(not gate.passed for gate in pipeline.gates)
@@ -138,18 +130,13 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{cause} {n}" for cause, n in counts.items()) or "nothing"
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     yield from dry_run.policy_inputs(config)
     for source in config.refinement.holdout.sources:
         yield dry_run.Input(
             "refinement.holdout.sources", source, functools.partial(dry_run.read_first, config, held_out=True)
         )
     yield dry_run.Input("data.demonstrations", config.data.demonstrations, lambda _: _read_row(config))
-    if online := config.refinement.online.source:
-        yield dry_run.Input("refinement.online.source", online, sets.read_experiences)
 
 
 def _read_row(config: Config) -> None:
@@ -158,38 +145,17 @@ def _read_row(config: Config) -> None:
 
 
 def check(config: Config) -> None:
-    """Check every input and print the steps of the job, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
-    dry_run.show_operations(config)
-    dry_run.check_inputs(inputs(config))
-    s = config.refinement
-    steps = {
-        "rules": True,
-        "observations by execution": True,
-        "quality": True,
-        f"judge {config.rewards.judge.model}": s.quality.judge,
-        "exact duplicates": True,
-        f"near duplicates (pictures by {s.duplicates.pictures})": bool(s.duplicates.near),
-        f"hold-out against {', '.join(s.holdout.sources)}": bool(s.holdout.sources),
-        f"{s.pass_rate.episodes} episodes per question": bool(s.pass_rate.episodes),
-        "perception utility": s.pass_rate.utility,
-        "difficulty and levels": True,
-        f"gates, {s.gates.replay:.0%} executed again": True,
-    }
-    print("steps: " + "; ".join(name for name, on in steps.items() if on), file=sys.stderr)
+    dry_run.check("refine", config, inputs(config))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.refine`."""
     config = from_command_line(__doc__, "refine", default="configs/nano/refine.yaml", check=check)
     with driver("refine"):
         summary = run(config)
         for name, row in summary["sets"].items():
             short = f", {row['short']} short" if row["short"] else ""
             print(
-                f"{name}: {row['count']} of {row['size']}{short}"
-                + (f", dropped {_listed(d)}" if (d := row.get("dropped")) else "")
+                f"{name}: {row['count']} of {row['size']}{short}, dropped {_listed(row.get('dropped', {}))}"
             )
         print(f"card: {Path(config.run.dir) / data_card.FILE}")
 

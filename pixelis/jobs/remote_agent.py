@@ -15,9 +15,7 @@ from pixelis.errors import BadConfig, BadInput, InfraFailure
 from pixelis.records import Question
 
 PATIENCE_S = 600.0
-"""Seconds for which a question is asked again while the service refuses it for want of room, or does not
-answer.
-"""
+"""Seconds for which a question is asked again while the service is busy or away."""
 MAX_PAUSE_S = 30.0
 FIELDS = ("answer", "confidence", "verdict", "policy_version")
 
@@ -42,10 +40,7 @@ class RemoteAgent:
         await self.client.aclose()
 
     async def answer(self, question: Question) -> dict[str, Any]:
-        """The fields of a line of answers.
-
-        Raises BadInput for a question that is refused, InfraFailure without an answer.
-        """
+        """The fields of a line of answers. BadInput for a refused question, InfraFailure without an answer."""
         body = await asyncio.to_thread(agent_request, question, self.caps)
         reply = await self._post({**body, "priority": BATCH_PRIORITY, "learn": False, "remember": False})
         trajectory = reply["trajectory"]

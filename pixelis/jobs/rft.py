@@ -21,11 +21,11 @@ from pixelis.config.rewards import LABELLED
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import count_questions
 from pixelis.errors import BadConfig
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.watch import latest_step, require_checkpoint, stop_s, watch
 
 if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
     from pixelis.policy.estimate import Finding
 
 SHOWN = (
@@ -39,10 +39,7 @@ SHOWN = (
 
 
 def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool] = lambda: False) -> Path:
-    """Train on placed actors to ``rft.steps`` or until stopped; returns the last checkpoint.
-
-    ``should_stop`` is polled every second; True ends the run after the current step.
-    """
+    """Train to ``rft.steps`` or until ``should_stop``, polled every second; returns the last checkpoint."""
     source = RolloutSource(config, actors.coordinator, publisher_for(config, actors.store, "rft"))
     critic = config.rft.critic if config.rft.advantage.baseline == "critic" else None
     job = TrainJob(
@@ -68,29 +65,17 @@ def run(config: Config, actors: placement.Actors, should_stop: Callable[[], bool
 
 
 def require_filter_key(config: Config) -> Config:
-    """Return the configuration; BadConfig if groups are filtered by true answers although no reward uses any.
-
-    They are cut off at the reader then, so that every group would lack the key.
-    """
+    """The configuration; BadConfig if groups are filtered by true answers, which are cut off as no reward uses any."""
     if config.rft.filter.key in LABELLED and not config.rewards.labelled:
         raise BadConfig(
-            (
-                f"rft.filter.key={config.rft.filter.key} needs true answers, which are cut off because no "
-                "reward uses them"
-            ),
-            fix=(
-                "set rft.filter.key=majority_vote or rft.filter.key=none, or reward them "
-                "(rewards.weights.accuracy)"
-            ),
+            f"rft.filter.key={config.rft.filter.key} needs true answers, which no reward uses",
+            fix="set rft.filter.key=majority_vote or none, or reward them (rewards.weights.accuracy)",
         )
     return config
 
 
 def with_steps(config: Config) -> Config:
-    """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions.
-
-    Raises BadConfig for an endless source.
-    """
+    """Convert ``rft.epochs`` to ``rft.steps`` by counting the questions. BadConfig for an endless source."""
     rft = config.rft
     if not rft.epochs:
         return config
@@ -98,18 +83,14 @@ def with_steps(config: Config) -> Config:
     questions = count_questions(config.data.train, config.data.limit, config.data.max_bad_rows, on_labels)
     steps = math.ceil(rft.epochs * questions / rft.prompts_per_step)
     print(f"rft.epochs={rft.epochs:g}: {steps} steps of {rft.prompts_per_step} from {questions} questions")
-    return config.model_copy(update={"rft": rft.model_copy(update={"steps": steps})})
+    return config.changed({"rft.steps": steps})
 
 
 def needs(config: Config) -> list[reservations.Need]:
-    """What the job reserves."""
     return reservations.needs(config, learner=True, rollouts=True)
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     player = dry_run.player_of(config)
     yield from dry_run.policy_inputs(config, trains=True)
     yield dry_run.question_input(config, "data.train", config.data.train, player=player)
@@ -119,25 +100,18 @@ def inputs(config: Config) -> Iterator[Input]:
 
 def findings(config: Config) -> list[Finding]:
     """Estimates of memory and disk, placement, and what the rewards need."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
+    from pixelis.jobs import plan
 
-    estimates = estimate.check(config, "rft", dry_run.prompts(config))
-    return [*estimates, *plan.check(config, needs(config), grows=True), *plan.rewards(config)]
+    estimated = dry_run.findings(config, "rft", needs(config), dry_run.prompts(config))
+    return [*estimated, *plan.rewards(config)]
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run  # imports torch, which the driver of a run does without
-
     require_filter_key(config)
-    dry_run.show_operations(config)
-    dry_run.show_findings("rft", config, findings(config))
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("rft", config, inputs(config), findings(config))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.rft`."""
     config = from_command_line(__doc__, "rft", default="configs/nano/rft.yaml", check=check)
     with (
         driver("rft"),

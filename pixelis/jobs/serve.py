@@ -1,16 +1,13 @@
-"""Serve the agent over HTTP, remember its answers and, unless evolution.enabled=false, learn from its
-traffic.
+"""Serve the agent over HTTP, remember its answers and, unless evolution.enabled=false, learn from its traffic.
 
     curl localhost:8000/v1/agent -H 'content-type: application/json' \\
         -d '{"question": "...", "image": "data:image/png;base64,..."}'
 
 http://localhost:8000/ has a page to ask questions and to watch the evolution. Every request is sampled
 serve.samples times; a confident vote becomes an update of the adapter, which is served unless the canary
-rejects it. Ctrl-C stops the service; updates are in run.dir/checkpoints. On a cluster, with autoscaled
-gateways:
+rejects it. Ctrl-C stops the service; updates are in run.dir/checkpoints. On a cluster:
 
-    PIXELIS_API_KEY=... serve run pixelis.jobs.serve:application config=configs/nano/serve.yaml
-    policy.adapter=CHECKPOINT
+    PIXELIS_API_KEY=... serve run pixelis.jobs.serve:application config=FILE policy.adapter=CHECKPOINT
 """
 
 from __future__ import annotations
@@ -19,14 +16,13 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import serve
@@ -43,30 +39,25 @@ from pixelis.actors.weights import CandidatePublisher
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.evolution.guard import AdaptiveKLController
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder, stop_file
-from pixelis.jobs.watch import end_without_head
+from pixelis.jobs.watch import end_without_head, say
 from pixelis.policy import checkpoint
 from pixelis.serve import app
 from pixelis.serve.agent_types import Backends
 from pixelis.serve.gateway import SYSTEM
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 8.0
 """Seconds for the learner's last checkpoint when the service stops."""
 RETRY_S, LONGEST_RETRY_S = 1.0, 300.0
-"""Seconds before a failed learner is restarted: the first time, and at most."""
+"""Seconds before a failed learner is restarted, doubled up to the second."""
 
 
 @contextmanager
 def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, ServingActors]]:
-    """Run the service on placed actors; yields its base URL and its memory and evolution actors.
-
-    Raises BadConfig if another service runs on the cluster: its route would lead here.
-    """
+    """Run the service on placed actors; yields its URL and actors. BadConfig if another runs on the cluster."""
     app.require_no_other(actors.name)
     with online(config, actors) as backend:
         try:
@@ -76,7 +67,6 @@ def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Ser
 
 
 def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
-    """Names of the actors, for the gateways."""
     names = backend.names
     return Backends(
         generators=tuple(actors.names),
@@ -89,29 +79,25 @@ def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
 
 
 def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> Path | None:
-    """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if there is
-    one.
-    """
+    """Learn from traffic until Evolution is drained or stopped; returns the last checkpoint, if any."""
     e = config.evolution
-    # Traffic has no end, so warm-up and schedules do not apply. An update is a single step, so that the KL
-    # guard can undo it.
-    constant = config.learner.model_copy(update={"warmup": 0.0, "schedule": "constant"})
-    online_config = config.model_copy(
-        update={
-            "learner": constant,
-            "rft": config.rft.model_copy(update={"minibatches": 1, "epochs_per_batch": 1}),
+    # Traffic has no end, so schedules do not apply. The KL guard can undo an update of a single step.
+    online_config = config.changed(
+        {
+            "learner.warmup": 0.0,
+            "learner.schedule": "constant",
+            "rft.minibatches": 1,
+            "rft.epochs_per_batch": 1,
         }
     )
-    # Online evolution has its own KL term, independent of the offline algorithm's. The controller adapts its
-    # weight.
+    # Independent of the offline algorithm's KL term; the controller adapts the weight.
     loss = config.rft.loss.model_copy(
         update={"kl": AdaptiveKLController(e.guard).beta, "kl_in": "loss", "kl_estimator": "k3"}
     )
     source = UpdateSource(
         online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1)
     )
-    # On processors that it shares with generators, learning waits for answers. With GPUs its processor time
-    # is little.
+    # On processors that it shares with generators, learning waits for answers.
     job = TrainJob(
         online_config,
         source,
@@ -125,9 +111,9 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
 
 
 class Learning:
-    """The learner of a service, in a thread; restarted after failures. ``failed`` is a permanent error.
+    """The learner of a service, in a thread. Its failures raise an alert, never end the service.
 
-    Failures never end the service: they are reported to Evolution, which raises an alert.
+    It is restarted after failures, except after a permanent one, ``failed``.
     """
 
     def __init__(self, config: Config, actors: placement.Actors, backend: ServingActors):
@@ -139,9 +125,7 @@ class Learning:
             self.thread.start()
 
     def _run(self, evolution: ActorHandle) -> None:
-        """Restart after transient failures, with a pause that doubles unless an update was made in
-        between.
-        """
+        """Restart after transient failures, with a pause that doubles unless an update was made in between."""
         pause = RETRY_S
         while not self.stopping.is_set():
             before = checkpoint.latest(self.config.run.dir)
@@ -159,17 +143,11 @@ class Learning:
                     ray.get(evolution.learner_failed.remote(str(cause)))
                 if isinstance(cause, BadInput):
                     self.failed = cause
-                    print(
-                        f"pixelis serve: learning has stopped, the service continues: {cause}",
-                        file=sys.stderr,
-                    )
+                    say(f"pixelis serve: learning has stopped, the service continues: {cause}")
                     break
-                pause = (
-                    RETRY_S
-                    if checkpoint.latest(self.config.run.dir) != before
-                    else min(2 * pause, LONGEST_RETRY_S)
-                )
-                print(f"pixelis serve: the learner restarts in {pause:g} s: {cause}", file=sys.stderr)
+                made_progress = checkpoint.latest(self.config.run.dir) != before
+                pause = RETRY_S if made_progress else min(2 * pause, LONGEST_RETRY_S)
+                say(f"pixelis serve: the learner restarts in {pause:g} s: {cause}")
                 self.stopping.wait(pause)
 
     def stop(self) -> None:
@@ -189,10 +167,7 @@ class Learning:
     ray_actor_options={"num_cpus": 0},
 )
 class System:
-    """Owns the actors behind the gateways and learns from their traffic.
-
-    Serve restarts it from run.dir if it dies.
-    """
+    """Owns the actors behind the gateways and learns from their traffic; Serve restarts it if it dies."""
 
     def __init__(self, config: Config):
         self.stack = contextlib.ExitStack()
@@ -211,7 +186,6 @@ class System:
             self.stack = self.stack.pop_all()
 
     def backends(self) -> Backends:
-        """Names of the actors."""
         return self.names
 
     def __del__(self) -> None:
@@ -219,29 +193,21 @@ class System:
 
 
 def application(arguments: dict[str, Any]) -> serve.Application:
-    """Application for `serve run`: ``config`` names a file, other keys override its values.
+    """Application for `serve run`: ``config`` names a file, other keys override its values. BadConfig.
 
-    Serve's address is not known here, so an API key is always required. Raises BadConfig.
+    Serve's address is not known here, so an API key is always required.
     """
     config = _config(arguments)
     return app.build(config, System.bind(config), app.api_key_digest(config, UNKNOWN_ADDRESS))  # type: ignore[attr-defined]
 
 
 def engines(arguments: dict[str, Any]) -> serve.Application:
-    """Application of everything behind the gateways: generators, memory, learner.
-
-    See configs/cluster/serve.yaml.
-    """
+    """Application of everything behind the gateways; see configs/cluster/serve.yaml."""
     return System.bind(_config(arguments))  # type: ignore[attr-defined]
 
 
 def gateways(arguments: dict[str, Any]) -> serve.Application:
-    """Application of the gateways alone: ``engines`` names the application of `engines`, whose configuration
-    they share.
-
-    Deploying it again with another option of the gateways, such as ``serve.samples``, leaves the engines as
-    they are. Raises BadConfig.
-    """
+    """Application of the gateways alone, of the application ``engines``; deployed again, it leaves that running."""
     arguments = dict(arguments)
     name = arguments.pop("engines", "engines")
     config = _config(arguments)
@@ -255,10 +221,8 @@ def _config(arguments: dict[str, Any]) -> Config:
     """The configuration of a builder's arguments: those of a Serve file may be numbers and booleans too."""
     values = dict(arguments)
     path = values.pop("config", None)
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    config = configuration.absolute(
-        configuration.load(path, [f"{key}={text}" for key, text in texts.items()])
-    )
+    words = [f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in values.items()]
+    config = configuration.absolute(configuration.load(path, words))
     needs(config)  # raises for engine.colocate, before anything starts
     return config
 
@@ -269,10 +233,8 @@ def needs(config: Config) -> list[reservations.Need]:
     return reservations.needs(config, learner=learns, rollouts=True, online=True)
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     from pixelis.actors.canary import canary_questions
-    from pixelis.jobs import dry_run
 
     yield from dry_run.policy_inputs(config)
     yield from dry_run.deepspeed_inputs(config)
@@ -284,18 +246,10 @@ def inputs(config: Config) -> Iterator[Input]:
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
-    findings = [*estimate.check(config, "serve"), *plan.check(config, needs(config), grows=True)]
-    dry_run.show_findings("serve", config, findings)
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("serve", config, inputs(config), dry_run.findings(config, "serve", needs(config)))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.serve`."""
     config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=check)
     with driver("serve"):
         check_address(config)
@@ -322,7 +276,7 @@ def main() -> None:
 
 
 def check_address(config: Config) -> None:
-    """Raise BadConfig for a missing API key, a port in use or engine.colocate, before anything starts."""
+    """BadConfig for a missing API key, a port in use or engine.colocate, before anything starts."""
     needs(config)
     app.api_key_digest(config)
     # A running Serve instance owns the port

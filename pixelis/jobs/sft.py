@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ray
 from ray.actor import ActorHandle
@@ -24,14 +22,12 @@ from pixelis.datasets.curriculum import LEVELS
 from pixelis.datasets.demonstration_store import BatchSampler, DemonstrationStore
 from pixelis.datasets.demonstrations import Player
 from pixelis.errors import BadConfig, BadInput
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
-from pixelis.jobs.watch import latest_step, require_checkpoint, stop_s, watch
+from pixelis.jobs.watch import latest_step, require_checkpoint, say, stop_s, watch
 from pixelis.policy import checkpoint
 from pixelis.policy.model_path import resolve
 from pixelis.telemetry.events import EventLog
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 STORE = "demonstrations"
 """Folder in run.dir with the training demonstrations."""
@@ -56,10 +52,9 @@ def run(config: Config) -> Path:
         steps = sampler.steps(config.sft.epochs) if config.sft.epochs else config.sft.steps
         with placed(config, episodes) as actors, schedule(config) as mixture:
             job = TrainJob(config, DemonstrationSource(config, start, steps, mixture, actors))
-            ranks, store = range(config.learner.workers if start < steps else 0), folder / STORE
             datasets = {
-                f"train-{rank}": demonstration_stream(config, store, start, steps, rank, mixture)
-                for rank in ranks
+                f"train-{rank}": demonstration_stream(config, folder / STORE, start, steps, rank, mixture)
+                for rank in range(config.learner.workers if start < steps else 0)
             }
             return require_checkpoint(
                 watch(
@@ -75,7 +70,6 @@ def run(config: Config) -> Path:
 
 @contextmanager
 def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
-    """Connect to a cluster; place actors if training includes evaluation episodes."""
     if episodes:
         with placement.placed(config, initial=config.policy.adapter) as actors:
             yield actors
@@ -87,7 +81,6 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
 
 @contextmanager
 def schedule(config: Config) -> Iterator[ActorHandle | None]:
-    """Start the actor that schedules the curriculum; None without one."""
     if not config.sft.curriculum.enabled:
         yield None
         return
@@ -99,10 +92,9 @@ def schedule(config: Config) -> Iterator[ActorHandle | None]:
 
 
 def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
-    """Store the demonstrations of the run, so that a resumed run uses the same ones; returns their sampler.
+    """Store the demonstrations of the run, so that a resumed run uses the same; returns their sampler.
 
-    Raises BadInput for unreadable demonstrations or a missing curriculum level, and BadConfig if a resumed
-    run names others.
+    BadInput for unreadable ones or a missing curriculum level, BadConfig if a resumed run names others.
     """
     from pixelis.datasets.demonstration_stream import (
         batch_sampler,
@@ -134,35 +126,27 @@ def prepare(config: Config, folder: Path, resumed: bool) -> BatchSampler:
 
 
 def warn_of_long_turns(config: Config, store: DemonstrationStore, sampler: BatchSampler) -> None:
-    """Say how many turns are longer than a policy's turns may be. Of many rows, CHECKED_ROWS are read."""
+    """Say how many turns, in at most CHECKED_ROWS rows, are longer than a policy's turns may be."""
     player, limit = Player(config, str(resolve(config.policy.model))), config.dialogue.max_turn_tokens
     rows = sampler.pools[0][:: -(-len(sampler) // CHECKED_ROWS)].tolist()
     lengths = [length for row in rows for length in player.turn_lengths(store[row])]
     if long := [length for length in lengths if length > limit]:
-        print(
-            f"warning: {len(long)} of {len(lengths)} turns in {len(rows)} demonstrations have more than "
-            "dialogue.max_turn_tokens "
-            f"{limit}, up to {max(long)} tokens: the policy learns them, but its own turns are cut off "
-            "there\n"
-            f"  raise dialogue.max_turn_tokens, also for rft, evaluate and serve, or shorten the turns",
-            file=sys.stderr,
+        say(
+            f"warning: {len(long)} of {len(lengths)} turns have up to {max(long)} tokens, but a policy's turns "
+            f"are cut off after dialogue.max_turn_tokens={limit}\n"
+            "  raise it, also for rft, evaluate and serve, or shorten the turns"
         )
 
 
 def has_episodes(config: Config) -> bool:
-    """Whether the policy answers held-out questions during training."""
     return bool(config.sft.evaluate_every and config.sft.evaluate_episodes)
 
 
 def needs(config: Config) -> list[reservations.Need]:
-    """What the job reserves."""
     return reservations.needs(config, learner=True, rollouts=has_episodes(config))
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
+def inputs(config: Config) -> Iterator[dry_run.Input]:
     player = dry_run.player_of(config)
     yield from dry_run.policy_inputs(config, trains=True)
     if has_episodes(config):
@@ -174,27 +158,18 @@ def inputs(config: Config) -> Iterator[Input]:
 
 
 def _read_demonstrations(config: Config, player: Player | None, source: str) -> None:
-    """Read and play the first CHECKED_ROWS demonstrations."""
     from pixelis.datasets.demonstration_stream import demonstrations
-    from pixelis.jobs.dry_run import note
 
-    rows = demonstrations(config, source, 1, player, note if config.data.max_bad_rows else None)
+    rows = demonstrations(config, source, 1, player, dry_run.note if config.data.max_bad_rows else None)
     if not sum(1 for _ in itertools.islice(rows, CHECKED_ROWS)):
         raise BadInput("has no demonstrations", fix="see docs/data.md for the row format")
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run, plan
-    from pixelis.policy import estimate
-
-    dry_run.show_operations(config)
-    dry_run.show_findings("sft", config, [*estimate.check(config, "sft"), *plan.check(config, needs(config))])
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("sft", config, inputs(config), dry_run.findings(config, "sft", needs(config)))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.sft`."""
     config = from_command_line(__doc__, "sft", default="configs/nano/sft.yaml", check=check)
     with driver("sft"):
         print(f"checkpoint: {run(config)}")

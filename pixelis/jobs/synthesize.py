@@ -1,9 +1,7 @@
-"""Create Chain-of-Thought-Action samples from annotated media with Ray Data: correct ones, traps and
-self-corrections.
+"""Create Chain-of-Thought-Action samples from annotated media: correct ones, traps and self-corrections.
 
-Result: JSON lines in run.dir/samples (use them as data.demonstrations=RUN_DIR/samples) and
-run.dir/summary.json with counts, causes of drops and missing samples. Re-running with the same run.dir
-resumes a stopped or killed run.
+Result: JSON lines in run.dir/samples (use them as data.demonstrations=RUN_DIR/samples) and run.dir/summary.json
+with counts, causes of drops and missing samples. Re-running resumes.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pixelis.actors import cluster, synthesis
 from pixelis.config import Config, from_command_line
@@ -23,13 +21,11 @@ from pixelis.datasets.synthesis.quota_scheduler import SHARD, QuotaScheduler, So
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.files import write_json
+from pixelis.jobs import dry_run
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.operations import select
 from pixelis.telemetry import lineage
 from pixelis.telemetry.progress import Progress
-
-if TYPE_CHECKING:
-    from pixelis.jobs.dry_run import Input
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -42,10 +38,8 @@ def run(config: Config) -> dict[str, Any]:
             for name in ("rounds", "shards", "samples"):
                 shutil.rmtree(folder / name, ignore_errors=True)
             (folder / "summary.json").unlink(missing_ok=True)
-        scheduler, rows = (
-            QuotaScheduler(folder, config.synthesis, config.run.seed),
-            SourceRows(config.synthesis, config.data.max_bad_rows, folder),
-        )
+        scheduler = QuotaScheduler(folder, config.synthesis, config.run.seed)
+        rows = SourceRows(config.synthesis, config.data.max_bad_rows, folder)
         before, started = scheduler.completed, time.monotonic()
         with Progress(
             "synthesize", scheduler.target, start=before, enabled=config.telemetry.progress
@@ -72,53 +66,36 @@ def run(config: Config) -> dict[str, Any]:
 
 def check(config: Config) -> None:
     """Raise BadConfig for unknown tasks, corrections or operations."""
-    s = config.synthesis
-    cells = quotas(s)
-    if s.method == "templates" and (unknown := sorted({quota.task for quota in cells} - set(TASKS))):
-        raise BadConfig(
-            f"synthesis.tasks: no task {', '.join(unknown)}", fix=f"choose from {', '.join(TASKS)}"
-        )
+    s, tasks = config.synthesis, {quota.task for quota in quotas(config.synthesis)}
     if s.method == "templates":
-        check_operations(
-            {quota.task for quota in cells},
-            {operation.name for operation in select(config.toolbox.operations)},
-        )
+        if unknown := sorted(tasks - set(TASKS)):
+            raise BadConfig(f"synthesis.tasks: no task {unknown[0]}", fix=f"choose from {', '.join(TASKS)}")
+        check_operations(tasks, {operation.name for operation in select(config.toolbox.operations)})
     if unknown := sorted(set(s.corrections) - set(WAYS)):
-        raise BadConfig(
-            f"synthesis.corrections: no {', '.join(unknown)}", fix=f"choose from {', '.join(WAYS)}"
-        )
+        raise BadConfig(f"synthesis.corrections: no {unknown[0]}", fix=f"choose from {', '.join(WAYS)}")
 
 
-def inputs(config: Config) -> Iterator[Input]:
-    """The inputs that a dry run reads."""
-    from pixelis.jobs import dry_run
-
-    synthesis = config.synthesis
+def inputs(config: Config) -> Iterator[dry_run.Input]:
+    s = config.synthesis
     yield from dry_run.policy_inputs(config)
-    sources = {
-        f"datasources.{quota.source}.path": synthesis.datasources[quota.source].path
-        for quota in quotas(synthesis)
-    }
-    if synthesis.method == "imitation" and synthesis.imitation.demonstrations:
-        sources["imitation.demonstrations"] = synthesis.imitation.demonstrations
+    used = {quota.source for quota in quotas(s)}
+    sources = {f"datasources.{name}.path": s.datasources[name].path for name in used}
+    if s.method == "imitation" and s.teacher.demonstrations:
+        sources["teacher.demonstrations"] = s.teacher.demonstrations
     for key, source in sorted(sources.items()):
         yield dry_run.Input(f"synthesis.{key}", source, functools.partial(dry_run.read_first, config))
 
 
 def show_plan(config: Config) -> None:
     """Check every input and print the target of every task, kind and source, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
     check(config)
-    dry_run.show_operations(config)
-    dry_run.check_inputs(inputs(config))
+    dry_run.check("synthesize", config, inputs(config))
     for quota in (cells := quotas(config.synthesis)):
         print(f"{quota.target:>8}  {quota.task:<28}{quota.kind:<18}{quota.source}", file=sys.stderr)
     print(f"{sum(quota.target for quota in cells):>8}  samples in {len(cells)} cells", file=sys.stderr)
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.synthesize`."""
     config = from_command_line(__doc__, "synthesize", default="configs/nano/synthesize.yaml", check=show_plan)
     with driver("synthesize"):
         summary = run(config)
@@ -128,15 +105,9 @@ def main() -> None:
             f"{summary['samples_per_second']} a second"
         )
         if missing := summary["shortfall"]:
-            message = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
-            text = (
-                f"{sum(missing.values())} samples are missing "
-                f"({message}{', ...' if len(missing) > 8 else ''})"
-            )
-            fix = (
-                "name more sources or rows, or lower target_sample_count; summary.json lists why "
-                "attempts failed"
-            )
+            most = ", ".join(f"{quota} {count}" for quota, count in list(missing.items())[:8])
+            text = f"{sum(missing.values())} samples are missing ({most}, ...)"
+            fix = "name more sources or rows, or lower target_sample_count; summary.json lists causes"
             if config.synthesis.strict:
                 raise DataFailure(text, code="shortfall", fix=fix)
             print(f"warning: {text}\n  {fix}", file=sys.stderr)

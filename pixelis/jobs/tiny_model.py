@@ -1,5 +1,4 @@
-"""Create a small random Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe, a data set or a
-cluster.
+"""Create a small random Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe or a cluster.
 
 usage: pixelis tiny-model FOLDER [--family qwen2_vl|qwen2_5_vl|qwen3_vl|qwen3_vl_moe|qwen2|qwen3] [--seed N]
 
@@ -45,7 +44,6 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
 
 
 def main() -> None:
-    """Entry point of `pixelis tiny-model`."""
     with command("tiny-model", __doc__) as parser:
         parser.add_argument("folder", type=Path)
         parser.add_argument("--family", choices=sorted(PATCH), default="qwen2_5_vl")

@@ -3,10 +3,8 @@
 usage: pixelis trace RUN_DIR [TRACE_ID] [--count N] [--out FILE]
 
 RUN_DIR is the folder of a run with `telemetry.traces=file`, or its folder `traces`. Without TRACE_ID the last
-traces are listed, the latest first (--count, default 20). TRACE_ID, or its first digits, is what a reply's
-header `X-Trace-Id` says: its spans are printed with their times, and drawn on a page,
-RUN_DIR/traces/TRACE_ID.html or --out. Span files are OTLP as JSON lines, which the OpenTelemetry Collector's
-`otlpjsonfile` receiver reads.
+traces are listed, the latest first (--count, default 20). TRACE_ID, or its first digits, is what a reply's header
+`X-Trace-Id` says: its spans are printed with their times, and drawn on RUN_DIR/traces/TRACE_ID.html or --out.
 """
 
 from __future__ import annotations
@@ -21,14 +19,11 @@ from pixelis.telemetry import tracing
 from pixelis.telemetry.html.filters import age
 from pixelis.telemetry.html.render import render, write_page
 
-WIDTH = 40
-"""Columns of a bar in the terminal."""
 AFTER_S = 1.0
 """Seconds after a reply within which work still belongs to its request."""
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.trace`."""
     with command("trace", __doc__) as parser:
         parser.add_argument("folder", metavar="RUN_DIR", type=Path)
         parser.add_argument("trace", metavar="TRACE_ID", nargs="?")
@@ -51,24 +46,20 @@ def main() -> None:
                 f"{len(matches) or 'no'} traces begin with {a.trace}", fix="list them: pixelis trace RUN_DIR"
             )
         rows = tracing.tree(traces[matches[0]])
-        print("\n".join(drawing(rows)))
+        print("\n".join(listing(rows)))
         path = write_page(a.out or folder / f"{matches[0]}.html", page(matches[0], rows))
         print(f"page: {path}", file=sys.stderr)
 
 
 def page(id: str, rows: list[tuple[int, dict[str, Any]]]) -> str:
-    """The document of a trace: each span as a bar on the time of the request; later ones say how much
-    later.
-    """
+    """The document of a trace: each span as a bar on the time of the request; later ones say how much later."""
     bars = [{**span, "depth": depth, "bar": bar(span, rows)} for depth, span in rows]
     first, length = window(rows)
     return render("trace.html", title=f"Trace {id[:8]}", id=id, spans=bars, first=first, seconds=length)
 
 
 def window(rows: list[tuple[int, dict[str, Any]]]) -> tuple[float, float]:
-    """Start and length in seconds of the request with the work right after it; updates may follow minutes
-    later.
-    """
+    """Start and length in seconds of the request and the work right after it; updates may follow much later."""
     root = rows[0][1]
     ends = [span["end"] for _, span in rows if span["start"] <= root["end"] + AFTER_S]
     return root["start"], max(1e-6, max(ends) - root["start"])
@@ -82,28 +73,19 @@ def bar(span: dict[str, Any], rows: list[tuple[int, dict[str, Any]]]) -> tuple[f
 
 
 def summary(id: str, spans: list[dict[str, Any]]) -> str:
-    """A trace as one line of the list."""
     root = tracing.tree(spans)[0][1]
     status = root["attributes"].get("http.response.status_code", "")
     wait = f"{1000 * (root['end'] - root['start']):.0f} ms"
     return f"{id}  {age(root['start']):>10}  {wait:>9}  {len(spans):>3} spans  {root['name']} {status}"
 
 
-def drawing(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
-    """A trace as lines with bars."""
-    lines, first = [], rows[0][1]["start"]
+def listing(rows: list[tuple[int, dict[str, Any]]]) -> list[str]:
+    """A trace as lines: name, process, start and duration of each span."""
+    first, lines = rows[0][1]["start"], []
     for depth, span in rows:
-        if (place := bar(span, rows)) is not None:
-            left = min(WIDTH - 1, int(place[0] * WIDTH))
-            drawn = (" " * left + "─" * max(1, round(place[1] * WIDTH) - left)).ljust(WIDTH)[:WIDTH]
-        else:
-            drawn = f"{span['start'] - first:.1f} s later".rjust(WIDTH)
-        name = ("  " * depth + span["name"])[:34]
-        failed = "  failed" if span["failed"] else ""
-        lines.append(
-            f"{name:<34} {span['service']:<10} |{drawn}| {1000 * (span['end'] - span['start']):9.1f} "
-            f"ms{failed}"
-        )
+        name, failed = ("  " * depth + span["name"])[:34], "  failed" if span["failed"] else ""
+        start, end = (1000 * (span[at] - first) for at in ("start", "end"))
+        lines.append(f"{name:<34} {span['service']:<10} {start:10.1f} {end - start:10.1f} ms{failed}")
     return lines
 
 

@@ -1,5 +1,4 @@
-"""TTRL (arXiv 2504.16084): adapt a policy to questions without answers, rewarded by the votes of its own
-rollouts.
+"""TTRL (arXiv 2504.16084): adapt a policy to questions without answers by the votes of its own rollouts.
 
     Question -> rft.group_size rollouts vote -> train on rft.train_samples of them -> PolicyStore -> ...
 
@@ -23,7 +22,7 @@ from pixelis.actors import placement
 from pixelis.config import Config, RewardsConfig, TtrlConfig, from_command_line
 from pixelis.errors import BadConfig
 from pixelis.evaluation.statistics import bootstrap_mean, paired_bootstrap
-from pixelis.jobs import evaluate, evaluation_arms, rft
+from pixelis.jobs import dry_run, evaluate, evaluation_arms, rft
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.jobs.rft import findings
 from pixelis.jobs.rft import needs as needs
@@ -57,7 +56,6 @@ def run(config: Config, actors: placement.Actors) -> dict[str, Any]:
 def evaluate_questions(
     config: Config, actors: placement.Actors, name: str, version: int
 ) -> evaluation_arms.Arm:
-    """Several episodes of each training question, up to ``evaluate.questions``."""
     arm = evaluate.measure(
         config, actors, name, version, source=config.data.train, samples=config.ttrl.samples
     )
@@ -66,24 +64,19 @@ def evaluate_questions(
 
 
 def require_unlabelled(config: Config) -> Config:
-    """Return the configuration; BadConfig if one of its rewards uses the true answer in any phase."""
+    """The configuration; BadConfig if one of its rewards uses the true answer in any phase."""
     if labelled := config.rewards.labelled:
         raise BadConfig(
             f"{labelled[0]} may use true answers, which TTRL lacks",
             fix="use rewards.preset=ttrl without such terms, or `pixelis rft`",
         )
     if not config.rewards.weights.majority_vote:
-        raise BadConfig(
-            "rewards.weights.majority_vote is 0: rollouts do not vote", fix="use rewards.preset=ttrl"
-        )
+        raise BadConfig("rewards.weights.majority_vote is 0", fix="use rewards.preset=ttrl")
     return rft.require_filter_key(config)
 
 
 def shares(folder: Path) -> list[float]:
-    """Mean share of rollouts that agree with the majority, for each step.
-
-    A group without a majority counts 0.
-    """
+    """Mean share of rollouts that agree with the majority by step; a group without a majority counts 0."""
     rows = {row["step"]: row for row in events.read(folder, "step/policy")}
     return [
         rows[step].get("vote/majority_ratio", 0.0) * (1 - rows[step].get("vote/none", 0.0))
@@ -92,9 +85,7 @@ def shares(folder: Path) -> list[float]:
 
 
 def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
-    """Whether the mean of the last ``patience`` values exceeds that of the ``patience`` before by less than
-    ``min_gain``.
-    """
+    """Whether the last ``patience`` values exceed the ``patience`` before by less than ``min_gain`` on average."""
     size = settings.patience
     if not size or len(values) < 2 * size:
         return False
@@ -104,10 +95,9 @@ def plateau(values: Sequence[float], settings: TtrlConfig) -> bool:
 def votes(
     groups: Sequence[Group], rewards: RewardsConfig
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """For each question: agreement (share of the majority) and, with a true answer, pass@1 and accuracy of
-    the majority.
+    """By question: share of the majority and, with a true answer, pass@1 and accuracy of the majority.
 
-    Answers vote in the classes of the reward's equality. pass@1 is the mean over all samples.
+    Equal answers are grouped by the reward's equality. pass@1 is the mean over all samples.
     """
     agreement, single, majority = {}, {}, {}
     for group in groups:
@@ -129,9 +119,7 @@ def votes(
 def compare(
     before: Sequence[Group], after: Sequence[Group], rewards: RewardsConfig, seed: int
 ) -> dict[str, Any]:
-    """Each figure before and after with its interval, and the paired difference; None without true
-    answers.
-    """
+    """Each figure before and after with its interval, and the difference; None without true answers."""
     result: dict[str, Any] = {}
     for name, old, new in zip(
         ("agreement", "pass@1", "majority"), votes(before, rewards), votes(after, rewards), strict=True
@@ -151,20 +139,15 @@ def compare(
 
 
 def check(config: Config) -> None:
-    """Check the configuration and every input, for `--dry-run`."""
-    from pixelis.jobs import dry_run
-
     require_unlabelled(config)
-    dry_run.show_operations(config)
-    dry_run.show_findings("ttrl", config, findings(config))
     questions = dry_run.question_input(
         config, "data.train", config.data.train, player=dry_run.player_of(config)
     )
-    dry_run.check_inputs([*dry_run.policy_inputs(config, trains=True), questions])
+    inputs = [*dry_run.policy_inputs(config, trains=True), questions]
+    dry_run.check("ttrl", config, inputs, findings(config))
 
 
 def main() -> None:
-    """Entry point of `python -m pixelis.jobs.ttrl`."""
     config = from_command_line(__doc__, "ttrl", default="configs/nano/ttrl.yaml", check=check)
     with (
         driver("ttrl"),

@@ -19,11 +19,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import filelock
 
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.files import DAMAGED, NO_SPACE, disk_failure, disk_failures, has_space
-from pixelis.memory.lease import Lease
 from pixelis.memory.salvage import Salvage, damaged, salvage
 from pixelis.memory.schema import SCHEMA, create, prepare
 
@@ -36,41 +37,52 @@ PROBE_S = 1.0
 
 
 def connect(path: Path, mode: str = "rwc", **options: Any) -> sqlite3.Connection:
-    """Connect to a database that only this process uses. mode: ``rwc`` to create and change it, ``ro`` to
-    read.
-    """
+    """Connect to a database that only this process uses; ``mode`` is ``rwc`` or ``ro``."""
     # unix-excl keeps the index of the log in memory: in a mapped file, a disk that becomes read-only would
     # kill the process.
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}&vfs=unix-excl", uri=True, timeout=30, **options
-    )
+    address = f"{path.absolute().as_uri()}?mode={mode}&vfs=unix-excl"
+    return sqlite3.connect(address, uri=True, timeout=30, **options)
 
 
 Change = Callable[[sqlite3.Connection], Any]
 """Runs in a transaction; its result is returned to the caller after the commit."""
 
 
+class _Write(NamedTuple):
+    change: Change
+    done: Future
+    applied: Callable[[Any], object] | None
+
+
 class Database:
-    """The file of one shard. A lease of its folder admits one process at a time."""
+    """The file of one shard, which one process at a time may open.
+
+    ``failure`` is why the disk refused the last write; ``salvaged`` is what opening saved from a damaged
+    file.
+    """
 
     def __init__(self, folder: Path, wait_s: float = 10.0):
         self.path = folder / "shard.sqlite"
         self.failure: InfraFailure | None = None
-        """Why the disk refused the last write; None if it did not. Reset when a later write succeeds."""
         self.salvaged: Salvage | None = None
-        """What opening saved from a damaged file; None if it was intact."""
-        with disk_failures(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lease = Lease(folder, wait_s)
+        self._lock = filelock.FileLock(folder / "lock", mode=0o600, thread_local=False)
+        try:
+            with disk_failures(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire(timeout=wait_s)
+        except filelock.Timeout:
+            raise InfraFailure(
+                f"the memory in {folder} is in use by another process",
+                code="locked",
+                fix="stop the service that uses this memory.dir, or configure another one",
+            ) from None
         try:
             self._open()
         except BaseException:
-            self._lease.release()
+            self._lock.release()
             raise
         self._readers: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
-        self._pending: queue.Queue[tuple[Change, Future, Callable[[Any], object] | None] | None] = (
-            queue.Queue()
-        )
+        self._pending: queue.Queue[_Write | None] = queue.Queue()
         self.commits = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run_writer, name="memory-writer", daemon=True)
@@ -78,7 +90,7 @@ class Database:
 
     def _open(self) -> None:
         fresh = self.path.with_name("salvaged.sqlite")
-        if fresh.exists() and not self.path.exists():  # killed between the two renames of _salvage
+        if fresh.exists() and not self.path.exists():  # killed between the two renames of _rewrite
             os.replace(fresh, self.path)
         with contextlib.ExitStack() as stack:
             try:
@@ -96,10 +108,8 @@ class Database:
                     raise BadInput(
                         f"{self.path} has schema {version}, this version of Pixelis reads {SCHEMA}",
                         code="bad_schema",
-                        fix=(
-                            "export it to Parquet with the version that wrote it, and load that into an "
-                            "empty memory.dir"
-                        ),
+                        fix="export it to Parquet with the version that wrote it, and load that into an "
+                        "empty memory.dir",
                     )
                 elif problem := damaged(self._writer):
                     self._rewrite(fresh, problem)
@@ -133,18 +143,13 @@ class Database:
                 os.replace(log_file, aside.with_name(aside.name + suffix))
         os.replace(fresh, self.path)
         self.salvaged = result
+        line = {"time": time.time(), "file": aside.name, "problem": problem, **asdict(result)}
         with open(self.path.with_name("damage.jsonl"), "a", encoding="utf-8") as file:
-            file.write(
-                json.dumps({"time": time.time(), "file": aside.name, "problem": problem, **asdict(result)})
-                + "\n"
-            )
+            file.write(json.dumps(line) + "\n")
         log.critical(
-            "%s was damaged (%s): %d experiences are intact, %d lost, %d without their vector and %d "
-            "without pictures. "
-            "Their ids are in damage.jsonl; docs/memory.md tells how to repair them from an export",
-            self.path,
-            problem,
-            *(result.experiences, result.lost),
+            "%s was damaged (%s): %d experiences are intact, %d lost, %d without their vector, %d without "
+            "pictures; damage.jsonl has their ids, docs/memory.md the repair",
+            *(self.path, problem, result.experiences, result.lost),
             *(len(result.without_vector), len(result.without_pictures)),
         )
         self._open()
@@ -152,68 +157,57 @@ class Database:
     def write(self, change: Change, applied: Callable[[Any], object] | None = None) -> Any:
         """Run ``change`` in a transaction and return its result once it is on disk.
 
-        Concurrent callers share a commit. ``applied`` is called with the result after the commit and before
-        this method returns. A change that raises is rolled back and its error raised here. Raises
-        InfraFailure when the disk fails.
+        ``applied`` is called with the result after the commit. A change that raises is rolled back and its
+        error raised here. Raises InfraFailure when the disk fails.
         """
         if self._closed:
             raise InfraFailure("the memory is closed", code="closed", fix="open it again")
         done: Future = Future()
-        self._pending.put((change, done, applied))
+        self._pending.put(_Write(change, done, applied))
         return done.result()
 
     def _run_writer(self) -> None:
+        probe = "UPDATE facts SET value = value WHERE name = 'name'"
         closing = False
         while not closing:
             try:
                 batch = [self._pending.get(timeout=None if self.failure is None else PROBE_S)]
-            except queue.Empty:  # write after a failure of the disk, so that it ends without a caller's write
+            except queue.Empty:  # a failure of the disk must end without a caller's write
                 if self.failure is not None and self.failure.code != DAMAGED:
-                    self._commit(
-                        [
-                            (
-                                lambda db: db.execute("UPDATE facts SET value = value WHERE name = 'name'"),
-                                Future(),
-                                None,
-                            )
-                        ]
-                    )
+                    self._commit([_Write(lambda db: db.execute(probe), Future(), None)])
                 continue
-            while len(batch) < MAX_BATCH:
-                try:
-                    batch.append(self._pending.get_nowait())
-                except queue.Empty:
-                    break
+            while len(batch) < MAX_BATCH and not self._pending.empty():
+                batch.append(self._pending.get())
             closing = None in batch
             self._commit([item for item in batch if item is not None])
 
-    def _commit(self, batch: list[tuple[Change, Future, Callable[[Any], object] | None]]) -> None:
+    def _commit(self, batch: list[_Write]) -> None:
         if not batch:
             return
-        outcomes: list[tuple[Future, Any, Callable[[Any], object] | None]] = []
+        outcomes: list[tuple[_Write, Any]] = []
         try:
-            self._lease.check()
             self._writer.execute("BEGIN IMMEDIATE")
-            for change, done, applied in batch:
+            for write in batch:
                 self._writer.execute("SAVEPOINT change")
                 try:
-                    outcomes.append((done, change(self._writer), applied))
+                    outcomes.append((write, write.change(self._writer)))
                 except sqlite3.OperationalError:
                     raise
                 except Exception as error:
                     self._writer.execute("ROLLBACK TO change")
-                    # Damaged
-                    done.set_exception(self._failed(error) if type(error) is sqlite3.DatabaseError else error)
+                    if type(error) is sqlite3.DatabaseError:  # damage; other faults are its subclasses
+                        error = self._failed(error)
+                    write.done.set_exception(error)
                 self._writer.execute("RELEASE change")
             self._writer.execute("COMMIT")
             self.commits += 1
-        except Exception as error:
+        except (sqlite3.Error, OSError) as error:
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
             failure = self._failed(error)
-            for _, done, _ in batch:
-                if not done.done():
-                    done.set_exception(failure)
+            for write in batch:
+                if not write.done.done():
+                    write.done.set_exception(failure)
             return
         # Damage lasts, and so does a full disk on which only little fitted.
         lasts = self.failure and (
@@ -222,22 +216,16 @@ class Database:
         if self.failure and not lasts:
             log.warning("the memory %s can be written again", self.path)
             self.failure = None
-        for done, result, applied in outcomes:
+        for write, result in outcomes:
             try:
-                if applied is not None:
-                    applied(result)
-                done.set_result(result)
+                if write.applied is not None:
+                    write.applied(result)
+                write.done.set_result(result)
             except Exception as error:
-                done.set_exception(error)
+                write.done.set_exception(error)
 
-    def _failed(self, error: Exception) -> InfraFailure:
-        """The error of a commit as InfraFailure; one of the disk is remembered, and logged when it begins."""
-        if isinstance(error, InfraFailure):
-            return error
-        if not isinstance(error, sqlite3.Error | OSError):
-            return InfraFailure(
-                f"writing to {self.path} failed: {error}", code="write_failed", fix="see the log of the shard"
-            )
+    def _failed(self, error: sqlite3.Error | OSError) -> InfraFailure:
+        """The error as InfraFailure, which is remembered, and logged when it begins."""
         failure = disk_failure(self.path, error)
         if self.failure is None or self.failure.code != failure.code:
             log.critical("%s", failure)
@@ -246,15 +234,11 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A connection that reads committed data without waiting for the writer.
-
-        Raises InfraFailure for damage.
-        """
+        """A connection that reads committed data. Raises InfraFailure for damage."""
         try:
             connection = self._readers.get_nowait()
         except queue.Empty:
-            connection = connect(self.path, "ro", check_same_thread=False)
-            prepare(connection)
+            connection = prepare(connect(self.path, "ro", check_same_thread=False))
         try:
             yield connection
         except sqlite3.DatabaseError as error:
@@ -264,9 +248,7 @@ class Database:
 
     @property
     def refusal(self) -> str:
-        """The code of ``failure``, ``locked`` after another process took the folder over, or empty."""
-        if self._lease.lost:
-            return "locked"
+        """The code of ``failure``, or empty."""
         return self.failure.code if self.failure is not None else ""
 
     def forget(self) -> None:
@@ -280,19 +262,16 @@ class Database:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        """Finish pending writes and close the file."""
+        """Finish pending writes, close the file and unlock the folder."""
         if self._closed:
             return
         self._closed = True
         self._pending.put(None)
         self._thread.join()
         while not self._pending.empty():
-            item = self._pending.get_nowait()
-            if item is not None:
-                item[1].set_exception(
-                    InfraFailure("the memory is closed", code="closed", fix="open it again")
-                )
+            if (write := self._pending.get()) is not None:
+                write.done.set_exception(InfraFailure("the memory is closed", code="closed"))
         while not self._readers.empty():
-            self._readers.get_nowait().close()
+            self._readers.get().close()
         self._writer.close()
-        self._lease.release()
+        self._lock.release()

@@ -1,8 +1,7 @@
-"""The vector index of one shard: nearest-neighbour search with FAISS, derived from the database when a shard
-opens.
+"""The vector index of one shard with FAISS, derived from the database when a shard opens.
 
-Search is exact, except that ``hnsw`` and ``ivf`` search an approximate index of the vectors a shard opens
-with if these are many.
+Search is exact, except that ``hnsw`` and ``ivf`` approximate it for the vectors that a large shard opens
+with.
 """
 
 from __future__ import annotations
@@ -55,11 +54,10 @@ class Exact:
 
     @property
     def vectors(self) -> np.ndarray:
-        """The stored vectors [n, width], without the room for more."""
+        """The stored vectors [n, width]."""
         return self.values[: len(self)]
 
     def add(self, rows: np.ndarray, vectors: np.ndarray) -> None:
-        """Add vectors [n, width] under these row numbers."""
         start, end = len(self), len(self) + len(rows)
         if end > len(self.values):
             room = max(end, start + start // 2)
@@ -70,7 +68,7 @@ class Exact:
         self.places.update(zip(rows.tolist(), range(start, end), strict=True))
 
     def remove(self, row: int) -> bool:
-        """Remove a row and overwrite its vector; False if it is unknown."""
+        """Remove a row; False if it is unknown."""
         place = self.places.pop(row, None)
         if place is None:
             return False
@@ -83,21 +81,18 @@ class Exact:
         return True
 
     def search(self, vectors: np.ndarray, k: int) -> Neighbours:
-        """The nearest rows of each vector."""
         if not len(self):
             return np.zeros((len(vectors), k), np.float32), np.full((len(vectors), k), -1, np.int64)
         scores, places = self.search_places(vectors, k)
         return scores, np.where(places >= 0, self.rows[places], -1)
 
     def search_places(self, vectors: np.ndarray, k: int) -> Neighbours:
-        """`search` with places in `vectors` instead of rows."""
+        """As ``search``, with places in ``vectors`` instead of rows."""
         return faiss.knn(vectors, self.vectors, k, self.metric)
 
 
 class GpuExact(Exact):
-    """Exhaustive search of a copy on a GPU, which is made anew after removals: FAISS cannot remove from a GPU
-    index.
-    """
+    """Searches a copy on a GPU, which is made anew after removals: FAISS cannot remove from a GPU index."""
 
     def __init__(self, width: int, metric: int):
         super().__init__(width, metric)
@@ -122,11 +117,9 @@ class GpuExact(Exact):
 
 
 class Approximate:
-    """A graph (``hnsw``) or inverted lists (``ivf``), built once.
+    """A graph (``hnsw``) or inverted lists (``ivf``) of ascending ``rows``, built once.
 
     Removed vectors stay in it, but in no result.
-
-    ``rows`` are in ascending order.
     """
 
     def __init__(self, config: MemoryConfig, rows: np.ndarray, vectors: np.ndarray):
@@ -144,14 +137,12 @@ class Approximate:
         self.index.add(vectors)
 
     def remove(self, row: int) -> None:
-        """Leave a row out of all results; unknown rows are ignored."""
         place = int(np.searchsorted(self.rows, row))
         if place < len(self.rows) and self.rows[place] == row and self.bits[place >> 3] >> (place & 7) & 1:
             self.bits[place >> 3] &= 255 ^ (1 << (place & 7))
             self.alive -= 1
 
     def search(self, vectors: np.ndarray, k: int) -> Neighbours:
-        """The rows near each vector."""
         selector = {"sel": faiss.IDSelectorBitmap(self.bits)} if self.alive < len(self.rows) else {}
         if self.config.index == "hnsw":
             parameters = faiss.SearchParametersHNSW(efSearch=max(HNSW_EF_SEARCH, k), **selector)
@@ -192,9 +183,7 @@ class Index:
             self.exact.add(np.asarray(rows, np.int64), vectors)
 
     def build(self) -> None:
-        """Move the vectors added so far to an approximate index if ``config.index`` asks for one and they are
-        many.
-        """
+        """Move the vectors so far to an approximate index, if configured and they are many."""
         with self._lock:
             if self.config.index == "flat" or len(self.exact) <= MAX_EXACT:
                 return
@@ -207,20 +196,18 @@ class Index:
             self.exact = self._new_exact()
 
     def remove(self, rows: Sequence[int]) -> None:
-        """Remove rows from all results; unknown rows are ignored."""
+        """Leave rows out of all results; unknown rows are ignored."""
         with self._lock:
             for row in rows:
-                if not self.exact.remove(row) and self.approximate:
+                if not self.exact.remove(row) and self.approximate is not None:
                     self.approximate.remove(row)
 
     def search(self, vectors: np.ndarray, k: int) -> Neighbours:
-        """The ``k`` nearest rows of each of ``vectors`` [n, width] and their similarities: cosine or negative
-        distance.
-        """
+        """Similarities (cosine or negative distance) and numbers of the ``k`` nearest rows of each vector."""
         vectors = self._prepare(vectors)
         with self._lock:
             scores, rows = self.exact.search(vectors, k)
-            if self.approximate:
+            if self.approximate is not None:
                 more = self.approximate.search(vectors, k)
                 scores, rows = (
                     np.concatenate(pair, axis=1) for pair in zip((scores, rows), more, strict=True)

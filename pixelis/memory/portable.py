@@ -36,14 +36,12 @@ SCHEMA = pyarrow.schema(
     ],
     metadata={b"format": FORMAT},
 )
-"""``experience`` is the whole record as JSON and the only column that is read back; the others are for
-queries.
-"""
+"""``experience`` is the whole record as JSON; the columns before it are for queries."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """An experience with its vector [d] (None: stored but never retrieved) and pictures (PNG) by image id."""
+    """An experience, its vector [d] (None: never retrieved), and its pictures (PNG) by image id."""
 
     experience: Experience
     vector: np.ndarray | None = None
@@ -51,7 +49,7 @@ class Entry:
 
 
 def write(path: str | os.PathLike[str], chunks: Iterable[list[Entry]]) -> int:
-    """Write all chunks to a file, replaced when they are complete; returns the number of experiences."""
+    """Write all chunks to a file; returns the number of experiences."""
     count = 0
     with (
         replacing(Path(path), permissions=0o600) as file,
@@ -78,17 +76,13 @@ def _row(entry: Entry) -> dict[str, object]:
 
 
 def read(path: str | os.PathLike[str], rows: int = 500) -> Iterator[list[Entry]]:
-    """Read chunks of at most ``rows``; every record is validated.
-
-    Raises BadInput for a file that ``write`` did not create.
-    """
+    """Read chunks of at most ``rows``. Raises BadInput for a file that ``write`` did not create."""
     if not Path(path).is_file():
         raise MissingFile(f"there is no file {path}", fix="pass a Parquet file exported from a memory")
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if (file.schema_arrow.metadata or {}).get(b"format") != FORMAT or not file.schema_arrow.equals(
-                SCHEMA
-            ):
+            schema = file.schema_arrow
+            if (schema.metadata or {}).get(b"format") != FORMAT or not schema.equals(SCHEMA):
                 raise BadInput(
                     f"{path} contains no experiences",
                     code="bad_schema",

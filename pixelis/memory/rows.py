@@ -30,13 +30,13 @@ PICTURES = (
 """Intact rows of the experiences whose numbers are in a JSON list."""
 
 Row = tuple[str, str, float, int, int, str, str]
-"""``COLUMNS`` of an experience, cheap to send; ``experience`` converts it to a record."""
+"""``COLUMNS`` of an experience, cheap to send."""
 Place = tuple[float, str]
 """Time and id: the sort key of listings, newest first, then by id."""
 
 
 def experience(row: Row) -> Experience:
-    """Convert a row to a record: as stored, with the current status, counts and feedback."""
+    """The record of a row, with the current status, counts and feedback."""
     _, status, priority, retrievals, successes, feedback, record = row
     current = {"status": status, "priority": priority, "retrievals": retrievals, "successes": successes}
     stored = Experience.model_validate_json(record)
@@ -51,13 +51,11 @@ class Rows:
     def __init__(self, database: Database):
         self.database = database
 
-    def experiences(self, seqs: Sequence[int], columns: str = f"seq, {COLUMNS}") -> Iterator[tuple[Any, Any]]:
-        """The first of ``columns``, and the others as a tuple, in any order."""
+    def experiences(self, seqs: Sequence[int]) -> Iterator[tuple[int, Row]]:
+        """Numbers and rows, in any order."""
         for start in range(0, len(seqs), CHUNK):
-            for first, *rest in self._read(
-                f"SELECT {columns} FROM {EXPERIENCES}", seqs[start : start + CHUNK]
-            ):
-                yield first, tuple(rest)
+            rows = self._read(f"SELECT seq, {COLUMNS} FROM {EXPERIENCES}", seqs[start : start + CHUNK])
+            yield from ((seq, tuple(row)) for seq, *row in rows)
 
     def pictures(self, seqs: Sequence[int]) -> dict[int, dict[str, bytes]]:
         """PNG bytes by image id, by experience."""
@@ -82,24 +80,18 @@ class Rows:
             ]
 
     def page(self, limit: int, after: Place | None, user: str | None) -> list[tuple[float, Row]]:
-        """Times and rows of at most ``limit`` experiences; see ``Shard.list_rows``."""
+        """See ``Shard.list_rows``."""
         at, id = after or (float("inf"), "")
         condition, values = _is_of(user)
         query = (
-            f"SELECT created_at, {COLUMNS} FROM experiences WHERE (created_at < ? OR created_at = ? AND id "
-            f"> ?) AND {condition} "
-            f"AND {intact('experiences')} ORDER BY created_at DESC, id LIMIT ?"
+            f"SELECT created_at, {COLUMNS} FROM experiences WHERE (created_at < ? OR created_at = ? AND id > ?) "
+            f"AND {condition} AND {intact('experiences')} ORDER BY created_at DESC, id LIMIT ?"
         )
         with self.database.read() as db:
-            return [
-                (row[0], row[1:])
-                for row in db.execute(query, [at, at, id, *values, max(0, limit)]).fetchall()
-            ]
+            return [(row[0], row[1:]) for row in db.execute(query, [at, at, id, *values, limit]).fetchall()]
 
     def matching(self, user: str | None, words: Sequence[str]) -> set[str]:
-        """Ids of the experiences of ``user``, see ``Shard.list_rows``, with all ``words`` (case-folded
-        beginnings of words).
-        """
+        """Ids of the experiences of ``user`` with all ``words`` (case-folded beginnings of words)."""
         condition, values = _is_of(user)
         query = f"SELECT {TEXTS} FROM experiences WHERE {condition} AND {intact('experiences')}"
         with self.database.read() as db:
@@ -125,7 +117,7 @@ class Rows:
 
 
 def _is_of(user: str | None) -> tuple[str, list[str]]:
-    """The SQL condition, with its values, for experiences of ``user``; see ``Shard.list_rows``."""
+    """The SQL condition, with its values, for experiences of ``user``."""
     if user is None:
         return "TRUE", []
     if user.endswith("."):

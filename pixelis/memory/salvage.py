@@ -1,7 +1,6 @@
 """Finds damage in the file of a shard, and copies every intact record to a new file.
 
-Each row has a checksum, because SQLite notices damage to its own structures only. ``damaged`` reads the whole
-file.
+Each row has a checksum, because SQLite notices damage to its own structures only.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ def damaged(db: sqlite3.Connection) -> str:
 
 @dataclass(slots=True)
 class Salvage:
-    """Numbers of experiences copied and lost, and the ids of those lost (if readable) or copied without a
-    part.
-    """
+    """Numbers of experiences copied and lost, and the ids of those lost or copied without a part."""
 
     experiences: int = 0
     lost: int = 0
@@ -53,10 +50,10 @@ def salvage(source: sqlite3.Connection, target: sqlite3.Connection) -> Salvage:
             for row in _intact(source, "pictures", "rowid = ?", rowid):
                 _insert(target, "pictures", row)
     ways = [
-        "experiences NOT INDEXED ORDER BY seq",
-        "experiences NOT INDEXED ORDER BY seq DESC",
         "vectors",
         "experience_pictures",
+        "experiences NOT INDEXED",
+        "experiences NOT INDEXED ORDER BY seq DESC",
     ]
     ways += [f"experiences INDEXED BY {index}" for index in ("by_time", "by_user", "by_priority")]
     seqs = {seq for way in ways for (seq,) in _read(source, f"SELECT seq FROM {way}") if isinstance(seq, int)}

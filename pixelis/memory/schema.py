@@ -14,24 +14,14 @@ from typing import Any
 SCHEMA = 3
 CHECKED = {
     "experiences": (
-        "id",
-        "created_at",
-        "user",
-        "status",
-        "priority",
-        "retrievals",
-        "successes",
-        "feedback",
-        "record",
+        *("id", "created_at", "user", "status", "priority"),
+        *("retrievals", "successes", "feedback", "record"),
     ),
     "vectors": ("seq", "vector"),
     "experience_pictures": ("seq", "name", "hash"),
     "facts": ("name", "value"),
 }
-"""Tables whose rows have a ``checksum``, and the columns that it covers.
-
-The hash of a row of ``pictures`` is its checksum.
-"""
+"""Tables whose rows have a ``checksum``, and the columns that it covers. In ``pictures`` it is the hash."""
 NUMBERS = {"seq", "created_at", "priority", "retrievals", "successes"}
 
 
@@ -95,9 +85,7 @@ CREATE TRIGGER experience_picture_deleted AFTER DELETE ON experience_pictures
 
 
 def prepare(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """Give a connection the hash functions; damaged text is returned with replacement characters instead of
-    raising.
-    """
+    """Give a connection the hash functions; damaged text is read with replacement characters."""
     connection.create_function("digest", -1, digest, deterministic=True)
     connection.create_function("content_hash", 1, content_hash, deterministic=True)
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
@@ -111,7 +99,6 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def set_fact(db: sqlite3.Connection, name: str, value: str) -> None:
-    """Set a fact about the shard."""
     db.execute(
         "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, digest(name.encode(), value.encode()))
     )

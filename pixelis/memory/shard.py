@@ -34,18 +34,11 @@ CHECKSUM = checksum(CHECKED["experiences"])
 MAX_FEEDBACK = 32
 """Most feedback entries of an experience."""
 
-# Aliases, because the method ``Shard.list`` hides the built-in type.
-KeyedIds = list[tuple[float, str]]
-"""Sampling keys and ids."""
-Ids = list[str]
-SeqIds = list[tuple[int, str]]
-Experiences = list[Experience]
-
 
 class Shard:
     """Experiences in one folder, which one process may open at a time. Thread-safe.
 
-    Writing methods return when the change is on disk. ``capacity`` is that of this shard.
+    Writing methods return when the change is on disk.
     """
 
     def __init__(self, folder: str | os.PathLike[str], config: MemoryConfig, capacity: int | None = None):
@@ -80,20 +73,17 @@ class Shard:
             self._index.build()
 
     def close(self) -> None:
-        """Finish pending writes and unlock the folder."""
         self.database.close()
 
-    # --- adding and searching
-    # -----------------------------------------------------------------------------------------------
+    # -- adding and searching --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def add(self, entries: Sequence[Entry]) -> list[bool]:
-        """Store entries on disk; returns True for each new entry, False for each existing id.
+        """Store entries; returns True for each new one, False for each existing id.
 
-        A full shard evicts the oldest (or lowest-priority) experiences. Raises BadInput for an invalid
-        vector; nothing is stored.
+        Raises BadInput for an invalid vector or picture; then nothing is stored.
         """
         if not entries:
             return []
@@ -103,14 +93,10 @@ class Shard:
             for name, png in entry.pictures.items():
                 if not png.startswith(PNG):
                     raise BadInput(f"picture {name!r} is not a PNG", code="bad_image", fix="encode it as PNG")
-        records = [
-            (
-                entry,
-                entry.experience.model_dump_json(exclude={"feedback"}),
-                [(name, content_hash(png), png) for name, png in entry.pictures.items()]
-                if self.config.pictures
-                else [],
-            )
+        # Outside the transaction, because these take long.
+        records = [entry.experience.model_dump_json(exclude={"feedback"}) for entry in entries]
+        pictures = [
+            [(name, content_hash(png), png) for name, png in entry.pictures.items() if self.config.pictures]
             for entry in entries
         ]
 
@@ -118,33 +104,30 @@ class Shard:
             new, stored, evicted = [], [], []
             withdrawn = _withdrawn(db)
             (count,) = db.execute("SELECT count(*) FROM experiences").fetchone()
-            for entry, record, pictures in records:
+            for entry, record, shown in zip(entries, records, pictures, strict=True):
                 known = db.execute(
                     "SELECT 1 FROM experiences WHERE id = ?", (entry.experience.id,)
                 ).fetchone()
                 new.append(not known)
-                if known:
-                    continue
-                over = count + 1 - self.capacity
-                if over > 0:
-                    order = "priority, seq" if self.config.evict == "priority" else "seq"
-                    victims = [
-                        seq
-                        for (seq,) in db.execute(
-                            f"SELECT seq FROM experiences ORDER BY {order} LIMIT ?", (over,)
-                        )
-                    ]
-                    db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq in victims])
+                if not known:
+                    victims = self._evict(db, count + 1 - self.capacity)
+                    count += 1 - len(victims)
                     evicted += victims
-                    count -= len(victims)
-                row = _insert(db, entry, record, withdrawn)
-                for picture in pictures:
-                    add_picture(db, row, *picture)
-                stored.append((row, entry))
-                count += 1
+                    row = _insert(db, entry, record, withdrawn)
+                    for picture in shown:
+                        add_picture(db, row, *picture)
+                    stored.append((row, entry))
             return new, stored, evicted
 
         return self.database.write(change, self._apply_added)[0]
+
+    def _evict(self, db: sqlite3.Connection, number: int) -> list[int]:
+        """Delete a ``number`` of experiences to make room; returns their row numbers."""
+        order = "priority, seq" if self.config.evict == "priority" else "seq"
+        chosen = f"SELECT seq FROM experiences ORDER BY {order} LIMIT ?"
+        victims = db.execute(chosen, (max(0, number),)).fetchall()
+        db.executemany("DELETE FROM experiences WHERE seq = ?", victims)
+        return [seq for (seq,) in victims]
 
     def _apply_added(self, result: tuple[list[bool], list[tuple[int, Entry]], list[int]]) -> None:
         _, stored, evicted = result
@@ -169,12 +152,10 @@ class Shard:
     def search(
         self, vectors: np.ndarray, k: int, user: str | None = None, text: str = ""
     ) -> list[list[tuple[str, float]]]:
-        """Ids and similarities of the at most ``k`` nearest neighbours of each of ``vectors`` [n, d], best
-        first.
+        """Ids and similarities of the ``k`` nearest neighbours of each of ``vectors`` [n, d], best first.
 
-        Similarity is the cosine, or the negative distance for other metrics. ``user``, as in ``list_rows``,
-        leaves out the experiences of others; ``text`` those that lack one of its words, or beginnings of
-        words, in question and answer.
+        Similarity is the cosine, or the negative distance for other metrics. ``user`` is as in ``list_rows``;
+        ``text`` leaves out experiences that lack one of its words in question and answer.
         """
         words = WORD.findall(text.casefold())
         if user is None and not words:
@@ -203,17 +184,16 @@ class Shard:
             out.append([(name, similarity) for name, similarity in named if name is not None])
         return out
 
-    # --- reading
-    # ------------------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def rows(self, ids: Sequence[str]) -> list[Row | None]:
-        """The stored rows of these ids in order; None for an unknown id and for a damaged row."""
+        """The rows of these ids in order; None for an unknown id and for a damaged row."""
         seqs = [seq for seq in map(self._rows.get, ids) if seq is not None]
         by_id = {row[0]: row for _, row in self.stored.experiences(seqs)}
         return [by_id.get(name) for name in ids]
 
     def row(self, id: str) -> Row | None:
-        """The stored row of this id; None for an unknown id. Raises DataFailure ``damaged``."""
+        """The row of this id, if known. Raises DataFailure ``damaged``."""
         (row,) = self.rows([id])
         if row is None and id in self._rows:
             raise DataFailure(
@@ -224,46 +204,35 @@ class Shard:
         return row
 
     def get(self, ids: Sequence[str]) -> list[Experience | None]:
-        """The experiences of these ids in order; None for an unknown id."""
         return [experience(row) if row is not None else None for row in self.rows(ids)]
 
     def pictures(self, id: str) -> dict[str, bytes]:
-        """An experience's pictures: PNG bytes by image id."""
+        """PNG bytes by image id."""
         seq = self._rows.get(id)
         return {} if seq is None else self.stored.pictures([seq]).get(seq, {})
 
     def list_rows(
         self, limit: int, after: Place | None = None, user: str | None = None
     ) -> list[tuple[float, Row]]:
-        """Times and rows of at most ``limit`` experiences, newest first; optionally after ``after`` or of
-        ``user``.
-
-        A ``user`` that ends in a dot stands for all that begin with it.
-        """
+        """Times and rows of experiences, newest first; a ``user`` that ends in a dot is a prefix."""
         return self.stored.page(limit, after, user)
 
-    def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first; optionally only after ``after`` or of ``user``."""
-        return [experience(row) for _, row in self.list_rows(limit, after, user)]
-
-    def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> KeyedIds:
-        """Keys and ids of at most ``n`` experiences, of a status if given, drawn by weight, without
-        replacement.
+    def draw(self, n: int, rng: np.random.Generator, status: str | None = None) -> list[tuple[float, str]]:
+        """Keys and ids of at most ``n`` experiences, drawn by weight, without replacement.
 
         Weight: the priority, times .7 + .3 success rate if retrieved before. Keys are exponential arrival
         times with the weights as rates, so the smallest keys of several shards are a sample over all of them.
         Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir (2006).
         """
         with self.database.read() as db:
-            chosen = (
-                "SELECT id, priority, retrievals, successes FROM experiences WHERE ? IS NULL OR "
-                "status = ? ORDER BY seq"
-            )
-            rows = db.execute(chosen, (status, status)).fetchall()
+            columns = "SELECT id, priority, retrievals, successes FROM experiences"
+            rows = db.execute(
+                f"{columns} WHERE ? IS NULL OR status = ? ORDER BY seq", (status, status)
+            ).fetchall()
         if not rows or n < 1:
             return []
-        names, *columns = zip(*rows, strict=True)
-        priorities, retrievals, successes = (np.asarray(column, float) for column in columns)
+        names, *numbers = zip(*rows, strict=True)
+        priorities, retrievals, successes = (np.asarray(column, float) for column in numbers)
         rate = successes / np.maximum(retrievals, 1)
         times = rng.exponential(size=len(names)) / np.where(
             retrievals > 0, priorities * (0.7 + 0.3 * rate), priorities
@@ -273,22 +242,20 @@ class Shard:
 
     @property
     def refusal(self) -> str:
-        """Why nothing is stored at present, a code of ``memory.disk`` or ``locked``; empty if it is."""
+        """Why nothing is stored at present, a code of ``pixelis.files``; empty if it is."""
         return self.database.refusal
 
     @property
     def damaged(self) -> int:
-        """Number of experiences that the last start found damaged, wholly or in part."""
+        """Number of experiences that the last start found damaged."""
         result = self.database.salvaged
         return 0 if result is None else result.lost + len({*result.without_vector, *result.without_pictures})
 
     def stats(self) -> dict[str, Any]:
-        """Counts, means and sizes, as plain values."""
         with self.database.read() as db:
             size, priority, retrievals, successes, newest, oldest = db.execute(
                 "SELECT count(*), avg(priority), sum(retrievals), sum(successes), max(created_at), "
-                "min(created_at) "
-                "FROM experiences"
+                "min(created_at) FROM experiences"
             ).fetchone()
             (added,) = db.execute(
                 "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'experiences'"
@@ -312,8 +279,7 @@ class Shard:
             "damaged": self.damaged,
         }
 
-    # --- retrievals, feedback, withdrawals
-    # ------------------------------------------------------------------------------
+    # -- retrievals, feedback, withdrawals -------------------------------------------------------------------
 
     def retrieved(self, retrieval: str, ids: Sequence[str]) -> None:
         """Count a retrieval of these experiences, once per retrieval id."""
@@ -325,9 +291,7 @@ class Shard:
         self.database.write(change)
 
     def succeeded(self, retrieval: str, ids: Sequence[str]) -> int:
-        """Count a successful retrieval of these experiences, once per retrieval id; returns the number
-        counted.
-        """
+        """Count a successful retrieval of these experiences, once per retrieval id; returns how many."""
 
         def change(db: sqlite3.Connection) -> int:
             result = 0
@@ -342,11 +306,7 @@ class Shard:
         return self.database.write(change)
 
     def feedback(self, id: str, feedback: Feedback) -> Experience:
-        """Add feedback; exact duplicates are ignored.
-
-        Raises BadInput ``unknown_experience``, and ``feedback_full`` for an experience that has MAX_FEEDBACK
-        entries.
-        """
+        """Add feedback. Raises BadInput ``unknown_experience`` and ``feedback_full``."""
         entry = feedback.model_dump(mode="json")
 
         def change(db: sqlite3.Connection) -> None:
@@ -372,10 +332,9 @@ class Shard:
         return updated
 
     def withdraw(self, versions: Sequence[int]) -> int:
-        """Set the withdrawn policy versions; returns the number of experiences that became failed.
+        """Set the withdrawn policy versions; returns the number of experiences that became ``failed``.
 
-        Their experiences, also later ones, get the status ``failed`` and do not vote. Experiences of versions
-        that are no longer withdrawn become ``pending``.
+        Later experiences of theirs do too; those of versions that are no longer withdrawn become ``pending``.
         """
 
         def change(db: sqlite3.Connection) -> int:
@@ -393,64 +352,48 @@ class Shard:
         return self.database.write(change)
 
     def learnt(self, ids: Sequence[str]) -> int:
-        """Give pending experiences of which an update was made the status ``processed``; returns their
-        number.
-        """
+        """Mark pending experiences of which an update was made as ``processed``; returns their number."""
         mark = (
-            "UPDATE experiences SET status = 'processed' WHERE status = 'pending' AND id IN (SELECT "
-            "value FROM json_each(?))"
+            "UPDATE experiences SET status = 'processed' "
+            "WHERE status = 'pending' AND id IN (SELECT value FROM json_each(?))"
         )
         return self.database.write(lambda db: db.execute(mark, (json.dumps(list(ids)),)).rowcount)
 
-    # --- deleting
-    # -----------------------------------------------------------------------------------------------------------
+    # -- deleting --------------------------------------------------------------------------------------------
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete experiences with their vectors and pictures, leaving no traces in the files; returns the
-        number deleted.
-        """
+        """Delete experiences without leaving traces in the files; returns the number deleted."""
         return len(self._delete("id IN (SELECT value FROM json_each(?))", json.dumps(list(ids))))
 
-    def delete_user(self, user: str) -> Ids:
-        """Delete all experiences of a user (the stored pseudonym); returns their ids."""
+    def delete_user(self, user: str) -> list[str]:
+        """Delete all experiences of a stored pseudonym; returns their ids."""
         return self._delete("user = ?", user)
 
-    def prune(self, now: float) -> Ids:
-        """Delete experiences older than ``retention_days``; returns their ids and adds a line to
-        ``pruning.jsonl``.
-        """
+    def prune(self, now: float) -> list[str]:
+        """Delete experiences older than ``retention_days``, noted in ``pruning.jsonl``; returns their ids."""
         before = now - self.config.retention_days * DAY
         pruned = self._delete("created_at < ?", before, copies_before=before)
         self.database.write(
             lambda db: db.execute("DELETE FROM retrievals WHERE told_at < ?", (now - RETRIEVAL_DAYS * DAY,))
         )
         if pruned:
-            line = {
-                "time": now,
-                "retention_days": self.config.retention_days,
-                "count": len(pruned),
-                "ids": pruned,
-            }
-            with (
-                disk_failures(self.folder),
-                open(self.folder / "pruning.jsonl", "a", encoding="utf-8") as file,
-            ):
+            line: dict[str, Any] = {"time": now, "retention_days": self.config.retention_days}
+            line |= {"count": len(pruned), "ids": pruned}
+            path = self.folder / "pruning.jsonl"
+            with disk_failures(self.folder), open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         return pruned
 
-    def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> Ids:
-        def change(db: sqlite3.Connection) -> SeqIds:
-            victims = db.execute(
-                f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq", (value,)
-            ).fetchall()
+    def _delete(self, condition: str, value: Any, copies_before: float = np.inf) -> list[str]:
+        def change(db: sqlite3.Connection) -> list[tuple[int, str]]:
+            chosen = f"SELECT seq, id FROM experiences WHERE {condition} ORDER BY seq"
+            victims = db.execute(chosen, (value,)).fetchall()
             db.executemany("DELETE FROM experiences WHERE seq = ?", [(seq,) for seq, _ in victims])
             return victims
 
-        victims = self.database.write(
-            change, lambda victims: self._apply_removed([seq for seq, _ in victims])
-        )
+        victims = self.database.write(change, lambda gone: self._apply_removed([seq for seq, _ in gone]))
         if victims:
             self.database.forget()
         # A damaged file may have what is deleted, and what nobody can name any more
@@ -459,32 +402,28 @@ class Shard:
                 copy.unlink()
         return [name for _, name in victims]
 
-    # --- export, import
-    # -----------------------------------------------------------------------------------------------------
+    # -- export, import --------------------------------------------------------------------------------------
 
     def export(self, path: str | os.PathLike[str]) -> int:
         """Write all experiences to a Parquet file; returns their number."""
         return portable.write(path, self.stored.entries(sorted(self._ids)))
 
     def load(self, path: str | os.PathLike[str], accepts: Callable[[str], bool] = lambda id: True) -> int:
-        """Add the new experiences of a Parquet file of ``export``; returns their number.
+        """Add the experiences of a file of ``export`` whose ids are new and accepted; returns their number.
 
-        ``accepts`` tells whether an id belongs to this shard. Raises BadInput for another kind of file.
+        Raises BadInput for another kind of file.
         """
-        return sum(
-            sum(self.add([e for e in entries if accepts(e.experience.id)])) for entries in portable.read(path)
-        )
+        chunks = ([e for e in entries if accepts(e.experience.id)] for entries in portable.read(path))
+        return sum(sum(self.add(entries)) for entries in chunks)
 
 
 def _insert(db: sqlite3.Connection, entry: Entry, record: str, withdrawn: set[int]) -> int:
-    """Returns the row number."""
     x = entry.experience
     feedback = json.dumps([f.model_dump(mode="json") for f in x.feedback])
     status = "failed" if x.policy_version in withdrawn else x.status
     row = db.execute(
         "INSERT INTO experiences (id, created_at, user, status, priority, retrievals, successes, feedback, "
-        "record) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "record) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (x.id, x.created_at, x.user, status, x.priority, x.retrievals, x.successes, feedback, record),
     ).lastrowid
     assert row is not None
@@ -503,7 +442,6 @@ def _withdrawn(db: sqlite3.Connection) -> set[int]:
 
 
 def unknown(id: str) -> BadInput:
-    """The error for an unknown id."""
     return BadInput(
         f"there is no experience {id!r}",
         code="unknown_experience",

@@ -15,12 +15,7 @@ EPSILON = 1e-8
 
 
 def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> BFloat16[Tensor, " n"]:
-    """One of the two nearest bfloat16 numbers, the nearer one more often: the mean is `values`. Overwrites
-    `values`.
-
-    Rounding to the nearest would stop a moving average with a decay near 1. Source: stochastic rounding,
-    arXiv 1502.02551, section 3.1.
-    """
+    """One of the two nearest bfloat16 numbers, so that the mean is `values` (arXiv 1502.02551, section 3.1)."""
     bits = values.view(torch.int32)
     bits += torch.randint(2**16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
     bits &= -(2**16)
@@ -28,10 +23,8 @@ def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> 
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW (arXiv 1711.05101) like torch's, for float32 parameters, with both moments in bfloat16, rounded
-    at random.
-
-    The random numbers depend on the step alone, so a resumed run repeats them.
+    """AdamW (arXiv 1711.05101) with bfloat16 moments rounded at random, by the step alone: a resumed run
+    repeats it.
     """
 
     def __init__(
@@ -41,7 +34,6 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient."""
         generators: dict[torch.device, torch.Generator] = {}
         for group in self.param_groups:
             for parameter in group["params"]:

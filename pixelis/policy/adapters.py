@@ -1,7 +1,4 @@
-"""Adapters: the trainable weights of a policy version, as published, stored and validated.
-
-`lora` applies them to a model.
-"""
+"""Adapters: the trainable weights of a policy version, as published, stored and validated."""
 
 from __future__ import annotations
 
@@ -33,12 +30,10 @@ HASH_THREADS = min(8, os.cpu_count() or 1)
 
 @dataclass(frozen=True)
 class Adapter:
-    """The trainable part of a policy, as it is published and stored.
+    """The trainable part of a policy version.
 
-    tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer, named as in
-    the base model; for kind `full` the parameters themselves, float32 or the bits of bfloat16 as uint16.
-    alpha / rank scales every layer, also those whose A has another rank. base_sha256:
-    `model_path.fingerprint` of the base model.
+    tensors: `{module}.A` float32 [rank, in] and `{module}.B` [out, rank] of each adapted layer; for kind
+    `full` the parameters, float32 or the bits of bfloat16 as uint16. alpha / rank scales every layer.
     """
 
     tensors: Mapping[str, np.ndarray]
@@ -54,27 +49,21 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(a.nbytes for a in self.tensors.values())
 
     @property
     def ranks(self) -> dict[str, int]:
         """Rank of each adapted layer; empty for kind `full`."""
-        if self.kind == "full":
-            return {}
-        return {
-            name[:-2]: array.shape[0] for name, array in sorted(self.tensors.items()) if name.endswith(".A")
-        }
+        tensors = sorted(self.tensors.items()) if self.kind == "lora" else ()
+        return {name[:-2]: array.shape[0] for name, array in tensors if name.endswith(".A")}
 
     @property
     def is_of_language_layers(self) -> bool:
-        """Whether it changes only layers of the language model, as vLLM's adapters do."""
-        return self.kind == "lora" and not any(
-            name == "lm_head.A" or is_vision(name) for name in self.tensors
-        )
+        """Whether vLLM can serve it as an adapter."""
+        others = (name for name in self.tensors if name == "lm_head.A" or is_vision(name))
+        return self.kind == "lora" and not any(others)
 
     def sha256(self) -> str:
-        """Content hash over names, shapes, values and scale."""
 
         def digest_of(name: str) -> bytes:
             array = np.ascontiguousarray(self.tensors[name])
@@ -89,9 +78,7 @@ class Adapter:
         return digest.hexdigest()
 
     def metadata(self) -> dict[str, str]:
-        """Header of the safetensors file, with the rank and alpha of layers whose rank differs from
-        `rank`.
-        """
+        """Header of the safetensors file, with the rank and alpha of layers whose rank differs from `rank`."""
         header = {
             "kind": self.kind,
             "alpha": str(self.alpha),
@@ -107,11 +94,9 @@ class Adapter:
 
 def to_float32(values: np.ndarray) -> np.ndarray:
     """Values of an adapter as float32; the bits of bfloat16 are the upper half of float32's."""
-    return (
-        (values.astype(np.uint32) << 16).view(np.float32)
-        if values.dtype == np.uint16
-        else np.asarray(values, np.float32)
-    )
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(values, np.float32)
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -121,42 +106,37 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def is_finite(values: np.ndarray) -> bool:
-    """Whether all values of an adapter's tensor are finite: not all bits of an exponent are set."""
+    """Whether all values are finite: not all bits of an exponent are set."""
     if values.dtype == np.uint16:
         return not ((values & 0x7F80) == 0x7F80).any()
     return bool(np.isfinite(values).all())
 
 
 def is_vision(name: str) -> bool:
-    """Whether a layer or a tensor of this name belongs to the vision tower."""
     return ".visual." in name
 
 
 def adapter_bytes(
     shapes: Mapping[str, tuple[int, int]], rank: int | Mapping[str, int], width: int = 4
 ) -> int:
-    """Bytes of an adapter. shapes: (out, in) of each layer; rank: of all layers, or by layer."""
+    """Bytes of an adapter. shapes: (out, in) of each layer."""
     ranks = dict.fromkeys(shapes, rank) if isinstance(rank, int) else rank
     return sum(r * sum(shapes[name]) * width for name, r in ranks.items())
 
 
 def save_adapter(adapter: Adapter, folder: str | Path) -> None:
-    """Write the adapter atomically as a checksummed folder."""
     write_folder(folder, lambda path: save_tensors(adapter, path))
 
 
 def save_tensors(adapter: Adapter, folder: Path) -> None:
-    """Write `adapter.safetensors` (or `model.safetensors`) into an existing folder."""
-    tensor_parts.save_tensors(
-        adapter.tensors, folder / f"{FILES[adapter.kind]}.safetensors", adapter.metadata()
-    )
+    path = folder / f"{FILES[adapter.kind]}.safetensors"
+    tensor_parts.save_tensors(adapter.tensors, path, adapter.metadata())
 
 
 def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
-    """Read the adapter of a checkpoint, of a run's best or else newest one, or of a folder in PEFT's format.
+    """The adapter of a checkpoint, of a run's best or else newest one, or of a folder in PEFT's format.
 
-    lazily: read each tensor when it is used. Raises MissingFile without an adapter, BadInput for a damaged or
-    foreign one.
+    lazily: read each tensor when it is used. Raises MissingFile, BadInput.
     """
     if (Path(folder) / "adapter_config.json").is_file():
         tensors, alpha, rank = read_peft(Path(folder))
@@ -165,38 +145,28 @@ def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
 
 
 def read_adapter(files: list[Path], header: Mapping[str, str], lazily: bool = False) -> Adapter:
-    """The adapter in files of a verified checkpoint. header: its `Adapter.metadata`."""
+    """The adapter in files of a verified checkpoint."""
     tensors = StoredTensors(files)
     return adapter_of(tensors if lazily else dict(tensors), header)
 
 
 def adapter_of(tensors: Mapping[str, np.ndarray], header: Mapping[str, str]) -> Adapter:
-    """The adapter of tensors and its `Adapter.metadata`."""
     kind: Literal["lora", "full"] = "full" if header["kind"] == "full" else "lora"
     return Adapter(tensors, int(header["alpha"]), int(header["rank"]), header["base_sha256"], kind)
 
 
 def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], dict[str, str]]:
-    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one.
-
-    Reads no tensors.
-    """
+    """(files, `Adapter.metadata`) of a checkpoint, or of a run's best or else newest one. Reads no tensors."""
     folder = Path(folder)
     if (folder / "checkpoints").is_dir():
         folder = folder / "best" if (folder / "best").is_dir() else latest(folder) or folder
     files = next((found for stem in FILES.values() if (found := files_of(folder, stem))), None)
     if files is None:
-        fix = (
-            "name a run, a checkpoint like RUN/checkpoints/step_00000010, or a folder with PEFT's "
-            "adapter_config.json"
-        )
+        fix = "name a run, a folder RUN/checkpoints/step_N, or a folder with PEFT's adapter_config.json"
         raise MissingFile(f"no adapter in {folder}", fix=fix)
     if not is_complete(folder, verify):
-        raise BadInput(
-            f"{folder} is incomplete or damaged",
-            code="damaged_checkpoint",
-            fix="use an older checkpoint of the run",
-        )
+        message = f"{folder} is incomplete or damaged"
+        raise BadInput(message, code="damaged_checkpoint", fix="use an older checkpoint of the run")
     with safe_open(files[0], framework="numpy") as file:
         header = dict(file.metadata() or {})
     if "kind" not in header:
@@ -207,44 +177,33 @@ def load_header(folder: str | Path, verify: bool = True) -> tuple[list[Path], di
 def check_adapter(
     adapter: Adapter, policy: PolicyConfig, base_sha256: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise BadInput unless the adapter fits the configuration, the base model and the shapes of the
-    trainable parameters.
-    """
+    """Raise BadInput unless the adapter fits the configuration, the base model and the parameters."""
+
+    def foreign(message: str, fix: str) -> BadInput:
+        return BadInput(message, code="foreign_adapter", fix=fix)
+
     if adapter.kind != ("full" if policy.full else "lora"):
-        raise BadInput(
-            f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", code="foreign_adapter"
-        )
+        raise foreign(f"a {adapter.kind} checkpoint does not fit policy.full={policy.full}", "change the key")
     if adapter.base_sha256 and adapter.base_sha256 != base_sha256:
-        raise BadInput(
-            "the checkpoint belongs to another base model", code="foreign_adapter", fix="use its policy.model"
-        )
+        raise foreign("the checkpoint belongs to another base model", "use its policy.model")
     lora = policy.lora
-    fix = (
-        "use its policy.freeze_vision_tower, or the folder of `pixelis export CHECKPOINT FOLDER --merge` "
-        "as policy.model"
-    )
+    fix = "use its policy.freeze_vision_tower, or the folder of `pixelis export --merge` as policy.model"
     if adapter.kind == "lora":
         if adapter.scale != lora.alpha / lora.rank or (adapter.rank != lora.rank and not lora.ranks):
-            message = (
-                f"the checkpoint has rank {adapter.rank} and alpha {adapter.alpha}, not {lora.rank} "
-                f"and {lora.alpha}"
-            )
             fix = f"set policy.lora.rank={adapter.rank} policy.lora.alpha={adapter.alpha}"
-            raise BadInput(message, code="foreign_adapter", fix=fix)
+            raise foreign("the checkpoint has another rank or alpha", fix)
         targets = sorted({name.rsplit(".", 1)[-1] for name in adapter.ranks if not is_vision(name)})
         tower = str(any(map(is_vision, adapter.tensors))).lower()
         fix = f"set policy.lora.targets='[{', '.join(targets)}]' policy.lora.vision_tower={tower}, "
         fix += "and policy.lora.ranks as it was trained, or another run.dir"
         shapes = {name: shape for name, shape in shapes.items() if name[:-2] in adapter.ranks}
     if differing := sorted(set(adapter.tensors) ^ set(shapes)):
-        raise BadInput(
-            f"the checkpoint and the configuration differ in {differing[0]}", code="foreign_adapter", fix=fix
-        )
+        raise foreign(f"the checkpoint and the configuration differ in {differing[0]}", fix)
     for name, shape in shapes.items():
         values = adapter.tensors[name]
         if values.shape != shape:
             message = f"{name} is {list(values.shape)} in the checkpoint, {list(shape)} by the configuration"
-            raise BadInput(message, code="foreign_adapter", fix=fix)
+            raise foreign(message, fix)
         if not is_finite(values):
             raise BadInput(f"{name} holds values that are not finite", code="non_finite_adapter")
 

@@ -1,9 +1,4 @@
-"""Advantages of trajectories from the rewards of their groups.
-
-An advantage belongs to a whole trajectory. Unscored rollouts and those excluded by their stop reason have the
-advantage None and count neither in the statistics nor in the loss. `pixelis.config.presets.algorithms` lists
-the baselines and their combinations.
-"""
+"""Advantages of trajectories from the rewards of their groups; None for unscored and excluded rollouts."""
 
 from __future__ import annotations
 
@@ -22,7 +17,6 @@ Values = Sequence[float | None]
 Sum = Callable[[list[float]], list[float]]
 """Sums each number over all workers; the identity if one worker holds the whole batch."""
 Scored = list[float]
-"""One number for each scored rollout of a group, in order."""
 
 
 def assign_advantages(
@@ -34,12 +28,11 @@ def assign_advantages(
     kl_weight: float = 0.0,
     sum_workers: Sum = list,
 ) -> dict[str, float]:
-    """Set `advantage` of every trajectory of a batch (None: excluded from training); returns metrics.
+    """Set `advantage` of every trajectory of a batch; returns metrics.
 
-    greedy: reward of a greedy rollout for each group, for baseline `greedy`. kl: sum of k1 over the policy
-    tokens of each rollout, None for an unusable one; kl_weight * kl is subtracted from the reward, as in
-    TRL's RLOO. sum_workers: required for batch statistics if workers share the batch. Raises as
-    `batch_advantages` does.
+    greedy: reward of a greedy rollout for each group. kl: sum of k1 over each rollout's policy tokens;
+    kl_weight * kl is subtracted from the reward, as in TRL's RLOO. sum_workers: for statistics of a batch
+    that workers share.
     """
     rewards = [group_rewards(group, settings) for group in groups]
     if kl is not None:
@@ -48,11 +41,7 @@ def assign_advantages(
             for group, sums in zip(rewards, kl, strict=True)
         ]
     excluded = [[t.stop_reason.value in settings.exclude for t in g.trajectories] for g in groups]
-    tokens = (
-        [[sum(t.loss_mask()) for t in g.trajectories] for g in groups]
-        if settings.batch_over == "token"
-        else None
-    )
+    tokens = [[sum(t.loss_mask()) for t in g.trajectories] for g in groups]
     result = batch_advantages(rewards, settings, greedy=greedy, tokens=tokens, sum_workers=sum_workers)
     for group, advantages, flags in zip(groups, result, excluded, strict=True):
         for trajectory, advantage, is_excluded in zip(group.trajectories, advantages, flags, strict=True):
@@ -61,16 +50,14 @@ def assign_advantages(
 
 
 def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float | None]:
-    """Rewards for a group's statistics: None for an unscored or excluded rollout.
-
-    With `count_excluded` an excluded rollout counts with reward 0 (Mini-o3's code, arXiv 2509.07969).
+    """Rewards for a group's statistics; with `count_excluded` 0 for an excluded rollout (Mini-o3, arXiv
+    2509.07969).
     """
     excluded = 0.0 if settings.count_excluded else None
     return [excluded if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
 
 
 def usable(rewards: Values, settings: config.AdvantageConfig) -> bool:
-    """Whether the rewards of a group suffice for advantages."""
     scored = sum(r is not None for r in rewards)
     # With k rollouts there is a single subset of k.
     return scored >= settings.min_group and not (settings.baseline == "pass_at_k" and scored <= settings.k)
@@ -84,22 +71,17 @@ def batch_advantages(
     tokens: Sequence[Sequence[int]] | None = None,
     sum_workers: Sum = list,
 ) -> list[list[float | None]]:
-    """(reward - baseline) / (scale + eps) for the groups of a batch; same shape as `groups`.
+    """(reward - baseline) / (scale + eps) for the groups of a batch.
 
-    groups: rewards; None (unscored) stays None. A group is all None if it is not `usable` or lacks a required
-    greedy reward. tokens: policy tokens of each rollout, for `batch_over=token`. With a group baseline,
-    rewards equal up to rounding give exactly 0. Raises DataFailure for a reward that is not finite, BadConfig
-    for missing greedy rewards or token counts and for wrong results of a user-defined function.
+    None (unscored) stays None; a group is all None if it is not `usable`. Rewards of a group that are equal
+    up to rounding give exactly 0.
     """
-    if settings.baseline == "greedy" and (greedy is None or len(greedy) != len(groups)):
-        raise BadConfig(
-            "baseline greedy needs the reward of a greedy rollout for every group", fix="set another baseline"
-        )
+    if settings.baseline == "greedy" and greedy is None:
+        raise BadConfig("baseline greedy needs greedy rollouts", fix="set another rft.advantage.baseline")
     result: list[list[float | None]] = []
     for index, rewards in enumerate(groups):
-        bad = [r for r in rewards if r is not None and not math.isfinite(r)]
-        if bad:
-            raise DataFailure(f"a reward of {bad[0]} reached the advantages", code="non_finite_reward")
+        if not all(r is None or math.isfinite(r) for r in rewards):
+            raise DataFailure("a reward that is not finite reached the advantages", code="non_finite_reward")
         reference = greedy[index] if settings.baseline == "greedy" and greedy is not None else 0.0
         if reference is None or not usable(rewards, settings):
             result.append([None] * len(rewards))
@@ -108,16 +90,10 @@ def batch_advantages(
         result.append([None if r is None else next(scored) for r in rewards])
     if settings.baseline != "batch" and settings.scale != "batch_std":
         return result
-    if settings.batch_over == "token" and tokens is None:
-        raise BadConfig(
-            "batch_over token needs the token count of every rollout",
-            fix="set rft.advantage.batch_over=sequence",
-        )
     return _over_batch(result, settings, tokens if settings.batch_over == "token" else None, sum_workers)
 
 
 def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
-    """Advantages of the scored rewards of one group, before batch-level baseline and scale."""
     count = len(rewards)
     mean = math.fsum(rewards) / count
     # (n * 0.1) / n is not 0.1: without this check, rounding noise divided by eps would look like a signal.
@@ -133,13 +109,9 @@ def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
     except (TypeError, ValueError):  # of a user-defined function
         fits = False
     if not fits:
-        raise BadConfig(
-            f"rft.advantage.baseline {settings.baseline} returned {result!r} for the rewards {rewards}",
-            fix=(
-                "return a list with one finite number for each reward, or a pair of that list and the "
-                "divisor for scale=std"
-            ),
-        )
+        message = f"rft.advantage.baseline {settings.baseline} returned {result!r} for the rewards {rewards}"
+        fix = "return a finite number for each reward, or a pair of their list and the divisor for scale=std"
+        raise BadConfig(message, fix=fix)
     if settings.scale == "std":
         if deviation is None:
             deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in rewards) / (count - 1))
@@ -152,7 +124,6 @@ def _of_group(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
 
 
 def no_baseline(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
-    """The rewards themselves."""
     return rewards
 
 
@@ -176,14 +147,10 @@ def second_best(rewards: Scored, settings: config.AdvantageConfig) -> Scored:
 
 
 def pass_at_k(rewards: Scored, settings: config.AdvantageConfig) -> tuple[Scored, float]:
-    """Advantages for the best of `settings.k` attempts, and the standard deviation of the best, over all
-    k-subsets of n > k.
+    """Advantages for the best of `settings.k` attempts, and the deviation of the best, over all k-subsets.
 
-    A_i = mean of max(subset) over the subsets that contain i, minus its mean R over all subsets. For rewards
-    of 0 and 1 this is the analytic advantage of Pass@k training (arXiv 2508.10751): with N_neg wrong answers
-    R = 1 - C(N_neg, k) / C(n, k), right ones get 1 - R, wrong ones 1 - R - C(N_neg - 1, k - 1) / C(n - 1, k -
-    1), the deviation is sqrt(R (1 - R)). The closed form over sorted rewards extends it to any values; k = 1
-    is the reward minus its mean.
+    A_i = mean of max(subset) over the subsets that contain i, minus that over all: for rewards of 0 and 1 the
+    advantage of Pass@k training (arXiv 2508.10751), over sorted rewards for any values.
     """
     count, k = len(rewards), settings.k
     order = sorted(range(count), key=rewards.__getitem__)
@@ -209,9 +176,7 @@ def _over_batch(
     tokens: Sequence[Sequence[int]] | None,
     sum_workers: Sum,
 ) -> list[list[float | None]]:
-    """Subtract the mean of the batch and, for `batch_std`, divide by its standard deviation (REINFORCE++,
-    arXiv 2501.03262).
-    """
+    """Subtract the batch's mean and, for `batch_std`, divide by its deviation (REINFORCE++, arXiv 2501.03262)."""
     weights = tokens or [[1] * len(group) for group in groups]
     rollouts = [
         pair for group, row in zip(groups, weights, strict=True) for pair in zip(group, row, strict=True)
@@ -229,9 +194,6 @@ def _over_batch(
 
 
 def advantage_metrics(groups: Sequence[Values]) -> dict[str, float]:
-    """Statistics of a batch: dropped groups, groups without a signal, share of excluded rollouts, size of the
-    advantages.
-    """
     used = [a for group in groups for a in group if a is not None]
     rollouts = sum(len(group) for group in groups)
     return {

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 class Architecture:
-    """Architecture of a model folder.
-
-    Raises MissingFile without config.json, BadConfig for an unsupported model family.
-    """
+    """Raises MissingFile without config.json, BadConfig for an unsupported model family."""
 
     def __init__(self, name: str, dtype: torch.dtype = torch.bfloat16):
         self.dtype, model = dtype, model_class(folder := resolve(name))
@@ -37,15 +34,11 @@ class Architecture:
 
     @property
     def width(self) -> int:
-        """Bytes of a weight."""
         return self.dtype.itemsize
 
     @property
     def multiple(self) -> int:
-        """Side in pixels of the square tile that is one image token.
-
-        Sides of a view are multiples of it. 28 without vision.
-        """
+        """Side in pixels of the square tile that is one image token; 28 without vision."""
         return (
             28 if self.vision is None else int(self.vision.patch_size) * int(self.vision.spatial_merge_size)
         )
@@ -56,25 +49,19 @@ class Architecture:
         return 2 * self.text.num_hidden_layers * self.text.num_key_value_heads * self.head_width * self.width
 
     def shapes(self, targets: list[str], vision_tower: bool = False) -> dict[str, tuple[int, int]]:
-        """(out, in) of each layer that gets an adapter. Raises the errors of `lora.adapted_layers`."""
+        """(out, in) of each layer that gets an adapter."""
         layers = adapted_layers(self.model, targets, vision_tower)
         return {name: (layer.out_features, layer.in_features) for name, layer in layers.items()}
 
     def ranks(self, lora: config.LoraConfig) -> dict[str, int]:
-        """Rank of each layer that gets an adapter. Raises the errors of `ranks.ranks_of`."""
+        """Rank of each layer that gets an adapter."""
         return ranks_of(lora, self.shapes(lora.targets, lora.vision_tower))
 
     def trained_parameters(self, policy: config.PolicyConfig) -> int:
-        """Parameters that full-parameter training changes."""
         return self.parameters - (self.vision_parameters if policy.freeze_vision_tower else 0)
 
     def layer_bytes(self, tokens: int) -> int:
-        """Bytes that a decoder layer saves for its backward pass over `tokens` tokens in bfloat16 with fused
-        attention.
-
-        The factors count the saved tensors of each width in the layers of Qwen3; with adapters, or in
-        Qwen2.5, there are fewer.
-        """
+        """Bytes that a decoder layer saves for its backward pass, by the tensors that Qwen3's saves of each width."""
         text, hidden = self.text, self.text.hidden_size
         queries, keys = text.num_attention_heads * self.head_width, text.num_key_value_heads * self.head_width
         inner, routed = text.intermediate_size, 0
@@ -83,9 +70,7 @@ class Architecture:
         return int(tokens * (8 * hidden + 6 * queries + 5 * keys + 4 * inner + routed) * self.width)
 
     def vision_block_bytes(self, patches: int) -> int:
-        """Bytes that a block of the vision tower saves for its backward pass over `patches` patches, counted
-        likewise.
-        """
+        """Bytes that a block of the vision tower saves for its backward pass."""
         vision, width = self.vision, self.vision_width
         inner = getattr(vision, "intermediate_size", None) or width * vision.mlp_ratio
         is_gated = vision.hidden_act == "silu"  # Qwen2.5-VL
@@ -98,7 +83,7 @@ class Architecture:
 
 
 def learner_dtype(policy: config.PolicyConfig, gpu: bool) -> torch.dtype:
-    """Expected type of the weights. `model.pick_dtype` chooses it when the model is loaded."""
+    """The type that `model.pick_dtype` will choose."""
     if policy.dtype == "auto":
         return torch.bfloat16 if gpu else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]

@@ -1,12 +1,11 @@
 """Atomic, checksummed checkpoint folders: tensors as safetensors, everything else as JSON, nothing pickled.
 
-A folder is written under a temporary name, flushed to disk and renamed. A process killed at any point leaves
-the last complete checkpoint in place. Each worker of a learner writes its own files, in the background; the
-first one renames the folder.
+A folder is renamed when it is complete on disk: a process killed at any point leaves the last checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -35,11 +34,7 @@ _NAME = re.compile(r"step_(\d{8})$")
 
 
 class Writer:
-    """Writes the checkpoints of a group of workers in a thread, one at a time, while the training goes on.
-
-    Every worker writes its own files into one folder, which therefore must be on storage that all of them
-    share.
-    """
+    """Writes the checkpoints of a group of workers in a thread, each worker its own files into one shared folder."""
 
     def __init__(self, worker: int = 0, workers: int = 1):
         self.worker, self.workers = worker, workers
@@ -58,14 +53,9 @@ class Writer:
     ) -> Path:
         """Begin to write `run_dir/checkpoints/step_NNNNNNNN` and return it. All workers call it together.
 
-        tensors: file stem -> name -> this worker's array or part of it, not to be changed before `wait`
-        returns; texts: file stem
-        -> JSON value, written by the first worker; headers: file stem -> header of its safetensors files.
-        Afterwards all but the
-        newest `keep` checkpoints (0: none) and that of step `best` are removed. Replaces a checkpoint of the
-        same step.
-
-        Waits for the checkpoint before and raises its failure.
+        tensors: file stem -> name -> this worker's array or part, not to be changed before `wait` returns;
+        texts: file stem -> JSON value. Afterwards all but the newest `keep` checkpoints (0: none) and `best`
+        are removed. Raises the failure of the checkpoint before.
         """
         self.wait()
         final = Path(run_dir) / "checkpoints" / f"step_{step:08d}"
@@ -74,11 +64,8 @@ class Writer:
         except OSError as error:
             raise _disk_failure(final, error) from None
         if not temporary.is_dir():
-            raise InfraFailure(
-                f"{temporary} does not exist on this node",
-                code="no_shared_storage",
-                fix="set run.dir to storage of all nodes",
-            )
+            message, fix = f"{temporary} does not exist on this node", "set run.dir to storage of all nodes"
+            raise InfraFailure(message, code="no_shared_storage", fix=fix)
 
         def write() -> None:
             try:
@@ -99,12 +86,12 @@ class Writer:
         return final
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is complete. Raises InfraFailure if it could not be written."""
+        """Wait until the last checkpoint is complete. Raises its InfraFailure."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
+        error, self._error = self._error, None
+        if error is not None:
             raise error
 
     def _fill(
@@ -125,9 +112,6 @@ class Writer:
         return _flush(paths)
 
     def _gather(self, folder: Path, entries: dict[str, Any]) -> bool:
-        """Write the manifest of all workers' files; True on the first worker, which then renames the
-        folder.
-        """
         if self.worker:
             write_json(folder / f".worker-{self.worker}.json", entries)
             return False
@@ -136,15 +120,12 @@ class Writer:
             path = folder / f".worker-{worker}.json"
             while not path.is_file():
                 if time.monotonic() > deadline:
-                    raise InfraFailure(
-                        f"worker {worker} did not write its part of {folder.name} in {TIMEOUT_S:g} s"
-                    )
+                    raise InfraFailure(f"worker {worker} did not write its part in {TIMEOUT_S:g} s")
                 time.sleep(0.02)
             written = json.loads(path.read_text(encoding="utf-8"))
             if "error" in written:
-                raise InfraFailure(
-                    f"worker {worker} could not write its part: {written['error']}", code="disk_full"
-                )
+                message = f"worker {worker} could not write its part: {written['error']}"
+                raise InfraFailure(message, code="disk_full")
             entries |= written
             path.unlink()
         _write_manifest(folder, entries)
@@ -152,14 +133,11 @@ class Writer:
 
     def _fail(self, folder: Path, error: PixelisError) -> None:
         self._error = error
-        try:
-            if self.worker:
-                write_json(folder / f".worker-{self.worker}.json", {"error": str(error)})
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            # The first worker ends its wait after TIMEOUT_S; this worker's own failure ends the run before
-            pass
+        if not self.worker:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
+        with contextlib.suppress(OSError):  # this worker's own failure ends the run before TIMEOUT_S
+            write_json(folder / f".worker-{self.worker}.json", {"error": str(error)})
 
 
 def write(
@@ -172,9 +150,8 @@ def write(
     notes: Mapping[str, Any] | None = None,
     best: int | None = None,
 ) -> Path:
-    """Write a checkpoint of one worker and return its folder when it is complete; see `Writer.start`.
-
-    state: JSON values, stored as `state.json`; notes: file stem -> further ones.
+    """`Writer.start` and `wait` for a single worker. state: stored as `state.json`; notes: file stem -> JSON
+    value.
     """
     writer = Writer()
     folder = writer.start(run_dir, step, tensors, {"state": state, **(notes or {})}, headers, keep, best)
@@ -183,9 +160,8 @@ def write(
 
 
 def _disk_failure(path: Path, error: OSError) -> InfraFailure:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    verb, code = ("free space for", "disk_full") if is_full else ("check the disk of", "disk_failed")
-    fix = f"{verb} {path.parent}, or name a folder on another disk; a run resumes from its last checkpoint"
+    code = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "disk_failed"
+    fix = f"check the disk of {path.parent} and its space; a run resumes from its last checkpoint"
     return InfraFailure(f"{path} could not be written: {error.strerror or error}", code=code, fix=fix)
 
 
@@ -199,28 +175,21 @@ def link_best(run_dir: str | Path, step: int) -> None:
 
 
 def write_folder(final: str | Path, fill: Callable[[Path], None]) -> None:
-    """Call `fill` with a temporary folder, add the manifest, flush all files and rename the folder to
-    `final`.
-
-    Raises InfraFailure if the disk is full or fails.
-    """
+    """Create `final` atomically, filled by `fill`, with a manifest."""
     final = Path(final)
-    temporary: Path | None = None
     try:
         temporary = _create_temporary(final)
-        fill(temporary)
-        _write_manifest(temporary, _flush(sorted(p for p in temporary.iterdir() if p.is_file())))
-        _rename(temporary, final)
-    except BaseException as error:
-        if temporary is not None:
+        try:
+            fill(temporary)
+            _write_manifest(temporary, _flush(sorted(p for p in temporary.iterdir() if p.is_file())))
+            _rename(temporary, final)
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise _disk_failure(final, error) from None
-        raise
+    except OSError as error:
+        raise _disk_failure(final, error) from None
 
 
 def _create_temporary(final: Path) -> Path:
-    """Create the folder that will be renamed to `final`; removes those of ended processes."""
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_orphans(final.parent, f".{final.name}.*.aside")
     temporary = final.with_name(f".{final.name}.{_owner()}.aside")
@@ -229,7 +198,7 @@ def _create_temporary(final: Path) -> Path:
 
 
 def _flush(paths: list[Path]) -> dict[str, Any]:
-    """Flush files to disk; returns their entries in the manifest. The only time that a file is read back."""
+    """Flush files to disk; returns their entries in the manifest."""
     entries = {}
     for path in paths:
         entries[path.name] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
@@ -245,20 +214,17 @@ def _write_manifest(folder: Path, entries: dict[str, Any]) -> None:
 
 
 def _rename(temporary: Path, final: Path) -> None:
-    if final.exists():
-        # rename() does not replace a folder with files, so the old one is renamed first.
-        old = final.with_name(f".{final.name}.{_owner()}.old")
+    old = final.with_name(f".{final.name}.{_owner()}.old")
+    if final.exists():  # rename() does not replace a folder with files, so the old one is renamed first
         shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
-        os.rename(temporary, final)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(temporary, final)
+    os.rename(temporary, final)
+    shutil.rmtree(old, ignore_errors=True)
     sync(final.parent)
 
 
 def is_complete(folder: str | Path, verify: bool = True, share: tuple[int, int] = (0, 1)) -> bool:
-    """True if the manifest exists and every file has its size and, with `verify`, its checksum.
+    """True if every file of the manifest has its size and, with `verify`, its checksum.
 
     share: (worker, workers); each of several workers verifies some of the files.
     """
@@ -268,10 +234,8 @@ def is_complete(folder: str | Path, verify: bool = True, share: tuple[int, int] 
         if not files:
             return False
         for index, (name, entry) in enumerate(files.items()):
-            path, is_mine = folder / name, index % workers == worker
-            if path.stat().st_size != entry["bytes"] or (
-                verify and is_mine and file_sha256(path) != entry["sha256"]
-            ):
+            path, is_read = folder / name, verify and index % workers == worker
+            if path.stat().st_size != entry["bytes"] or (is_read and file_sha256(path) != entry["sha256"]):
                 return False
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -285,7 +249,7 @@ def latest(run_dir: str | Path, verify: bool = True) -> Path | None:
 
 
 def latest_of_workers(run_dir: str | Path) -> Path | None:
-    """`latest` of a learner that starts: all workers agree on it, and each verifies a share of the files.
+    """`latest` of a learner that starts: all workers agree on it and verify a share of the files.
 
     Removes what interrupted writes left, since no other learner of the run is writing.
     """
@@ -303,17 +267,13 @@ def latest_of_workers(run_dir: str | Path) -> Path | None:
 
 
 def read(folder: str | Path, verify: bool = True) -> tuple[dict[str, StoredTensors], dict[str, Any]]:
-    """(tensors, state) of a checkpoint: file stem -> name -> whole array, each read when it is asked for.
-
-    Raises MissingFile without a checkpoint, BadInput for an incomplete or, with `verify`, damaged one.
-    """
+    """(tensors by file stem and name, state) of a checkpoint. Raises MissingFile, BadInput."""
     folder = Path(folder)
     if not folder.is_dir():
         raise MissingFile(f"no checkpoint {folder}", fix="name a folder below checkpoints/ of a run")
     if not is_complete(folder, verify):
-        raise BadInput(
-            f"checkpoint {folder} is incomplete or damaged", code="damaged_checkpoint", fix="use an older one"
-        )
+        message = f"checkpoint {folder} is incomplete or damaged"
+        raise BadInput(message, code="damaged_checkpoint", fix="use an older one")
     stems = sorted({stem_of(path) for path in folder.glob("*.safetensors")})
     state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return {stem: StoredTensors(files_of(folder, stem)) for stem in stems}, state
@@ -325,32 +285,23 @@ def steps(run_dir: str | Path) -> set[int]:
 
 
 def step_of(folder: str | Path) -> int:
-    """Step in the name of a checkpoint folder. Raises BadInput for another name."""
-    match = _NAME.fullmatch(Path(folder).name)
-    if not match:
-        raise BadInput(f"{folder} is not named like a checkpoint (step_00000010)")
-    return int(match.group(1))
+    if match := _NAME.fullmatch(Path(folder).name):
+        return int(match[1])
+    raise BadInput(f"{folder} is not named like a checkpoint (step_00000010)")
 
 
 def prune(run_dir: str | Path, keep: int, best: int | None = None) -> None:
-    """Remove all but the newest `keep` complete checkpoints and that of step `best`, and the remains of
-    interrupted writes.
-    """
+    """Remove all but the newest `keep` complete checkpoints and `best`, and what ended processes left."""
     folders = _steps(run_dir)
-    # Checksums were computed when the files were written; reading all of them again would take minutes for a
-    # large model.
-    complete = [path for _, path in folders if is_complete(path, verify=False)]
-    if not complete:
-        return
-    oldest = step_of(complete[-keep:][0])
+    # Checksums were computed when the files were written; reading all of them again could take minutes.
+    complete = [step for step, path in folders if is_complete(path, verify=False)]
     for step, path in folders:
-        if step < oldest and step != best:
+        if complete and step < complete[-keep:][0] and step != best:
             shutil.rmtree(path, ignore_errors=True)
     _remove_orphans(Path(run_dir) / "checkpoints", ".step_*")
 
 
 def file_sha256(path: str | Path) -> str:
-    """Checksum of a file, hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -376,7 +327,6 @@ def _is_orphan(path: Path) -> bool:
 
 
 def _owner() -> str:
-    """This process among those of all machines that share the storage."""
     return f"{_machine()}-{os.getpid()}"
 
 

@@ -1,8 +1,4 @@
-"""The critic of PPO (arXiv 1707.06347): a value head on the policy's hidden states, with its own optimizer.
-
-The states are detached, so the value loss does not change the policy, and an adapter stays what generators
-load.
-"""
+"""The critic of PPO (arXiv 1707.06347): a value head on the policy's detached hidden states."""
 
 from __future__ import annotations
 
@@ -21,9 +17,7 @@ HIDDEN = 256
 
 
 class Critic:
-    """Value of the state before each policy token: hidden states float [tokens, width] to float32
-    [tokens].
-    """
+    """Value of the state before each policy token."""
 
     def __init__(self, width: int, settings: config.CriticConfig, seed: int, device: torch.device):
         self.settings = settings
@@ -37,7 +31,6 @@ class Critic:
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.lr, weight_decay=0.0)
 
     def values(self, hidden: Float[Tensor, "tokens width"]) -> Float[Tensor, " tokens"]:
-        """Predicted returns."""
         return self.head(hidden.detach().float())[:, 0]
 
     def backward(
@@ -47,10 +40,11 @@ class Critic:
         old: Float[Tensor, " tokens"],
         weights: Float[Tensor, " tokens"],
     ) -> dict[str, float]:
-        """Add the gradient of the value loss of a micro-batch; returns sums over its tokens.
+        """Add the gradient of max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2; returns sums over
+        tokens.
 
-        max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2; old: values before the first step on the
-        batch; weights: of each token, with the denominator of the global batch.
+        old: values before the first step on the batch; weights: of each token, with the global batch's
+        denominator.
         """
         values, clip = self.values(hidden), self.settings.clip
         errors = (values - returns).square()
@@ -63,9 +57,7 @@ class Critic:
         }
 
     def apply(self) -> None:
-        """Take the optimizer step with the gradients of all learners, unless the gradient is not finite.
-        Collective.
-        """
+        """Take the optimizer step with all learners' gradients, unless they are not finite. Collective."""
         parameters = list(self.head.parameters())
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -76,14 +68,12 @@ class Critic:
         self.optimizer.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Weights and optimizer moments by name, for a checkpoint."""
         tensors = {f"head.{name}": tensor for name, tensor in self.head.state_dict().items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in moments.items()}
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in tensors.items()}
 
     def load(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Load ``tensors``."""
         self.head.load_state_dict(
             {n[5:]: torch.from_numpy(np.asarray(a)) for n, a in tensors.items() if n.startswith("head.")}
         )

@@ -1,8 +1,4 @@
-"""The DeepSpeed engine of the learner, with access to its state at any ZeRO stage and number of workers.
-
-State is read and written by name as full tensors or parts of them, so a checkpoint of two workers under
-ZeRO-2 resumes on one under ZeRO-1.
-"""
+"""The learner's DeepSpeed engine, with access to its state at any ZeRO stage and number of workers."""
 
 from __future__ import annotations
 
@@ -32,15 +28,14 @@ if TYPE_CHECKING:
     from pixelis import config
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+OWN_KEYS = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
+OWN_KEYS |= {"optimizer", "scheduler"}
 Shards = Mapping[str, Tensor]
 """A worker's parts of the parameters, by name."""
 
 
 def ensure_process_group(device: torch.device) -> None:
-    """Import DeepSpeed, and initialize torch.distributed with one worker unless Ray Train has done so.
-
-    The group lasts until the process ends: DeepSpeed uses that of its first engine for all later ones.
-    """
+    """Import DeepSpeed, and initialize torch.distributed with one worker unless Ray Train has done so."""
     # Else it moves the model to a GPU that the learner has not reserved
     os.environ["DS_ACCELERATOR"] = device.type
     from deepspeed import ops
@@ -58,9 +53,7 @@ def ensure_process_group(device: torch.device) -> None:
 
 
 def deepspeed_config(learner: config.LearnerConfig, bfloat16: bool, device: torch.device) -> dict[str, Any]:
-    """DeepSpeed's configuration: defaults, overridden by the file `learner.deepspeed`. Raises MissingFile,
-    BadConfig.
-    """
+    """DeepSpeed's configuration: defaults under the file `learner.deepspeed`. Raises MissingFile, BadConfig."""
     bucket = 200_000_000 if device.type == "cuda" else 20_000_000
     defaults: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -84,24 +77,13 @@ def deepspeed_config(learner: config.LearnerConfig, bfloat16: bool, device: torc
         return defaults
     path = Path(learner.deepspeed)
     if not path.is_file():
-        raise MissingFile(
-            f"learner.deepspeed: no file {path}", fix="name a DeepSpeed JSON file or leave the key empty"
-        )
+        raise MissingFile(f"learner.deepspeed: no file {path}", fix="name a DeepSpeed JSON file")
     try:
         overrides = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BadConfig(f"learner.deepspeed: {path.name} is not JSON: {error}") from None
-    for key in (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "optimizer",
-        "scheduler",
-    ):
-        if key in overrides:
-            raise BadConfig(
-                f"learner.deepspeed: `{key}` is decided by the learner", fix="remove it from the file"
-            )
+    if taken := sorted(OWN_KEYS & set(overrides)):
+        raise BadConfig(f"learner.deepspeed: `{taken[0]}` is decided by the learner", fix="remove it")
     return _merge(defaults, overrides)
 
 
@@ -115,11 +97,7 @@ def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]
 
 
 class ZeroEngine:
-    """A module under DeepSpeed with AdamW, torch's or one with bfloat16 moments.
-
-    parameters: the trainable ones, by their names in checkpoints. All workers must call the methods together,
-    after `ensure_process_group`.
-    """
+    """A module under DeepSpeed with AdamW. All workers must call its methods together."""
 
     def __init__(
         self,
@@ -155,10 +133,9 @@ class ZeroEngine:
         self.engine.backward(loss * dist.get_world_size())
 
     def apply(self, lr: float) -> float | None:
-        """Clip the gradient and take the optimizer step; returns the global gradient norm before clipping.
+        """Clip the gradient and take the optimizer step; returns the gradient norm before clipping.
 
-        None if the norm is not finite; parameters and moments are then unchanged, bit for bit, on all
-        workers.
+        None if the norm is not finite; then nothing has changed, bit for bit, on any worker.
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = lr
@@ -186,24 +163,19 @@ class ZeroEngine:
         out = {}
         for name, parameter in self.parameters.items():
             is_complete = parameter.dtype == torch.float32 and not hasattr(parameter, "ds_id")
-            value = parameter.detach() if is_complete else safe_get_full_fp32_param(parameter)
-            out[name] = value.float().cpu().numpy().copy()
+            out[name] = _copy(parameter if is_complete else safe_get_full_fp32_param(parameter))
         return out
 
     def model_weights(self) -> FlatTensors:
-        """Copy of the trainable parameters as the forward pass reads them, on the first worker; {} on the
-        others.
-
-        float32, or the bits of bfloat16 as uint16.
-        """
+        """Copy of the trainable parameters in the model's type, bfloat16 as uint16, on the first worker."""
         from deepspeed import zero
 
         bits = {torch.bfloat16: torch.uint16}
-        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self.parameters.items()}
-        dtypes = {name: "uint16" if p.dtype in bits else "float32" for name, p in self.parameters.items()}
-        out = FlatTensors(
-            [(name, dtypes[name], shapes[name]) for name in shapes] if dist.get_rank() == 0 else []
-        )
+        layout = [
+            (name, "uint16" if p.dtype in bits else "float32", tuple(getattr(p, "ds_shape", p.shape)))
+            for name, p in self.parameters.items()
+        ]
+        out = FlatTensors(layout if dist.get_rank() == 0 else [])
         for name, parameter in self.parameters.items():
             with zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
                 if name in out:
@@ -212,7 +184,7 @@ class ZeroEngine:
         return out
 
     def parts(self) -> tuple[dict[str, Part], dict[str, Part | np.ndarray]]:
-        """This worker's parts of `weights` and of `moments`; those of all workers together are complete."""
+        """This worker's parts of `weights` and of `moments`."""
         weights: dict[str, Part] = {}
         moments: dict[str, Part | np.ndarray] = {}
         states = list(self._adam.state.values())
@@ -225,32 +197,24 @@ class ZeroEngine:
         return weights, moments
 
     def _part(self, name: str, parameter: Any, moment: str | None) -> dict[str, Part]:
-        """{name: this worker's part of a float32 parameter, or of a moment of it}, or {} without one."""
         if self.stage == 0:
             return _even_part(name, parameter if moment is None else self._adam.state[parameter][moment])
         if self.stage == 3:
-            return _zero3_part(
-                name, parameter, parameter._z3_optimizer.get_local_fp32_param(parameter, moment)
-            )
-        mapping = parameter._hp_mapping
-        if mapping is None:
+            value = parameter._z3_optimizer.get_local_fp32_param(parameter, moment)
+            return _zero3_part(name, parameter, value)
+        if (mapping := parameter._hp_mapping) is None:
             return {}
-        return {
-            name: Part(
-                _copy(mapping.get_hp_fragment(moment)),
-                mapping.lp_fragment_address.start,
-                tuple(parameter.shape),
-            )
-        }
+        values, start = _copy(mapping.get_hp_fragment(moment)), mapping.lp_fragment_address.start
+        return {name: Part(values, start, tuple(parameter.shape))}
 
     def parts_of(self, shards: Shards) -> dict[str, Part]:
         """This worker's parts of the parameters that `shards` stand for."""
         parts: dict[str, Part] = {}
         for name, parameter in self.parameters.items():
-            is_divided = hasattr(parameter, "ds_id")
-            parts |= (
-                _zero3_part(name, parameter, shards[name]) if is_divided else _even_part(name, shards[name])
-            )
+            if hasattr(parameter, "ds_id"):
+                parts |= _zero3_part(name, parameter, shards[name])
+            else:
+                parts |= _even_part(name, shards[name])
         return parts
 
     def set_weights(self, values: Mapping[str, np.ndarray]) -> None:
@@ -269,7 +233,6 @@ class ZeroEngine:
                 self._set_part(parameter, value, None)
 
     def _set_part(self, parameter: Any, value: Tensor, moment: str | None) -> None:
-        """Overwrite this worker's part of a float32 parameter, or of a moment of it, from the whole value."""
         if self.stage < 3:
             parameter.set_full_hp_param(value, moment)
             return
@@ -280,9 +243,7 @@ class ZeroEngine:
         parameter._z3_optimizer.set_local_hp_param(padded, parameter, moment)
 
     def shards(self) -> Shards:
-        """This worker's part of the parameters that the forward pass reads: all of each, except under
-        ZeRO-3.
-        """
+        """This worker's part of the parameters that the forward pass reads."""
         return {name: self._shard(parameter).clone() for name, parameter in self.parameters.items()}
 
     @contextmanager
@@ -309,7 +270,7 @@ class ZeroEngine:
             self._shard(parameter).copy_(shards[name])
 
     def moments(self) -> dict[str, np.ndarray]:
-        """AdamW's state as `{name}.exp_avg`, `{name}.exp_avg_sq` and `step`; empty before the first step."""
+        """AdamW's state as `{name}.exp_avg`, `{name}.exp_avg_sq` and `step`."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         states = list(self._adam.state.values())
@@ -322,7 +283,7 @@ class ZeroEngine:
                     value = self._adam.state[parameter][moment]
                 else:
                     value = safe_get_full_optimizer_state(parameter, moment)
-                out[f"{name}.{moment}"] = value.float().cpu().numpy().copy()
+                out[f"{name}.{moment}"] = _copy(value)
         return out
 
     def set_moments(self, values: Mapping[str, np.ndarray]) -> None:
@@ -354,7 +315,6 @@ class ZeroEngine:
                     self._set_part(parameter, value, moment)
 
     def close(self) -> None:
-        """Free the engine."""
         self.engine.destroy()
 
 
@@ -363,14 +323,14 @@ def _copy(value: Tensor) -> np.ndarray:
 
 
 def _even_part(name: str, value: Tensor) -> dict[str, Part]:
-    """{name: this worker's part of a tensor that all workers hold}, or {} for an empty one."""
+    """{name: this worker's part of a tensor that all workers hold}."""
     worker, workers = dist.get_rank(), dist.get_world_size()
     start, end = value.numel() * worker // workers, value.numel() * (worker + 1) // workers
     return {name: Part(_copy(value.reshape(-1)[start:end]), start, tuple(value.shape))} if end > start else {}
 
 
 def _zero3_part(name: str, parameter: Any, value: Tensor) -> dict[str, Part]:
-    """{name: this worker's part of a tensor that ZeRO-3 divides}, or {} for padding alone."""
+    """{name: this worker's part of a tensor that ZeRO-3 divides, without padding}."""
     start = value.numel() * dist.get_rank()
     value = value.reshape(-1)[: max(0, parameter.ds_numel - start)]
     return {name: Part(_copy(value), start, tuple(parameter.ds_shape))} if value.numel() else {}

@@ -1,7 +1,4 @@
-"""Rank, world size, shares of a batch and sums over the learner's workers.
-
-Imports torch only on the first call.
-"""
+"""Rank, world size, shares of a batch and sums over the learner's workers. Imports torch only on the first call."""
 
 from __future__ import annotations
 
@@ -13,18 +10,12 @@ from pixelis.errors import InfraFailure
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Rank of this worker and number of workers. Raises InfraFailure without a process group."""
     dist = _process_group()
     return dist.get_rank(), dist.get_world_size()
 
 
 def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
-    """Indices of each worker's items, in order: the largest item first, each to the worker with the smallest
-    sum.
-
-    With at least as many items as workers, each gets one. Source: R. L. Graham, Bounds on Multiprocessing
-    Timing Anomalies, 1969.
-    """
+    """Indices of each worker's items: the largest first, each to the worker with the smallest sum (Graham, 1969)."""
     shares: list[list[int]] = [[] for _ in range(workers)]
     sums = [0] * workers
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
@@ -35,10 +26,7 @@ def balanced_shares(sizes: Sequence[int], workers: int) -> list[list[int]]:
 
 
 def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
-    """Each value summed over all workers; of the first `largest` the maximum.
-
-    Raises InfraFailure without a group.
-    """
+    """Each value summed over all workers; of the first `largest` the maximum."""
     dist = _process_group()
     if dist.get_world_size() == 1:
         return values
@@ -53,7 +41,7 @@ def sum_over_workers(values: list[float], largest: int = 0) -> list[float]:
 
 
 def broadcast_text(text: str) -> str:
-    """The first worker's text, on all workers. A process without a process group is the only worker."""
+    """The first worker's text, on all workers."""
     if "torch" not in sys.modules:
         return text
     import torch

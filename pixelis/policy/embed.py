@@ -1,6 +1,4 @@
-"""Embeddings from the frozen base model: states of turns for coherence and curiosity rewards, question
-vectors for memory.
-"""
+"""Embeddings from the frozen base model: states of turns for rewards, question vectors for memory."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ GRID = 4
 
 
 def turn_ends(trajectory: Trajectory) -> list[int]:
-    """Positions of the tokens whose states describe the episode: the last before each policy turn, and the
-    last of all.
-    """
+    """Positions of the last token before each policy turn, and of the last of all."""
     ends: list[int] = []
     length = 0
     for turn in trajectory.turns:
@@ -48,11 +44,7 @@ def turn_states(
     views: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]],
     row_tokens: int,
 ) -> list[Float[np.ndarray, "policy_turns_plus_1 hidden"] | None]:
-    """Hidden states of the last layer at the `turn_ends` of each trajectory, float32. views: images of each
-    trajectory.
-
-    None for a trajectory that has no policy turn or is unusable (`samples.unusable`).
-    """
+    """Hidden states at the `turn_ends` of each trajectory, float32; None for an unusable one."""
     out: list[np.ndarray | None] = [None] * len(trajectories)
     samples: list[tuple[int, TrainSample, list[int]]] = []
     for index, (trajectory, images) in enumerate(zip(trajectories, views, strict=True)):
@@ -82,11 +74,10 @@ def turn_states(
 def image_vector(
     features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int
 ) -> Float[Tensor, " hidden"]:
-    """Vector of an image of rows * columns tokens, float32, not normalised.
+    """Vector that tells images apart by where a channel is strong, float32, not normalised.
 
-    The features are averaged over 4 x 4 cells. Channel c becomes its Walsh coefficient 1 + c mod 15 over the
-    cells, so that the vector depends on where in the image a channel is strong: a mean over the image would
-    hardly tell images apart.
+    Of features averaged over 4 x 4 cells, channel c becomes its Walsh coefficient 1 + c mod 15 over the
+    cells.
     """
     cells = functional.adaptive_avg_pool2d(features.float().T.reshape(1, -1, rows, columns), GRID)[0].flatten(
         1
@@ -102,7 +93,7 @@ def image_vector(
 def mean_feature(
     features: Float[Tensor, "image_tokens hidden"], rows: int, columns: int
 ) -> Float[Tensor, " hidden"]:
-    """Mean over an image, float32: what it shows, while `image_vector` tells images apart."""
+    """Mean over an image: what it shows, while `image_vector` tells images apart."""
     return features.float().mean(0)
 
 
@@ -114,12 +105,7 @@ def question_vectors(
     views: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]],
     pool: Callable[[Tensor, int, int], Tensor] = image_vector,
 ) -> list[tuple[Float[np.ndarray, " hidden"] | None, Float[np.ndarray, " hidden"] | None]]:
-    """(visual vector, text vector) of each question, float32; None without images or text.
-
-    texts: token ids of each question; views: its images; pool: image features, rows and columns -> vector.
-    The visual vector is the mean of the normalised image vectors, the text vector the mean of the token
-    embeddings.
-    """
+    """(mean of the normalised image vectors, mean of the token embeddings) of each question, float32 or None."""
     flat = [view for images in views for view in images]
     vectors = []
     for view, features in zip(flat, encode_views(model, spec, flat) if flat else [], strict=True):

@@ -31,13 +31,11 @@ STACKED = {"experts.gate_up_proj": 2, "experts.down_proj": 1}
 
 
 def checkpoint_files(path: str | Path) -> list[Path]:
-    """The safetensors files of a model folder, or the file itself."""
     path = Path(path)
     return [path] if path.is_file() else sorted(path.glob("*.safetensors"))
 
 
 def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of a checkpoint, read lazily."""
     for file in checkpoint_files(path):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (no mapping)
@@ -54,10 +52,9 @@ def parameter_name(name: str) -> str:
 
 
 class BaseFile:
-    """The base model's parameters by their names in transformers; shapes are read on creation, values on
-    demand.
+    """The base model's parameters by their names in transformers, read on demand.
 
-    Published mixtures of experts store stacked experts transposed: `transposed` names them.
+    transposed: stacked experts of published mixtures of experts, stored the other way round.
     """
 
     def __init__(self, folder: str | Path):
@@ -80,7 +77,6 @@ class BaseFile:
                     self.shapes[parameter_name(name)] = torch.empty(shape, device="meta")
 
     def read(self, name: str) -> Float[Tensor, ...]:
-        """Read one parameter. Raises BadInput for an unknown name."""
         if name not in self.locations:
             raise BadInput(f"{self.folder} has no parameter {name}", code="foreign_model")
         file, original = self.locations[name]
@@ -94,16 +90,10 @@ class BaseFile:
     def updates(
         self, adapter: Adapter
     ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
-        """The changes of the adapter; see `lora.weight_updates`.
-
-        Raises BadInput if it does not fit or is not finite.
-        """
         return weight_updates(self.shapes, adapter)
 
     def write_merged(self, adapter: Adapter, path: Path, dtype: torch.dtype) -> Path:
-        """Write the changed parameters under the checkpoint's names, merged in float32 and rounded once to
-        `dtype`.
-        """
+        """Write the changed parameters under the checkpoint's names, rounded once to `dtype`."""
         merged: dict[str, torch.Tensor] = {}
         for name, (left, right) in self.updates(adapter).items():
             if right is not None:
@@ -121,10 +111,10 @@ def write_peft(
     fold_scale: bool = False,
     text_only: bool = False,
 ) -> Path:
-    """Write a LoRA adapter in PEFT's format; returns the folder, which must not exist.
+    """Write a LoRA adapter in PEFT's format; `folder` must not exist.
 
     fold_scale: multiply the scale into B in float32, where the reader would use a narrower type; text_only:
-    names of a model without vision. Raises BadInput for the weights of a whole model.
+    names of a model without vision.
     """
     if adapter.kind != "lora":
         raise BadInput(
@@ -165,11 +155,9 @@ def write_peft(
 
 
 def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.dtype | None = None) -> Path:
-    """Write a model folder in the layout of `base` with the policy's weights; returns the folder, which must
-    not exist.
+    """Write a model folder like `base` with the policy's weights; `folder` must not exist.
 
-    dtype: of the floating-point weights, None for that of each in `base`. Adapters are merged in float32 and
-    rounded once. Raises BadInput for weights that do not fit.
+    dtype: of the floating-point weights, None for that of each in `base`.
     """
     source = BaseFile(base)
     updates = {
@@ -197,7 +185,6 @@ def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.
 
 
 def copy_settings(base: Path, folder: Path) -> None:
-    """Create a folder with the files of a model folder that hold no weights."""
     folder.mkdir(parents=True)
     for path in sorted(base.iterdir()):
         if path.is_file() and path.suffix not in WEIGHT_SUFFIXES:

@@ -1,8 +1,7 @@
-"""Floating-point operations of a training step, for model FLOPs utilisation (MFU).
+"""Floating-point operations of a training step, for MFU, as in PaLM (arXiv 2204.02311, appendix B).
 
-Counted as in PaLM (arXiv 2204.02311, appendix B): a matrix of N weights costs 2 N operations a token in the
-forward pass, and again for the gradients of its input and of its weights; attention counts whole squares.
-Recomputed activations and a frozen vision tower do not count.
+A matrix of N weights costs 2 N operations a token in the forward pass, and again for the gradients of its
+input and of its weights; attention counts whole squares, recomputation and a frozen tower nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +30,11 @@ PEAK_TFLOPS = {
     "L4": 121.0,
     "RTX 3090": 71.0,
 }
-"""Dense bfloat16 tensor operations per second in 10^12, by a part of the GPU's name, from NVIDIA's data
-sheets.
-"""
+"""Dense bfloat16 operations per second in 10^12, by a part of the GPU's name (NVIDIA's data sheets)."""
 
 
 def peak_flops(device: torch.device, tflops: float | None = None) -> float | None:
-    """Operations per second of a device; None if unknown. tflops: overrides the table, in 10^12."""
+    """Operations per second of a device; None if unknown. tflops: overrides the table."""
     if tflops is not None:
         return tflops * 1e12
     if device.type != "cuda":
@@ -61,24 +58,20 @@ class FlopCounter:
         self.vision = _per_token(visual) if any(p.requires_grad for p in visual.parameters()) else 0
 
     def step(self, batch: PackedBatch, lengths: Sequence[int], workers: int = 1) -> float:
-        """Operations of forward and backward pass of a micro-batch. workers: that divide its row."""
+        """Operations of a micro-batch. workers: that divide its row."""
         patches = sum(view.shape[0] * view.shape[1] for view in batch.views) // self.patch**2
         return self.count(len(batch.tokens), sum(batch.policy_tokens.tolist()), lengths, patches, workers)
 
     def count(
         self, tokens: int, policy_tokens: int, lengths: Sequence[int], patches: int = 0, workers: int = 1
     ) -> float:
-        """Operations for `tokens` and images, and 1 / `workers` of those for logits and attention in
-        `lengths`.
-        """
+        """Operations for tokens and images, and 1 / `workers` of those for logits and attention."""
         whole = self.head * policy_tokens + 3 * self.attention * sum(length**2 for length in lengths)
         return float(self.layers * tokens + self.vision * patches + whole / workers)
 
 
 def _per_token(module: nn.Module, active: float = 1.0) -> int:
-    """Operations of a module's matrices for a token. active: share of the stacked experts that a token
-    passes.
-    """
+    """active: share of the stacked experts that a token passes."""
     matrices: list[tuple[Any, float]] = [
         (m.weight, 1.0)
         for m in module.modules()

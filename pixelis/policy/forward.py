@@ -1,8 +1,4 @@
-"""Forward passes of engine and learner, and their attention functions.
-
-transformers' own forward pass would encode an image again for every rollout that contains it, and attend over
-a packed row with a square mask.
-"""
+"""Forward passes of engine and learner, which encode each image once, and their attention functions."""
 
 from __future__ import annotations
 
@@ -28,36 +24,31 @@ if TYPE_CHECKING:
     from pixelis.policy.packing import PackedBatch, Segments
 
 VisionLanguageModel = Any
-"""`Qwen2_5_VLForConditionalGeneration` and its like, which share no base class with typed submodules."""
 
+FEATURE_CACHE_BYTES = 256 * 2**20
 PACKED = "pixelis_packed"
 CACHED = "pixelis_cached"
-"""Names in transformers' attention registry: for packed rows (learner) and rows with a KV cache (engine)."""
+"""Names in transformers' attention registry, for packed rows (learner) and a KV cache (engine)."""
 
 
 @dataclass(slots=True)
 class Features:
-    """Output of the vision tower for one or more views. deepstack: visual input of early decoder layers
-    (Qwen3-VL).
-    """
+    """Output of the vision tower for some views. deepstack: visual input of early decoder layers (Qwen3-VL)."""
 
     embeds: Float[Tensor, "image_tokens hidden"]
     deepstack: list[Float[Tensor, "image_tokens hidden"]]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(t.numel() * t.element_size() for t in (self.embeds, *self.deepstack))
 
     def rows(self, index: Int[Tensor, " n"]) -> Features:
-        """Features of the image tokens `index`."""
         return Features(
             self.embeds.index_select(0, index), [d.index_select(0, index) for d in self.deepstack]
         )
 
 
 def concatenate(features: Sequence[Features]) -> Features:
-    """Features of several views, in order."""
     layers = zip(*(f.deepstack for f in features), strict=True)
     return Features(torch.cat([f.embeds for f in features]), [torch.cat(layer) for layer in layers])
 
@@ -70,7 +61,7 @@ def encode_views(
 ) -> list[Features]:
     """Features of each view, in order. Views of equal size share a pass of the vision tower.
 
-    one_pass: all sizes in a single pass, for ZeRO-3, where all workers must call each layer equally often.
+    one_pass: all sizes in one, for ZeRO-3, where all workers must call each layer equally often.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, view in enumerate(views):
@@ -93,11 +84,9 @@ def encode_views(
 
 
 class FeatureCache:
-    """Least-recently-used cache of a frozen vision tower's features, by digest of the view. limit: in
-    bytes.
-    """
+    """Least-recently-used cache of a frozen vision tower's features, by digest of the view."""
 
-    def __init__(self, limit: int = 256 * 2**20):
+    def __init__(self, limit: int = FEATURE_CACHE_BYTES):
         self.limit = limit
         self.entries: OrderedDict[bytes, Features] = OrderedDict()
         self.nbytes = 0
@@ -110,7 +99,6 @@ class FeatureCache:
         views: Sequence[np.ndarray],
         digests: Sequence[bytes],
     ) -> list[Features]:
-        """Features of each view. Encodes each distinct view that is not in the cache once."""
         distinct = dict(zip(digests, views, strict=True))
         result = {d: self.entries[d] for d in distinct if d in self.entries}
         missing = [d for d in distinct if d not in result]
@@ -146,9 +134,8 @@ def hidden_states(
 ) -> Float[Tensor, "rows length hidden"]:
     """Hidden states of the last layer.
 
-    positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens in
-    row-major order; attention: `attention_mask`, `past_key_values`, `use_cache`, or `segments` for a packed
-    row.
+    positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens, in
+    row-major order.
     """
     language_model = model.model.language_model
     embeds = language_model.embed_tokens(tokens)
@@ -169,7 +156,7 @@ def packed_hidden_states(
     image_token: int,
     **attention: Any,
 ) -> Float[Tensor, "tokens hidden"]:
-    """Hidden states of the last layer of a packed batch. features: of its distinct views, in order."""
+    """`hidden_states` of a packed batch. features: of its distinct views, in order."""
     if features is not None:
         features = features.rows(batch.image_rows)
     # Flash attention derives the samples from the restarting positions and takes no such argument.
@@ -183,11 +170,7 @@ def packed_hidden_states(
 
 
 def use_packed_attention(model: VisionLanguageModel) -> bool:
-    """Switch the language model to `packed_attention`, unless it uses flash attention; returns whether it
-    did.
-
-    Only with `packed_attention` can samples of a row share their prompts.
-    """
+    """Switch to `packed_attention`, with which samples can share prompts; False with flash attention."""
     text = model.model.language_model.config
     if text._attn_implementation == "sdpa":
         text._attn_implementation = PACKED
@@ -195,7 +178,7 @@ def use_packed_attention(model: VisionLanguageModel) -> bool:
 
 
 def use_cached_attention(model: VisionLanguageModel) -> None:
-    """Switch the language model to `cached_attention`. Callers must pass 4-D masks."""
+    """Switch to `cached_attention`. Callers must pass 4-D masks."""
     model.model.language_model.config._attn_implementation = CACHED
 
 
@@ -212,9 +195,8 @@ def packed_attention(
 ) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
     """Causal attention inside each sample of a packed row.
 
-    Samples of similar length are gathered into a batch and padded at their ends, where a causal mask hides
-    the padding, so the cost is the sum over the samples, not the square of the row. Samples that share a
-    prompt gather the same keys.
+    Samples of similar length form a batch, padded at their ends, where a causal mask hides the padding.
+    Samples that share a prompt gather the same keys.
     """
     if segments is None:
         raise ValueError("packed attention needs `segments`: use forward.packed_hidden_states")
@@ -252,11 +234,7 @@ def cached_attention(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Float[Tensor, "rows n heads width"], None]:
-    """Attention over cached keys and values.
-
-    Query heads that share a key head become additional queries of that head: stock sdpa would copy keys and
-    values for each.
-    """
+    """Attention over cached keys and values; heads that share a key become further queries of it, not copies."""
     rows, heads, length, width = query.shape
     group_size = heads // key.shape[1]
     mask = attention_mask

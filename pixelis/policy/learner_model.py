@@ -31,10 +31,7 @@ from pixelis.policy.sequence_parallel import SequenceGroup
 class LearnerModel:
     """The policy and its critic on one worker. All methods are collective.
 
-    network: the transformers model; zero: the DeepSpeed engine around it; sequence: the workers that share a
-    packed row; hidden: states of the last forward pass, with a critic. temperature: of the rollouts; adapter:
-    initial weights (None: the base model). Raises BadConfig, MissingFile and BadInput before it allocates the
-    optimizer.
+    sequence: the workers that share a packed row; hidden: states of the last forward pass, with a critic.
     """
 
     def __init__(
@@ -98,20 +95,11 @@ class LearnerModel:
         self.reference: Shards | None = None
         """The policy from which the KL term measures."""
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker writes files."""
-        return dist.get_rank() == 0
-
     def check(self, adapter: Adapter) -> None:
-        """Raise BadInput if an adapter does not fit."""
         check_adapter(adapter, self.policy, self.base_sha256, self.shapes)
 
     def set(self, adapter: Adapter) -> None:
-        """Take the weights of an adapter that fits.
-
-        Layers of the vision tower that it lacks get a product of 0.
-        """
+        """Take an adapter's weights. Layers of the vision tower that it lacks get a product of 0."""
         weights = adapter.tensors
         if lacking := self.shapes.keys() - weights.keys():
             own = without_change(self.zero.weights())
@@ -119,21 +107,16 @@ class LearnerModel:
         self.zero.set_weights(weights)
 
     def empty_batch(self) -> PackedBatch:
-        """A minimal sample without a loss."""
         tokens, mask = np.asarray([self.spec.stop] * 2, dtype=np.int64), np.asarray([False, True])
         sample = TrainSample(tokens, mask, np.zeros(2, dtype=np.float32), 0.0, [])
         return self.sequence.part(collate([sample], self.spec), self.spec)
 
     def collate(self, samples: Sequence[TrainSample]) -> PackedBatch:
-        """This worker's part of the row of these samples."""
         return self.sequence.part(collate(samples, self.spec, self.shares_prompts), self.spec)
 
     def forward(
         self, batch: PackedBatch, smoothing: float = 0.0, reference: ReferenceStates | None = None
     ) -> tuple[Tensor, ...]:
-        """Log-probabilities, entropies and with `reference` divergences of the policy tokens; see
-        `PolicyModule`.
-        """
         return self.zero.engine(batch, self._view_features(batch), smoothing, reference)
 
     def _view_features(self, batch: PackedBatch) -> Features | None:
@@ -143,7 +126,6 @@ class LearnerModel:
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        """Switch dropout off, as in an engine."""
         self.network.train(self.policy.lora.dropout == 0)
         try:
             yield
@@ -152,17 +134,13 @@ class LearnerModel:
 
     @torch.no_grad()
     def log_probs(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Log-probabilities of each sample's policy tokens, float32, without dropout; empty for an unusable
-        sample.
-        """
+        """Log-probabilities of each sample's policy tokens, without dropout; empty for an unusable sample."""
         with self._without_dropout():
             return self._per_token(samples, lambda new: new)
 
     @torch.no_grad()
     def values(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """The critic's value before each policy token of each sample, float32; empty for an unusable
-        sample.
-        """
+        """The critic's value before each policy token; empty for an unusable sample."""
         critic = self.critic
         assert critic is not None
         with self._without_dropout():
@@ -173,7 +151,6 @@ class LearnerModel:
     def _per_token(
         self, samples: Sequence[TrainSample], read: Callable[[Tensor], Tensor]
     ) -> list[np.ndarray]:
-        """What `read` returns for the log-probabilities of each packed batch, by sample."""
         out: list[np.ndarray] = [np.empty(0, dtype=np.float32)] * len(samples)
         usable = [i for i, s in enumerate(samples) if unusable(s, self.spec, self.learner.row_tokens) is None]
         capacity = self.learner.rows * self.learner.row_tokens
@@ -197,19 +174,13 @@ class LearnerModel:
         return out
 
     def kl_to_reference(self, samples: Sequence[TrainSample]) -> list[float | None]:
-        """KL penalty of each sample for `rft.loss.kl_in=reward`: `token_kl`, summed; None for an unusable
-        sample.
-        """
+        """`token_kl` of each sample, summed; None for an unusable one."""
         return [
             float(values.sum(dtype=np.float64)) if len(values) else None for values in self.token_kl(samples)
         ]
 
     def token_kl(self, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-        """Behaviour - reference log-probability (k1) of each policy token; empty for an unusable sample.
-
-        An unbiased estimate of KL(behaviour policy || reference), which can be negative. Raises BadConfig
-        without a reference.
-        """
+        """Behaviour - reference log-probability (k1) of each policy token: an unbiased estimate of the KL."""
         if self.reference is None:
             raise BadConfig(
                 "there is no reference policy to measure the KL divergence from",
@@ -223,14 +194,13 @@ class LearnerModel:
         ]
 
     def reference_log_probs(self, batches: Sequence[PackedBatch], passes: int) -> list[Tensor]:
-        """Log-probabilities of each batch under the reference policy. Collective under ZeRO-3."""
         with self._as_reference():
             return [outputs[0] for outputs in self._outputs(batches, passes)[: len(batches)]]
 
     def reference_states(self, batches: Sequence[PackedBatch], passes: int) -> list[ReferenceStates]:
-        """What the full KL divergence needs of the reference policy for each batch, in the host's memory.
+        """What the full KL divergence needs of each batch, in the host's memory.
 
-        Under ZeRO-3 also for the empty batches: DeepSpeed needs equally many differentiable results on all
+        Under ZeRO-3 also for empty batches: DeepSpeed needs equally many differentiable results on all
         workers.
         """
         from deepspeed import zero
@@ -252,7 +222,6 @@ class LearnerModel:
     def _outputs(
         self, batches: Sequence[PackedBatch], passes: int, **options: Any
     ) -> list[tuple[Tensor, ...]]:
-        """What the module returns for each batch, and under ZeRO-3 for empty batches up to `passes`."""
         empty = [self.empty_batch()] * (passes - len(batches)) if self.zero.stage == 3 else []
         on_device = (batch.to(self.device) for batch in [*batches, *empty])
         return [self.zero.engine.module(batch, self._view_features(batch), **options) for batch in on_device]
@@ -260,9 +229,8 @@ class LearnerModel:
     def behaviour_kl(self, samples: Sequence[TrainSample]) -> float:
         """KL(behaviour policy || current weights) in nats per token, over all workers' usable samples.
 
-        The mean of exp(r) - 1 - r with r = current - behaviour log-probability (k3 of
-        http://joschu.net/blog/kl-approx.html): unbiased for samples of the behaviour policy, never negative,
-        infinite on overflow.
+        The mean of exp(r) - 1 - r, r = current - behaviour log-probability (k3,
+        http://joschu.net/blog/kl-approx.html).
         """
         ratios = [
             new - s.log_probs[s.mask]

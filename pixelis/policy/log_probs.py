@@ -1,6 +1,4 @@
-"""Log-probabilities of policy tokens under the distribution that the engines sample from, apart from
-`top_p`.
-"""
+"""Log-probabilities of policy tokens under the distribution that the engines sample from, except for `top_p`."""
 
 from __future__ import annotations
 
@@ -38,24 +36,23 @@ CACHED_VALUES = 2**20
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """Hidden states of the reference policy that predict the tokens, for `rft.loss.kl_estimator=full`.
+    """The reference policy's predicting hidden states, which are smaller than distributions over the
+    vocabulary.
 
-    They are smaller than distributions over the vocabulary. head: values of the LM head's trainable
-    parameters.
+    head: values of the LM head's trainable parameters.
     """
 
     hidden: Float[Tensor, "tokens width"]
     head: Sequence[Tensor] = ()
 
     def to(self, device: torch.device | str) -> ReferenceStates:
-        """A copy on a device."""
         return ReferenceStates(self.hidden.to(device), self.head)
 
 
 def banned_mask(
     banned: tuple[int, ...], vocab: int, device: torch.device | str | None = None
 ) -> Float[Tensor, " vocab"]:
-    """Mask to add to logits: -inf for tokens that must never be sampled, 0 elsewhere."""
+    """Mask to add to logits: -inf for tokens that must never be sampled."""
     mask = torch.zeros(vocab, device=device)
     mask[list(banned)] = float("-inf")
     return mask
@@ -74,13 +71,11 @@ def token_log_probs(
     observe: Callable[[Tensor], None] | None = None,
     reference: ReferenceStates | None = None,
 ) -> tuple[Float[Tensor, " tokens"], ...]:
-    """Log-probabilities and entropies (without gradient) of the policy tokens of a packed batch, float32.
+    """Log-probabilities and entropies (without gradient) of a packed batch's policy tokens, float32.
 
-    features: of the batch's distinct views; temperature: the engine's, above 0; smoothing: share of each
-    log-probability replaced by the mean over the allowed tokens (label smoothing, arXiv 1512.00567);
-    sequence: the workers that share the row, which all get all results; observe: gets the hidden states that
-    predict the tokens, unless the row is shared; reference: adds KL(policy || reference) over the vocabulary
-    at each token.
+    smoothing: share of each log-probability replaced by the mean over the allowed tokens (arXiv 1512.00567);
+    sequence: the workers that share the row; observe: gets the predicting hidden states; reference: adds
+    KL(policy || reference) over the vocabulary.
     """
     predicting, own = predicting_states(model, batch, features, image_token, sequence)
     if observe is not None and own is None:
@@ -101,9 +96,7 @@ def predicting_states(
     image_token: int,
     sequence: SequenceGroup | None = None,
 ) -> tuple[Float[Tensor, "own width"], Int[Tensor, " own"] | None]:
-    """Hidden states that predict the policy tokens, and which tokens these are if workers share the row (else
-    None).
-    """
+    """Hidden states that predict the policy tokens, and which these are if workers share the row."""
     if sequence is None or sequence.size == 1:
         return packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous), None
     hidden = packed_hidden_states(model, batch, features, image_token, sequence=sequence)
@@ -122,10 +115,7 @@ def project(
     smoothing: float = 0.0,
     reference: ReferenceStates | None = None,
 ) -> tuple[Float[Tensor, " tokens"], ...]:
-    """Log-probabilities of `targets`, entropies and, with a reference, KL divergences.
-
-    Calls `lm_head` once.
-    """
+    """Log-probabilities of `targets`, entropies and, with a reference, KL divergences. Calls `lm_head` once."""
     limit = max(1, chunk_values // len(banned))
     size = min(limit, max(64, CACHED_VALUES // len(banned))) if hidden.device.type == "cpu" else limit
     multiply = lm_head.product if isinstance(lm_head, LoraLinear) else lm_head.forward
@@ -181,8 +171,8 @@ def _parameters_of(lm_head: nn.Module, values: Sequence[Tensor]) -> Iterator[Non
 def _inside(modules: list[nn.Module], function: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call `function` instead of the forward pass of these modules, nested in their hooks.
 
-    ZeRO-3 gathers weights in a call's hooks. One call per chunk would gather them each time, and hang if
-    workers have different numbers of chunks.
+    ZeRO-3 gathers weights in a call's hooks: once, instead of for each chunk, of which workers may have
+    different numbers.
     """
     if not modules:
         return function(*inputs)
@@ -202,11 +192,7 @@ def _score(
     smoothing: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """Log-probabilities, entropies and, if requested, d log-probability / d logits. Overwrites the logits.
-
-    Computes the softmax once and turns it into the gradient in place, in a third of the passes of
-    `log_softmax` and a gather.
-    """
+    """Log-probabilities, entropies and d log-probability / d logits from one softmax, in place of the logits."""
     scaled = logits.float()
     if temperature != 1:
         scaled.div_(temperature)
@@ -238,9 +224,7 @@ def _divergence(
     temperature: float,
     with_gradients: bool,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, "tokens vocab"] | None]:
-    """KL(policy || reference) = sum p (log p - log q) and its gradient by the logits: p (log p - log q - KL)
-    / T.
-    """
+    """KL(policy || reference) = sum p (log p - log q); its gradient by the logits is p (log p - log q - KL) / T."""
     # Finite for banned tokens, as in `_score`; their differences are 0.
     log_p, log_q = (
         torch.log_softmax(values.float() / temperature + banned.clamp(min=-1e30), -1)
@@ -263,9 +247,6 @@ def _scores(
     with_gradients: bool,
     reference: Tensor | None = None,
 ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None]]]:
-    """Entropies, and log-probabilities (with a reference also divergences) with their gradients by the
-    logits.
-    """
     divergence = (
         [_divergence(logits, reference, banned, temperature, with_gradients)] if reference is not None else []
     )
@@ -303,11 +284,10 @@ class _TokenLogProbs(torch.autograd.Function):
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Log-probabilities and entropies from hidden states [tokens, width] and a frozen LM head [vocab, width].
+    """`_scores` as an autograd function of hidden states and a frozen LM head, `size` tokens at a time.
 
-    Handles `size` tokens at a time. The gradient of a log-probability by its hidden state does not depend on
-    the loss, so the forward pass computes it while the logits exist; they are neither kept nor recomputed.
-    With a reference's states the third result is KL(policy || reference).
+    The gradient of a log-probability by its hidden state does not depend on the loss, so it is computed while
+    the logits exist; they are neither kept nor recomputed.
     """
 
     @staticmethod
@@ -354,9 +334,7 @@ class _FrozenHead(torch.autograd.Function):
 
 
 class PolicyModule(nn.Module):
-    """The module that DeepSpeed wraps: a packed batch to log-probabilities and entropies of its policy
-    tokens.
-    """
+    """What DeepSpeed wraps: a packed batch to `token_log_probs`."""
 
     def __init__(
         self,
@@ -384,10 +362,7 @@ class PolicyModule(nn.Module):
         reference: ReferenceStates | None = None,
         states_only: bool = False,
     ) -> tuple[Tensor, ...]:
-        """See `token_log_probs`. features: None runs the vision tower here.
-
-        states_only: return only the hidden states of this worker that predict the tokens.
-        """
+        """features: None runs the vision tower here; states_only: return only `predicting_states`."""
         if features is None:
             views = batch.views
             if not views:

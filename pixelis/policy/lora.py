@@ -1,8 +1,4 @@
-"""LoRA in a model: the layers with adapters, trainable adapters for the learner, and merging for the engines.
-
-W = W0 + alpha / rank * B A on linear layers (arXiv 2106.09685). Layers may have different ranks with the same
-alpha / rank.
-"""
+"""LoRA in a model, W = W0 + alpha / rank * B A (arXiv 2106.09685): for the learner, and merged for the engines."""
 
 from __future__ import annotations
 
@@ -26,57 +22,40 @@ if TYPE_CHECKING:
 
     from pixelis import config
 
-_LANGUAGE_MODEL = "language_model."
+
+_LORA_NAME = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 
 
 def adapted_layers(model: nn.Module, targets: list[str], vision_tower: bool = False) -> dict[str, nn.Linear]:
-    """Linear layers that get an adapter, by full name: those of the language model named in `targets`, and
-    `lm_head`.
-
-    With `vision_tower` also all of the vision tower. Raises BadConfig for unknown targets, a model without
-    vision, and an `lm_head` that shares its weight with the embedding.
-    """
+    """Linear layers that get an adapter: those named in `targets`, and with `vision_tower` all of the tower."""
     layers: dict[str, nn.Linear] = {}
     choices: set[str] = set()
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
         last = name.rsplit(".", 1)[-1]
-        if _LANGUAGE_MODEL in f"{name}." or name == "lm_head":
+        if "language_model." in name or name == "lm_head":
             choices.add(last)
             if last in targets:
                 layers[name] = module
         elif vision_tower and is_vision(name):
             layers[name] = module
     if vision_tower and not any(map(is_vision, layers)):
-        raise BadConfig(
-            "policy.lora.vision_tower: the model has no vision tower", fix="policy.lora.vision_tower=false"
-        )
+        raise BadConfig("the model has no vision tower to adapt", fix="set policy.lora.vision_tower=false")
     if "lm_head" in layers and "lm_head.weight" not in dict(model.named_parameters()):
         # Merging would change the embedding too, which the adapter was not trained for.
-        raise BadConfig(
-            (
-                "policy.lora.targets: the model's lm_head is tied to its embedding and has no weight of its "
-                "own to adapt"
-            ),
-            fix="remove lm_head from policy.lora.targets",
-        )
-    missing = sorted(set(targets) - choices)
-    if missing:
+        message = "policy.lora.targets: the model's lm_head is tied to its embedding"
+        raise BadConfig(message, fix="remove lm_head from policy.lora.targets")
+    if missing := sorted(set(targets) - choices):
         matches = difflib.get_close_matches(missing[0], choices, n=1)
         hint = f"did you mean {matches[0]}? " if matches else ""
-        raise BadConfig(
-            f"policy.lora.targets: the model has no layer {missing[0]!r}",
-            fix=f"{hint}choose from {', '.join(sorted(choices))}",
-        )
+        message = f"policy.lora.targets: the model has no layer {missing[0]!r}"
+        raise BadConfig(message, fix=f"{hint}choose from {', '.join(sorted(choices))}")
     return layers
 
 
 def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Module:
-    """Add trainable adapters to the model in place and freeze all other parameters; returns the model.
-
-    A is random with `seed`, B is zero: the policy is unchanged at first.
-    """
+    """Add trainable adapters in place and freeze all other parameters. B is zero at first."""
     from peft import LoraConfig, inject_adapter_in_model
 
     from pixelis.policy.lora_linear import LoraLinear
@@ -107,27 +86,19 @@ def add_lora(model: nn.Module, lora: config.LoraConfig, seed: int = 0) -> nn.Mod
 
 def lora_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The adapters' parameters by their names in an `Adapter` (`{module}.A`, `{module}.B`)."""
-    result = {}
-    for name, parameter in model.named_parameters():
-        for part in ("A", "B"):
-            marker = f".lora_{part}.default.weight"
-            if name.endswith(marker):
-                result[f"{name.removesuffix(marker)}.{part}"] = parameter
-    return result
+    found = ((_LORA_NAME.fullmatch(name), parameter) for name, parameter in model.named_parameters())
+    return {f"{match[1]}.{match[2]}": parameter for match, parameter in found if match}
 
 
-class BaseWeights(dict[str, Tensor]):
-    """Name of a parameter -> value in the base model.
-
-    `merge_into` adds an entry when it first overwrites a parameter.
-    """
+BaseWeights = dict[str, Tensor]
+"""Name of a parameter -> value in the base model, added when `merge_into` first overwrites it."""
 
 
 def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
-    """Set the weights of a model without peft layers to base plus adapter. None restores the base.
+    """Set the weights of a model to base plus adapter; None restores the base.
 
-    Computed from the values in `base`, so that rounding errors do not add up. Raises BadInput for an adapter
-    that does not fit or is not finite; the model is then unchanged.
+    `base` keeps the originals, so that rounding errors do not add up. Raises BadInput for an adapter that
+    does not fit; the model is then unchanged.
     """
     parameters = dict(model.named_parameters())
     updates = weight_updates(parameters, adapter) if adapter is not None else {}
@@ -149,8 +120,7 @@ def weight_updates(
 ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
     """Changed parameter -> (scaled B, A) of the product to add, or (new value, None).
 
-    parameters: of the base model; only their shapes are read. Full weights share the adapter's memory. Raises
-    BadInput for an adapter that does not fit or is not finite.
+    parameters: only their shapes are read. Raises BadInput for an adapter that does not fit or is not finite.
     """
     updates: dict[str, tuple[Tensor, Tensor | None]] = {}
     if adapter.kind == "full":
@@ -175,10 +145,8 @@ def weight_updates(
         right, left = adapter.tensors[f"{module}.A"], adapter.tensors[f"{module}.B"]
         _check(f"{module}.A", right, (right.shape[0], weight.shape[1]))
         _check(f"{module}.B", left, (weight.shape[0], right.shape[0]))
-        updates[f"{module}.weight"] = (
-            torch.from_numpy(np.array(left)) * adapter.scale,
-            torch.from_numpy(np.array(right)),
-        )
+        scaled = torch.from_numpy(np.array(left)) * adapter.scale
+        updates[f"{module}.weight"] = (scaled, torch.from_numpy(np.array(right)))
     return updates
 
 

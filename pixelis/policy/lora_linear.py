@@ -1,7 +1,7 @@
 """A linear layer with a LoRA adapter as one autograd operation.
 
-peft computes x W^T + (x A^T) B^T * scale in five operations that each write a large tensor. Here the product
-with B is accumulated into x W^T, and only x and x A^T are saved for the backward pass.
+peft's five operations each write a large tensor. Here B's product is accumulated into x W^T, and only x and x
+A^T are saved.
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 ADAPTER = "default"
-"""Name that peft gives the only adapter of a model."""
 
 
 class LoraLinear(lora.Linear):
-    """peft's LoRA layer with a faster forward and backward pass."""
-
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
-        """Output in the type of the frozen layer."""
         # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the
         # submodules.
         return (

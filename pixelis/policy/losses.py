@@ -1,8 +1,8 @@
 """SFT and policy losses over the policy tokens of a micro-batch, as functions of log-probabilities.
 
-Shapes: `tokens` are the M policy tokens of a micro-batch, `samples` its S sequences. Each token has a weight
-that includes the aggregation and the denominator of the *global* batch: summed over micro-batches and
-workers, the loss does not depend on how the batch was split.
+`tokens` are the policy tokens of a micro-batch, `samples` its sequences. Each token has a weight that
+includes the aggregation and the denominator of the *global* batch: summed over micro-batches and workers, the
+loss does not depend on how the batch was split.
 """
 
 from __future__ import annotations
@@ -25,17 +25,12 @@ if TYPE_CHECKING:
 SAPO_POSITIVE, SAPO_NEGATIVE = 1.0, 1.05
 """Temperatures of SAPO's soft gate by the sign of the advantage, as in the paper."""
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to +- this before exp, which overflows float32 near 89.
-
-Such a token is clipped anyway.
-"""
+"""Log-ratios are clamped to +- this before exp, which overflows float32 near 89. Such a token is clipped anyway."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Denominators of the global batch over all workers: policy tokens (for SFT their summed weight) and
-    sequences.
-    """
+    """Denominators of the global batch: policy tokens (for SFT their summed weight) and sequences of all workers."""
 
     tokens: float
     sequences: int
@@ -72,8 +67,7 @@ def token_weights(
 
     `token`: 1 / tokens of the batch (DAPO, arXiv 2503.14476). `sequence`: 1 / (sequences of the batch *
     tokens of its sequence) (GRPO, arXiv 2402.03300). `constant`: 1 / (sequences of the batch *
-    constant_tokens) (Dr. GRPO, arXiv 2503.20783). sequence: sample index of each token; policy_tokens: policy
-    tokens of each sample. Raises BadConfig for `constant` without a length.
+    constant_tokens) (Dr. GRPO, arXiv 2503.20783).
     """
     if aggregate == "token":
         return torch.full(sequence.shape, 1.0 / totals.tokens, device=sequence.device)
@@ -106,17 +100,15 @@ def policy_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Policy gradient with importance weights, a KL term and an entropy bonus; returns (loss, metrics).
 
-    new, behaviour, old, reference: log-probabilities of each token under the weights in training, as the
-    engine recorded them, under the learner's weights before its first step on this batch, and under the
-    reference policy. Without `old` (one step per batch) it is `new`, detached: the ratio is 1 and contributes
-    only its gradient. divergence: instead of `reference`, the KL divergence of the whole distributions, for
-    the estimator `full`. entropy: of the distribution at each token, without gradient. spans: required by
-    every setting at the level of sequences.
+    new, behaviour, old, reference: log-probabilities under the weights in training, as the engine recorded
+    them, under the learner's weights before its first step on this batch, and under the reference policy.
+    Without `old` (one step per batch) the ratio is 1 and contributes only its gradient. divergence: of the
+    whole distributions, instead of `reference`, for the estimator `full`. entropy: at each token, without
+    gradient.
 
     loss = sum over tokens of weight * (-importance * surrogate + kl * divergence - entropy bonus), where the
-    surrogate is the function named in the settings of ratio = exp(new - old), and importance = exp(old -
-    behaviour) within its bounds. Masked tokens count in the denominators. Metrics are sums over the tokens,
-    except `*_max`, which are maxima.
+    surrogate is a function of ratio = exp(new - old), and importance = exp(old - behaviour) within its
+    bounds. Metrics are sums over the tokens, except `*_max`, which are maxima.
     """
     if settings.proximal == "behaviour":
         old = behaviour
@@ -150,10 +142,8 @@ def policy_loss(
 
 
 def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]:
-    """Names of the metrics of `policy_loss`, maxima first, so that workers without a batch report the same
-    ones.
-
-    Metrics of a user-defined surrogate are not included.
+    """Names of `policy_loss`'s built-in metrics, maxima first, so that workers without a batch report the
+    same ones.
     """
     names = ["drift_max", "ratio_max", "ratio_inverse_max", "importance_max"]
     names += ["importance", "importance_capped", "ratio", "drift", "approx_kl"]
@@ -170,9 +160,8 @@ def policy_ratio(
 ) -> Float[Tensor, " tokens"]:
     """pi_new / pi_old of each token, with gradient.
 
-    `sequence`: the geometric mean over the sequence, the same for all its tokens (GSPO, arXiv 2507.18071).
-    `sequence_token`: the same value, with the gradient of each token's own log-probability only (GSPO-token,
-    same source).
+    `sequence`: the geometric mean over the sequence (GSPO, arXiv 2507.18071). `sequence_token`: the same
+    value, with the gradient of each token's own log-probability only (GSPO-token, same source).
     """
     if settings.ratio == "token":
         return torch.exp((new - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -190,8 +179,7 @@ def importance_weights(
     settings: config.LossConfig,
     spans: Spans | None,
 ) -> tuple[Float[Tensor, " tokens"], dict[str, Tensor]]:
-    """Corrections for the difference between the behaviour policy and the learner, without gradient; and
-    metrics.
+    """Corrections for the difference between behaviour policy and learner, without gradient; and metrics.
 
     pi_old / pi_behaviour of the token, or the product or geometric mean of it over its sequence. A value
     outside of [importance_floor, importance_cap] is clamped (truncated importance sampling, Ionides 2008) or
@@ -273,9 +261,7 @@ def cispo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: co
 
 
 def sapo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
-    """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: soft clipping with slope 1 at ratio 1 (arXiv
-    2511.20347).
-    """
+    """4 / t * sigmoid(t * (ratio - 1)) * A, t by the sign of A: clipping softly (SAPO, arXiv 2511.20347)."""
     temperature = torch.where(advantages >= 0, SAPO_POSITIVE, SAPO_NEGATIVE)
     none = torch.zeros_like(ratio, dtype=torch.bool)
     return 4 / temperature * torch.sigmoid(temperature * (ratio - 1)) * advantages, _clip_metrics(none, none)
@@ -301,23 +287,17 @@ def _largest(values: Tokens) -> Float[Tensor, ""]:
 
 
 def k1(new: Tokens, reference: Tokens) -> Tokens:
-    """new - ref: an unbiased estimate, but with a gradient of 0 in expectation.
-
-    Useful in the reward or as a metric.
-    """
+    """new - ref: an unbiased estimate, but with a gradient of 0 in expectation; for the reward or as a metric."""
     return new - reference
 
 
 def k2(new: Tokens, reference: Tokens) -> Tokens:
-    """(new - ref)^2 / 2: a biased estimate whose gradient, on tokens sampled from `new`, is that of KL(new ||
-    ref).
-    """
+    """(new - ref)^2 / 2: biased, but its gradient on tokens sampled from `new` is that of KL(new || ref)."""
     return 0.5 * (new - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).square()
 
 
 def k3(new: Tokens, other: Tokens, of_reference: bool = True) -> Tokens:
-    """exp(d) - d - 1: an estimate of a KL divergence that is never negative (Schulman, "Approximating KL
-    divergence").
+    """exp(d) - d - 1, never negative (Schulman, "Approximating KL divergence").
 
     of_reference: d = other - new estimates KL(new || other) on tokens sampled from `new`; otherwise d = new -
     other estimates KL(other || new) on tokens sampled from `other`.
@@ -333,15 +313,11 @@ def absolute(new: Tokens, reference: Tokens) -> Tokens:
 
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
-"""Estimates from the log-probabilities of the sampled tokens.
-
-`full` needs the logits: see `log_probs.ReferenceStates`.
-"""
+"""Estimates from the log-probabilities of the sampled tokens; `full` needs `log_probs.ReferenceStates`."""
 
 
 def entropy_bonus(new: Tokens, entropy: Tokens) -> Tokens:
-    """The entropy, with the gradient -(new + entropy) * d new: the entropy's own gradient, estimated from the
-    sampled token.
+    """The entropy, with its own gradient estimated from the sampled token: -(new + entropy) * d new.
 
     grad H = -E[log p * grad log p], with the entropy as the baseline. This avoids keeping a [tokens,
     vocabulary] tensor.

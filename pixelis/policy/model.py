@@ -1,6 +1,4 @@
-"""Loads a vision-language model: a Hugging Face folder of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, or the embedded
-nano.
-"""
+"""Loads a vision-language model: a Hugging Face folder of a supported family, or the embedded nano."""
 
 from __future__ import annotations
 
@@ -43,14 +41,10 @@ CLASSES: dict[str, Any] = {
     "qwen2": Qwen2Text,
     "qwen3": Qwen3Text,
 }
-"""transformers class of each family of `dialogue.spec.FAMILIES`."""
 
 
 def default_device() -> torch.device:
-    """The GPU of this process if it has one, else the CPU.
-
-    A Ray Train worker's own has the index LOCAL_RANK.
-    """
+    """This process's GPU (of a Ray Train worker LOCAL_RANK's), else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     index = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
@@ -60,16 +54,14 @@ def default_device() -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Type of the weights. `auto` is bfloat16 on GPUs that support it, else float32."""
+    """`auto` is bfloat16 on GPUs that support it, else float32."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def pick_attention(name: str, device: torch.device) -> str:
-    """Attention implementation; `auto` is flash attention on a GPU if installed, else sdpa. Raises
-    MissingDependency.
-    """
+    """`auto` is flash attention on a GPU if installed, else sdpa."""
     installed = importlib.util.find_spec("flash_attn") is not None
     if name == "auto":
         return "flash_attention_2" if device.type == "cuda" and installed else "sdpa"
@@ -83,12 +75,11 @@ def pick_attention(name: str, device: torch.device) -> str:
 
 
 def model_class(folder: Path) -> Any:
-    """transformers class of a model folder. Raises BadConfig for an unsupported architecture."""
     return CLASSES[model_config(folder)["model_type"]]
 
 
 def checkpoint_names(folder: Path) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that map the names of a folder's weights; only text models need some."""
+    """Arguments of `from_pretrained` that map the names of a text model's weights."""
     return {"key_mapping": CHECKPOINT_NAMES} if model_config(folder)["model_type"] in TEXT_FAMILIES else {}
 
 
@@ -100,9 +91,7 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
     """(model in eval mode on `device`, tokenizer, spec) of `folder`, by default of `policy.model`.
 
-    zero3: DeepSpeed's configuration, to divide the weights among the workers while reading. Raises
-    MissingFile for a missing folder, BadConfig for an unsupported architecture, BadInput for weights that do
-    not fit.
+    zero3: DeepSpeed's configuration, to divide the weights among the workers while reading.
     """
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.utils import logging

@@ -13,10 +13,7 @@ _BLOCK = 2**16
 
 
 def resolve(name: str) -> Path:
-    """Folder of a model: `nano` for the embedded model, else a path.
-
-    Raises MissingFile if it has no config.json.
-    """
+    """Folder of a model: `nano` for the embedded model, else a path. Raises MissingFile without config.json."""
     folder = NANO if name == "nano" else Path(name).expanduser()
     if not (folder / "config.json").is_file():
         if name == "nano":
@@ -31,11 +28,7 @@ def resolve(name: str) -> Path:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Hash of a model's configuration and weights, which identifies the base model of an adapter.
-
-    Covers files up to 64 MiB completely; of larger files the size, the first block (the header) and 64 evenly
-    spaced blocks.
-    """
+    """Hash that identifies the base model of an adapter; large files are hashed in 65 evenly spaced blocks."""
     digest = hashlib.sha256()
     folder = Path(folder)
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):

@@ -1,8 +1,4 @@
-"""What an optimizer step minimises: the loss of demonstrations (SFT) or of rollouts (RFT, evolution).
-
-An objective runs the model on a micro-batch, returns the loss for the trainer to differentiate, and adds its
-metrics.
-"""
+"""What an optimizer step minimises: the loss of demonstrations (SFT) or of rollouts (RFT, evolution)."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ KL_HORIZON = 10.0
 class MicroBatch:
     """A packed batch and its samples; none for the empty batch of a worker that has fewer than the others.
 
-    old: log-probabilities before the first step on the batch; reference: what the KL term needs of the
-    reference policy.
+    old: log-probabilities before the first step on the batch; reference: of the KL term.
     """
 
     batch: PackedBatch
@@ -41,13 +36,12 @@ class MicroBatch:
     reference: Float[Tensor, " tokens"] | ReferenceStates | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
-        """A copy on a device."""
         old = self.old.to(device) if self.old is not None else None
         reference = self.reference.to(device) if self.reference is not None else None
         return MicroBatch(self.batch.to(device), self.members, old, reference)
 
     def of_tokens(self, name: str) -> Float[Tensor, " tokens"]:
-        """Concatenation of a field of the samples with one value per policy token, on the batch's device."""
+        """A field of the samples with one value per policy token, concatenated."""
         rows = [getattr(sample, name) for sample in self.members]
         if any(row is None for row in rows):
             raise ValueError(f"samples without {name} in a batch whose other samples have them")
@@ -75,19 +69,16 @@ class SftObjective:
         self.model, self.smoothing = model, smoothing
 
     def size(self, sample: TrainSample) -> float:
-        """What a sample contributes to the denominator of a token mean."""
+        """A sample's contribution to the denominator of a token mean."""
         return sample.weight
 
     def trains(self, sample: TrainSample) -> bool:
-        """Whether a sample has a gradient."""
         return True
 
     def references(self, batches: Sequence[PackedBatch], passes: int) -> Sequence[Tensor | ReferenceStates]:
-        """What the loss needs of the reference policy, by batch: nothing."""
         return ()
 
     def loss(self, micro: MicroBatch, totals: Totals, sums: Sums) -> Tensor:
-        """Loss of a micro-batch, with gradient."""
         batch, is_real = micro.batch, bool(micro.members)
         new, entropy = self.model.forward(batch, self.smoothing)
         weights = float(is_real) * token_weights(
@@ -98,16 +89,13 @@ class SftObjective:
         return sft_loss(new, weights * batch.weights[batch.mask])
 
     def metric_names(self, measured: Iterable[str]) -> list[str]:
-        """Names of the metrics."""
         return ["entropy", "nll"]
 
 
 class PolicyObjective:
-    """Policy gradient on rollouts, with a KL term to the starting policy, an entropy bonus and the critic of
-    PPO.
+    """Policy gradient on rollouts, with a KL term to the starting policy, an entropy bonus and PPO's critic.
 
-    `kl_coefficient` is the weight of the KL term, adapted if `rft.loss.kl_target` is set; `kl_weight` that of
-    this step.
+    kl_coefficient: weight of the KL term, adapted for `rft.loss.kl_target`; kl_weight: that of this step.
     """
 
     no_sample_fix = (
@@ -124,7 +112,6 @@ class PolicyObjective:
         return self.model.reference is not None and self.settings.kl_in == "loss"
 
     def size(self, sample: TrainSample) -> float:
-        """What a sample contributes to the denominator of a token mean."""
         return sample.policy_tokens
 
     def trains(self, sample: TrainSample) -> bool:
@@ -133,7 +120,7 @@ class PolicyObjective:
         return others or sample.advantage != 0 or sample.token_advantages is not None
 
     def references(self, batches: Sequence[PackedBatch], passes: int) -> Sequence[Tensor | ReferenceStates]:
-        """What the KL term needs of the reference policy, by batch. Collective under ZeRO-3."""
+        """What the KL term needs, by batch."""
         if not self.has_kl_term:
             return ()
         if self.settings.kl_estimator == "full":
@@ -177,9 +164,7 @@ class PolicyObjective:
         return loss
 
     def metric_names(self, measured: Iterable[str]) -> list[str]:
-        """Names of the metrics, maxima first: the known ones, and those of a user-defined surrogate among
-        `measured`.
-        """
+        """Names of the metrics, maxima first, with those of a user-defined surrogate among `measured`."""
         names = [*metric_names(self.settings, self.has_kl_term), "entropy", "nll"]
         if self.model.critic is not None:
             names += ["critic_loss", "critic_clipped"]
@@ -187,14 +172,11 @@ class PolicyObjective:
         return [n for n in own if n.endswith("_max")] + names + [n for n in own if not n.endswith("_max")]
 
     def apply_critic(self) -> None:
-        """Take the critic's optimizer step. Collective."""
         if self.model.critic is not None:
             self.model.critic.apply()
 
     def adapt_kl(self, divergence: float) -> None:
-        """Adapt the KL weight to the divergence of a step, if `rft.loss.kl_target` is set (arXiv 1909.08593,
-        section 2.2).
-        """
+        """Adapt the KL weight to a step's divergence, for `rft.loss.kl_target` (arXiv 1909.08593, 2.2)."""
         target = self.settings.kl_target
         if target and math.isfinite(divergence):
             self.kl_coefficient *= 1 + min(max(divergence / target - 1, -0.2), 0.2) / KL_HORIZON

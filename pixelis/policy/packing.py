@@ -1,8 +1,4 @@
-"""Sequence packing: samples of unequal length in one row without padding.
-
-Attention is restricted to each sample, and positions restart at each. Rollouts of a group begin with the same
-prompt, which `packed_attention` lets a row hold once.
-"""
+"""Sequence packing: samples in one row without padding, attention inside each, shared prompts held once."""
 
 from __future__ import annotations
 
@@ -26,9 +22,7 @@ BUCKET_RATIO = 0.8
 """Shortest sample of an attention bucket, as a share of its longest one. The difference is padding."""
 
 SHARED_TOKENS_PER_TOKEN = 8
-"""Tokens of a prompt already in the bin that cost as much as one new token: layers keep them for attention
-only.
-"""
+"""Tokens of a prompt already in the bin that cost as much as one new token."""
 
 
 class Prompt(NamedTuple):
@@ -42,8 +36,8 @@ class Prompt(NamedTuple):
 class Segments:
     """Positions of the samples in a row, for attention.
 
-    buckets: row index of each token of samples of similar length, padded with the sample's last index;
-    inverse: index of each token of the row in the concatenation of the flattened buckets.
+    buckets: row index of each token of samples of similar length, padded with the last; inverse: index of
+    each token of the row in the flattened buckets.
     """
 
     buckets: list[Int[Tensor, "samples length"]]
@@ -54,11 +48,9 @@ class Segments:
 class PackedBatch:
     """One packed micro-batch: `row` tokens of `samples` samples, of which `tokens` are policy tokens.
 
-    positions: index within the sample, then M-RoPE (time, row, column); mask: the policy tokens; targets:
-    their ids; previous: row index of the token before each; behaviour: log-probabilities; weights: of each
-    token in the SFT loss; sequence: sample of each token (of a shared prompt, its first); policy_tokens:
-    number of each sample; views, digests: the distinct images; image_rows: row of each image token in their
-    concatenated features.
+    positions: index within the sample, then M-RoPE; targets: ids of the policy tokens; previous: row index of
+    the token before each; sequence: sample of each token (of a shared prompt, its first); views: the distinct
+    images; image_rows: row of each image token in their features.
     """
 
     tokens: Int[Tensor, " row"]
@@ -77,7 +69,6 @@ class PackedBatch:
     image_rows: Int[Tensor, " image_tokens"]
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """Copy with the tensors on `device`. Views are not copied."""
         names = (
             "tokens",
             "positions",
@@ -101,9 +92,8 @@ class PackedBatch:
 def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
     """Pack samples into bins of at most `capacity` tokens, first-fit decreasing; returns each bin's indices.
 
-    prompts: of each sample, if samples of a bin share them. Samples with the same prompt go together while
-    there is room, the prompt with most tokens first. Deterministic. Raises DataFailure for a sample longer
-    than a bin.
+    prompts: if samples of a bin share them: samples with the same prompt then go together while there is
+    room.
     """
     prompts = [Prompt(i, 0) for i in range(len(lengths))] if prompts is None else prompts
     prompt_tokens: dict[Hashable, int] = {}
@@ -138,17 +128,13 @@ def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None
 def pack_samples(
     samples: Sequence[TrainSample], spec: ModelSpec, capacity: int, share: bool
 ) -> list[list[int]]:
-    """`pack` for samples; `share`: a bin holds a common prompt once."""
     return pack(
         [len(s.tokens) for s in samples], capacity, [prompt_of(s, spec) for s in samples] if share else None
     )
 
 
 def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False) -> PackedBatch:
-    """Concatenate samples in the given order. Raises BadInput if image tokens and views disagree.
-
-    share: store a prompt that several samples begin with once in the row. Requires `packed_attention`.
-    """
+    """Concatenate samples. share: store a common prompt once, which requires `packed_attention`."""
     lengths = [len(s.tokens) for s in samples]
     total = sum(lengths)
     positions = np.empty((4, total), dtype=np.int64)
@@ -205,7 +191,6 @@ def collate(samples: Sequence[TrainSample], spec: ModelSpec, share: bool = False
 
 
 def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
-    """The tokens and images before the first policy token."""
     length = int(sample.mask.argmax())
     tokens = sample.tokens[:length]
     pads = int((tokens == spec.image_token).sum())
@@ -214,10 +199,7 @@ def prompt_of(sample: TrainSample, spec: ModelSpec) -> Prompt:
 
 
 def segment(lengths: Sequence[int], places: np.ndarray | None = None) -> Segments:
-    """Attention buckets of similar length for consecutive samples of the given lengths.
-
-    places: int64 [sum of lengths], row index of each token of the samples; None: tokens are not shared.
-    """
+    """Attention buckets of consecutive samples. places: row index of each token; None: tokens are not shared."""
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
     places = np.arange(sum(lengths)) if places is None else places
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))

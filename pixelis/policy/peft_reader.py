@@ -1,6 +1,4 @@
-"""Reads LoRA adapters in PEFT's format, as PEFT, TRL, LLaMA-Factory, ms-swift and `pixelis export` save
-them.
-"""
+"""Reads LoRA adapters in PEFT's format, as PEFT, TRL, LLaMA-Factory, ms-swift and `pixelis export` save them."""
 
 from __future__ import annotations
 
@@ -37,10 +35,10 @@ _LAYER = re.compile(r"(?:.*\.)?(?:(visual\..+)|(layers\.\d+\..+)|(lm_head))")
 
 
 def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
-    """Read the tensors, alpha and rank of an `Adapter` from a folder with `adapter_config.json`.
+    """The tensors, alpha and rank of an `Adapter` from a folder with `adapter_config.json`.
 
-    Scales that differ between layers (rslora, `alpha_pattern`) are multiplied into B. Raises MissingFile
-    without weights, BadInput for other methods than LoRA.
+    Scales that differ between layers (rslora, `alpha_pattern`) are multiplied into B. Raises BadInput for
+    other methods than LoRA.
     """
     settings = _read_settings(folder / CONFIG)
     rank, lora_alpha = settings.r, settings.lora_alpha

@@ -1,8 +1,6 @@
-"""Selective sample replay: rollouts of earlier steps replace groups without a gradient (VL-Rethinker,
-Pixel-Reasoner).
+"""Selective sample replay: earlier rollouts replace groups without a gradient (VL-Rethinker, Pixel-Reasoner).
 
-Rollouts are drawn with probability proportional to |advantage| ** alpha. They keep their advantage and
-behaviour log-probabilities, so the loss corrects for their age as for any off-policy sample.
+They keep their behaviour log-probabilities, so the loss corrects for their age as for any off-policy sample.
 """
 
 from __future__ import annotations
@@ -25,16 +23,12 @@ if TYPE_CHECKING:
 FLOOR = 1e-4
 """Added to |advantage| before the exponent, as in Pixel-Reasoner."""
 MAX_AGE, MAX_BYTES = 8, 1_000_000_000
-"""Most steps since a kept rollout was made, and most bytes of the views of kept rollouts in the object
-store.
-"""
+"""Most steps since a kept rollout was made, and most bytes of kept views in the object store."""
 
 
 @dataclass(frozen=True)
 class ReplaySample:
-    """A rollout for replay. group: contains only this rollout; views: reference to the images of its original
-    group.
-    """
+    """A group of one rollout. views: reference to its original group's images."""
 
     group: Group
     views: Any
@@ -43,16 +37,11 @@ class ReplaySample:
 
     @property
     def weight(self) -> float:
-        """|advantage| of the rollout."""
         return abs(self.group.trajectories[0].advantage or 0.0)
 
 
 class SampleReplay:
-    """Rollouts with a non-zero advantage of the last `max_age` steps, at most `capacity` rollouts and
-    `max_bytes` of views.
-
-    alpha: exponent of |advantage|; 0 samples uniformly.
-    """
+    """Rollouts with an advantage, drawn in proportion to |advantage| ** alpha."""
 
     def __init__(self, capacity: int, alpha: float = 1.0, max_age: int = MAX_AGE, max_bytes: int = MAX_BYTES):
         self.capacity, self.alpha, self.max_age, self.max_bytes = capacity, alpha, max_age, max_bytes
@@ -63,9 +52,7 @@ class SampleReplay:
         return len(self.samples)
 
     def add(self, group: Group, views: Any, step: int, least: float = 0.0) -> int:
-        """Store the rollouts of a group whose |advantage| is above 0 and not below `least`; returns their
-        number.
-        """
+        """Store the rollouts whose |advantage| is above 0 and at least `least`; returns their number."""
         chosen = [t for t in group.trajectories if t.advantage and abs(t.advantage) >= least]
         for trajectory in chosen:
             single = Group(
@@ -81,7 +68,7 @@ class SampleReplay:
         return len(chosen)
 
     def draw(self, count: int, step: int, rng: np.random.Generator) -> list[ReplaySample]:
-        """Up to `count` distinct rollouts for batch `step`. They stay in the store."""
+        """Up to `count` distinct rollouts, which stay in the store."""
         self._evict(step)
         count = min(count, len(self.samples))
         if count == 0:
@@ -100,21 +87,14 @@ class SampleReplay:
 
 
 def least_kept(groups: Sequence[Group], settings: config.ReplayConfig) -> float:
-    """The smallest |advantage| of a batch that is kept (Pixelis, arXiv 2603.25091: above 0.01 and in the top
-    30 %).
-    """
+    """The smallest |advantage| of a batch that is kept (Pixelis, arXiv 2603.25091: above 0.01, top 30 %)."""
     sizes = [abs(t.advantage) for group in groups for t in group.trajectories if t.advantage is not None]
     quantile = float(np.quantile(sizes, settings.quantile)) if sizes and settings.quantile else 0.0
     return max(quantile, math.nextafter(settings.min_advantage, math.inf) if settings.min_advantage else 0.0)
 
 
 def informative(group: Group, settings: config.RftConfig) -> bool:
-    """Whether a group has advantages and `rft.filter` keeps it (DAPO, arXiv 2503.14476; EasyR1; Mini-o3,
-    arXiv 2509.07969).
-
-    The filter sees the rollouts that count in the statistics of the advantages. Rollouts that lack the key do
-    not count.
-    """
+    """Whether a group has advantages and `rft.filter` keeps it (DAPO, arXiv 2503.14476; EasyR1; Mini-o3)."""
     rule, advantage = settings.filter, settings.advantage
     rewards = group_rewards(group, advantage)
     excluded = [t.stop_reason.value in advantage.exclude for t in group.trajectories]
@@ -139,10 +119,9 @@ def informative(group: Group, settings: config.RftConfig) -> bool:
 
 
 def subset(group: Group, count: int, method: str, rng: np.random.Generator) -> Group:
-    """The group reduced to `count` of its scored rollouts, in their order; 0 keeps all. TTRL votes with more
-    than it trains.
+    """The group reduced to `count` of its scored rollouts; 0 keeps all.
 
-    method: `first`, `random`, or `stratified`, which takes them evenly from worst to best reward.
+    method: `first`, `random`, or `stratified`, evenly from worst to best reward.
     """
     scored = [i for i, trajectory in enumerate(group.trajectories) if trajectory.reward is not None]
     if not count or len(scored) <= count:

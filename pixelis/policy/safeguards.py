@@ -11,19 +11,14 @@ from pixelis.policy.samples import TrainSample
 
 
 class StepGuard:
-    """Copies weights and moments before a step, and restores them if the step's KL exceeds `limit`.
-
-    The divergence from the behaviour policy can only be measured after the step.
-    """
+    """Copies weights and moments before a step, and restores them if the step's KL exceeds `limit`."""
 
     def __init__(self, model: LearnerModel, limit: float):
         self.model, self.limit = model, limit
         self.weights, self.moments = model.zero.weights(), model.zero.moments()
 
     def check(self, samples: Sequence[TrainSample]) -> dict[str, float]:
-        """Undo the step, bit for bit, if it went too far; returns metrics. samples: of the behaviour
-        policy.
-        """
+        """Undo the step, bit for bit, if it went too far; returns metrics. samples: of the behaviour policy."""
         divergence = self.model.behaviour_kl(samples)
         is_beyond = not divergence <= self.limit  # also if it is not a number
         if is_beyond:
@@ -35,7 +30,7 @@ class StepGuard:
 def moving_average(
     average: Mapping[str, np.ndarray], newest: Mapping[str, np.ndarray], decay: float
 ) -> dict[str, np.ndarray]:
-    """decay * average + (1 - decay) * newest of every tensor, float32. With decay 0 exactly `newest`."""
+    """decay * average + (1 - decay) * newest of every tensor, float32."""
     if not decay:
         return dict(newest)
     old_share, new_share = np.float32(decay), np.float32(1.0 - decay)

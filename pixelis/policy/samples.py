@@ -27,18 +27,15 @@ CAUSES = (
     "views_mismatch",
     "non_finite",
 )
-"""Reasons why a sample is unusable, see `unusable`."""
 
 
 @dataclass(slots=True)
 class TrainSample:
     """One sequence to train on.
 
-    tokens: with image pads expanded; mask: the tokens that the policy generated; log_probs: behaviour
-    log-probabilities, 0 where the mask is False; advantage: of the whole trajectory; views: of each image in
-    order; version: of the generating policy; weights: of each token in the SFT loss, None for 1 each;
-    token_advantages: of each policy token, instead of the trajectory's; values, returns: of each policy
-    token, for a critic.
+    mask: the tokens that the policy generated; log_probs: of the behaviour policy, 0 outside the mask;
+    weights: of each token in the SFT loss; token_advantages: instead of the trajectory's; values, returns:
+    for a critic.
     """
 
     tokens: Int64[np.ndarray, " length"]
@@ -56,19 +53,17 @@ class TrainSample:
 
     @property
     def digests(self) -> list[bytes]:
-        """Content hash of each view, computed once. Equal views share their features."""
+        """Content hash of each view: equal views share their features."""
         if len(self._digests) != len(self.views):
             self._digests = [view_digest(view) for view in self.views]
         return self._digests
 
     @property
     def policy_tokens(self) -> int:
-        """Number of tokens in the loss."""
         return int(self.mask.sum())
 
     @property
     def weight(self) -> float:
-        """Sum of the weights of the policy tokens."""
         return float(
             self.policy_tokens if self.weights is None else self.weights[self.mask].sum(dtype=np.float64)
         )
@@ -78,9 +73,8 @@ class TrainSample:
 class LearnerBatch:
     """One worker's share of batch ``step`` and the settings of its update.
 
-    metrics: of the batch before the update; state: of the source after this batch, saved in checkpoints;
-    options: of `Trainer.update`; optional: a batch without a usable sample is skipped instead of raising an
-    error.
+    state: of the source after this batch; options: of `Trainer.update`; optional: a batch without a usable
+    sample is skipped.
     """
 
     step: int
@@ -93,7 +87,6 @@ class LearnerBatch:
 
 
 def view_digest(view: np.ndarray) -> bytes:
-    """Content hash of a view's shape and pixels."""
     shape = f"{view.shape}{view.dtype}".encode()
     return hashlib.blake2b(
         np.ascontiguousarray(view).data, digest_size=16, key=hashlib.sha256(shape).digest()
@@ -103,10 +96,9 @@ def view_digest(view: np.ndarray) -> bytes:
 def from_trajectory(
     trajectory: Trajectory, views: Sequence[np.ndarray], advantage: float | None = None, whole: bool = False
 ) -> TrainSample:
-    """Convert a trajectory and its views (aligned with `trajectory.images`) to arrays.
+    """A trajectory and its views, aligned with `trajectory.images`, as arrays.
 
-    advantage: overrides the trajectory's; None in both counts as 0. whole: keep observations after the
-    policy's last token. Raises DataFailure if the number of views differs from the number of images.
+    whole: keep observations after the policy's last token. Raises DataFailure if views are missing.
     """
     tokens = np.asarray(trajectory.token_ids(), dtype=np.int64)
     mask = np.asarray(trajectory.loss_mask(), dtype=bool)

@@ -1,8 +1,7 @@
 """Sequence parallelism: workers of a group divide the tokens of a packed row among them.
 
-Each worker runs the layers on its part of the row. Attention needs whole samples: all-to-all exchanges turn a
-part of the row with all heads into the whole row with some heads, and back. Source: DeepSpeed-Ulysses,
-arXiv 2309.14509, sections 3.1 and 3.2.
+For attention, all-to-all exchanges turn a part of the row with all heads into the whole row with some heads,
+and back (DeepSpeed-Ulysses, arXiv 2309.14509, sections 3.1 and 3.2).
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ SEQUENCE_PARALLEL = "pixelis_sequence_parallel"
 
 @dataclass(frozen=True)
 class SequenceGroup:
-    """The `size` workers of consecutive ranks that process the same samples. rank: place of this worker among
-    them.
-    """
+    """The `size` workers of consecutive ranks that process the same samples."""
 
     size: int
     rank: int
@@ -45,10 +42,7 @@ class SequenceGroup:
 
     @classmethod
     def create(cls, size: int) -> SequenceGroup:
-        """The group of this worker. Collective over all workers.
-
-        Raises BadConfig if their number is no multiple of `size`.
-        """
+        """The group of this worker. Collective. Raises BadConfig if `size` does not divide the workers."""
         rank, world = rank_and_world_size()
         if world % size:
             fix = "set learner.workers and learner.min_workers to multiples of learner.sequence_parallel"
@@ -74,10 +68,7 @@ class SequenceGroup:
         )
 
     def check(self, model: VisionLanguageModel) -> None:
-        """Switch the language model's attention.
-
-        Raises BadConfig if it cannot divide its heads or uses flash attention.
-        """
+        """Switch the language model's attention. Raises BadConfig if its heads cannot be divided."""
         if self.size == 1:
             return
         text = model.model.language_model.config
@@ -98,11 +89,7 @@ class SequenceGroup:
         text._attn_implementation = SEQUENCE_PARALLEL
 
     def part(self, batch: PackedBatch, spec: ModelSpec) -> PackedBatch:
-        """The batch with this worker's part of the row: its tokens, their positions, and the views of its
-        image tokens.
-
-        All parts are equally long; the last one is padded. The other fields describe the whole row.
-        """
+        """The batch with this worker's part of the row, padded to equal length, and its image tokens' views."""
         if self.size == 1:
             return batch
         length = -(-len(batch.tokens) // self.size)
@@ -130,9 +117,7 @@ class SequenceGroup:
         )
 
     def gather(self, values: Float[Tensor, " own"], own: Tensor, count: int) -> Float[Tensor, " count"]:
-        """Values of all workers from those of each. own: indices of this worker's values; no index belongs to
-        two workers.
-        """
+        """Values of all workers from those of each. own: indices of this worker's values."""
         return values if self.size == 1 else _Gather.apply(values, own, count, self.group)
 
 

@@ -17,29 +17,24 @@ PIXEL_BYTES = 3
 MIN_BYTES = 1_000_000_000
 """Smallest object store of a local cluster. It also holds the blocks that Ray Data reads ahead."""
 RESERVE = 1.3
-"""Factor for what is not counted: copies in transfer, and results of operations that wait for their
-caller.
-"""
+"""Factor for what is not counted: copies in transfer, and results that wait for their caller."""
 
 
 def kept_versions(c: config.Config, job: str) -> int:
-    """Versions that the policy store keeps at most: the newest, the published one, and a service's older
-    promoted ones.
-    """
+    """Most versions in the policy store; a service keeps older promoted ones."""
     # In training every version is promoted
     older = c.policy_store.promoted(c.policy.full) if job == "serve" else 0
     return c.policy_store.newest(c.policy.full) + older + 1
 
 
 def version_bytes(c: config.Config, arch: Architecture) -> int:
-    """Bytes of a published version: all parameters in the model's type, or an adapter in float32."""
     return (
         arch.trained_parameters(c.policy) * arch.dtype.itemsize if c.policy.full else trained_bytes(c, arch)
     )
 
 
 def trained_bytes(c: config.Config, arch: Architecture) -> int:
-    """Bytes of what is trained in float32, as in a checkpoint: all parameters, or an adapter."""
+    """Bytes of what is trained in float32, as in a checkpoint."""
     if c.policy.full:
         return arch.trained_parameters(c.policy) * 4
     return adapter_bytes(
@@ -48,10 +43,9 @@ def trained_bytes(c: config.Config, arch: Architecture) -> int:
 
 
 def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
-    """Bytes in the object stores of all nodes at most, by part. version: bytes of one.
+    """Bytes in the object stores of all nodes at most, by part.
 
-    views: the first view of a question, and a crop for each further turn of each rollout, of the groups that
-    are running or accepted and of the batch that is learnt; pictures: at full resolution, until a group ends.
+    views: a crop for each further turn of each rollout too, of groups running, accepted or learnt.
     """
     r, d = c.rft, c.dialogue
     running = (r.max_off_policy_steps + 1) * r.prompts_per_step
@@ -67,11 +61,9 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
 
 
 def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
-    """Bytes in run.dir at most, by part, without logs and saved episodes. version: bytes of one; trained:
-    `trained_bytes`.
+    """Bytes in run.dir at most, by part, without logs and saved episodes.
 
-    checkpoints: weights, two moments of each, the reference of a KL term, an average; of the newest
-    `learner.keep`, the best one if there are evaluations, and the one that is written.
+    checkpoints: the newest `learner.keep`, the best and the one that is written, each with all its tensors.
     """
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
     has_average = job == "serve" and c.evolution.ema > 0
@@ -83,10 +75,7 @@ def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[s
 
 
 def needed_bytes(c: config.Config) -> tuple[int, int]:
-    """(bytes that a job's object stores should have together, bytes of its largest object).
-
-    Raises MissingFile without the model's config.json.
-    """
+    """(bytes that a job's object stores should have together, bytes of its largest object)."""
     from pixelis.policy.architecture import Architecture, learner_dtype
 
     version = version_bytes(c, Architecture(c.policy.model, learner_dtype(c.policy, c.learner.gpus > 0)))

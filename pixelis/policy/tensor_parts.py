@@ -1,7 +1,6 @@
 """Named tensors in safetensors files, whole or divided among workers, and in one piece of memory.
 
-A file that holds parts of tensors lists them in its header: `parts` is a JSON object, name -> [first element,
-*whole shape].
+`parts` in a file's header is a JSON object, name -> [first element, *whole shape].
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pixelis.errors import BadInput
 
 @dataclass(frozen=True)
 class Part:
-    """A worker's part of a tensor: the flattened elements from `start` on. shape: of the whole tensor."""
+    """A worker's part of a tensor: the flattened elements from `start` on. shape: of the whole."""
 
     values: np.ndarray
     start: int
@@ -34,7 +33,7 @@ class Part:
 def save_tensors(
     tensors: Mapping[str, np.ndarray | Part], path: Path, header: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors and parts of tensors as a safetensors file. Raises OSError if writing fails."""
+    """Write tensors and parts of tensors. Raises OSError if writing fails."""
     arrays, parts = {}, {}
     for name, tensor in tensors.items():
         values = tensor.values if isinstance(tensor, Part) else tensor
@@ -61,27 +60,20 @@ def save_tensors(
 
 
 def part_name(stem: str, worker: int, workers: int) -> str:
-    """Name of a worker's file: `STEM.safetensors` of a single worker, `STEM.2-of-4.safetensors` of
-    several.
-    """
+    """Name of a worker's file: `STEM.safetensors` of a single worker, else `STEM.2-of-4.safetensors`."""
     return f"{stem}.safetensors" if workers == 1 else f"{stem}.{worker + 1}-of-{workers}.safetensors"
 
 
 def stem_of(path: Path) -> str:
-    """The stem of a file that `part_name` named."""
     return path.name.split(".", 1)[0]
 
 
 def files_of(folder: Path, stem: str) -> list[Path]:
-    """The files of a folder that hold the tensors of a stem."""
     return sorted(p for p in folder.glob(f"{stem}.*safetensors") if stem_of(p) == stem)
 
 
 class StoredTensors(Mapping[str, np.ndarray]):
-    """The whole tensors in some files, each read when it is asked for.
-
-    BadInput for a tensor with a part missing.
-    """
+    """The whole tensors in some files, each read when it is asked for. BadInput if a part is missing."""
 
     def __init__(self, files: list[Path]):
         self._pieces: dict[str, list[tuple[Any, int, tuple[int, ...]]]] = {}
@@ -123,10 +115,7 @@ Entry = tuple[str, str, tuple[int, ...]]
 
 
 class FlatTensors(Mapping[str, np.ndarray]):
-    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send.
-
-    None allocates the memory.
-    """
+    """Tensors as views of `data`, uint8, in the order of `layout`: one object to send."""
 
     def __init__(self, layout: Sequence[Entry], data: np.ndarray | None = None):
         self.layout = tuple((name, dtype, tuple(shape)) for name, dtype, shape in layout)

@@ -1,9 +1,4 @@
-"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with a vision tower without
-weights.
-
-Adapters, forward passes and exports then need no case of their own. `CHECKPOINT_NAMES` maps the names of a
-folder's files.
-"""
+"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with an empty vision tower."""
 
 from __future__ import annotations
 
@@ -29,7 +24,6 @@ class _TextPositions:
     """Takes the M-RoPE positions of the learner and the engine, whose axes are equal without images."""
 
     def forward(self, *arguments: Any, position_ids: torch.Tensor | None = None, **others: Any) -> Any:
-        """See the language model; position_ids: [axes, rows, length] or [rows, length]."""
         if position_ids is not None and position_ids.dim() == 3:
             position_ids = position_ids[-1]
         return super().forward(*arguments, position_ids=position_ids, **others)  # type: ignore[misc]
@@ -53,8 +47,6 @@ class _Inner(nn.Module):
 
 
 class _TextModel:
-    """The head and the accessors that both families share."""
-
     _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012 (transformers' name)
     language: type[nn.Module]
 
@@ -65,23 +57,17 @@ class _TextModel:
         self.post_init()  # type: ignore[attr-defined]
 
     def get_input_embeddings(self) -> Any:
-        """The embedding of tokens."""
         return self.model.language_model.embed_tokens
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The head."""
         return self.lm_head
 
 
 class Qwen2Text(_TextModel, Qwen2PreTrainedModel):
-    """Qwen2.5, and Qwen2, of text alone."""
-
     config_class = Qwen2Config
     language = _Qwen2Language
 
 
 class Qwen3Text(_TextModel, Qwen3PreTrainedModel):
-    """Qwen3 of text alone."""
-
     config_class = Qwen3Config
     language = _Qwen3Language

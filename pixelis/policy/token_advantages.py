@@ -1,8 +1,4 @@
-"""Advantages of tokens: returns with a KL penalty at each token, and generalised advantage estimation with a
-critic.
-
-A rollout's reward belongs to its last policy token; all others have 0, less the KL penalty of each.
-"""
+"""Advantages of tokens: returns with a KL penalty at each token, and GAE with a critic."""
 
 from __future__ import annotations
 
@@ -24,11 +20,10 @@ Tokens = Float32[np.ndarray, " tokens"]
 def token_returns(
     reward: float, penalties: Tokens, values: Tokens | None, gamma: float, lam: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(advantages, returns) of the policy tokens of a rollout, float64 [tokens].
+    """(advantages, returns) of the policy tokens of a rollout, float64. penalties: subtracted at each token.
 
-    penalties: subtracted at each token. values: of the critic before each token; delta_t = r_t + gamma
-    V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, R_t = A_t + V_t (GAE, arXiv 1506.02438). None: both are
-    the discounted returns (REINFORCE++, arXiv 2501.03262).
+    delta_t = r_t + gamma V_{t+1} - V_t, A_t = delta_t + gamma lam A_{t+1}, R_t = A_t + V_t (GAE, arXiv
+    1506.02438); without a critic's values both are the discounted returns (REINFORCE++, arXiv 2501.03262).
     """
     rewards = -penalties.astype(np.float64)
     rewards[-1] += reward
@@ -44,9 +39,7 @@ def token_returns(
 def whitened(
     rows: Sequence[np.ndarray], eps: float, total: Callable[[list[float]], list[float]]
 ) -> list[np.ndarray]:
-    """The values less their mean, divided by their standard deviation over all workers' tokens; ``total``
-    sums over workers.
-    """
+    """The values less their mean, divided by their deviation over all workers' tokens."""
     values = np.concatenate(rows) if rows else np.empty(0)
     count, summed = total([float(len(values)), float(values.sum())])
     mean = summed / count if count else 0.0
@@ -62,11 +55,7 @@ def assign_token_advantages(
     rewards: Sequence[float],
     settings: config.AdvantageConfig,
 ) -> dict[str, float]:
-    """Set the token advantages of this worker's samples, and with a critic values and returns; returns
-    metrics.
-
-    Collective. The KL penalty is that of `rft.loss.kl_in=reward`. The update drops unusable samples.
-    """
+    """Set the token advantages of this worker's samples, and with a critic values and returns. Collective."""
     in_reward = trainer.loss.kl_in == "reward" and trainer.loss.kl > 0
     penalties = (
         trainer.model.token_kl(samples)
@@ -123,7 +112,7 @@ def assign_token_advantages(
 def _critic_metrics(
     samples: Sequence[TrainSample], total: Callable[[list[float]], list[float]]
 ) -> dict[str, float]:
-    """Mean value, and the share of the variance of the returns that the critic explains."""
+    """Mean value and return, and the share of the returns' variance that the critic explains."""
     pairs = [(s.values, s.returns) for s in samples if s.values is not None and s.returns is not None]
     v = np.concatenate([a for a, _ in pairs]).astype(np.float64) if pairs else np.empty(0)
     r = np.concatenate([b for _, b in pairs]).astype(np.float64) if pairs else np.empty(0)

@@ -1,7 +1,4 @@
-"""Updates the policy: one optimizer step from a batch of trajectories.
-
-SFT, RFT and evolution differ only in the objective.
-"""
+"""One optimizer step from a batch of trajectories. SFT, RFT and evolution differ only in the objective."""
 
 from __future__ import annotations
 
@@ -43,11 +40,7 @@ SUMMED = (
 
 @dataclass(frozen=True)
 class Selection:
-    """A worker's samples of a step: those that count, those of them with a gradient, and why others are
-    unusable.
-
-    old: log-probabilities of `active` before the first step on the batch; empty if this is the only step.
-    """
+    """A worker's usable samples, those with a gradient and their `old`, and why others are unusable."""
 
     usable: list[TrainSample]
     active: list[TrainSample]
@@ -57,9 +50,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of all workers: most micro-batches of one, usable and trained sequences, policy tokens (SFT: their
-    weights).
-    """
+    """Of all workers: most micro-batches of one, usable and trained sequences, policy tokens (SFT: their weights)."""
 
     micro_batches: int
     sequences: int
@@ -68,12 +59,11 @@ class Counts:
 
 
 class Trainer:
-    """Trains the policy on one worker. All methods are collective.
+    """Trains the policy on one worker, which starts as the reference of the KL term. All methods are
+    collective.
 
-    total_steps: length of the learning-rate schedule; temperature: of the rollouts; adapter: initial weights
-    (None: the base model); ema: decay of the published weight average, 0 publishes the current weights;
-    minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes; critic: of PPO. The
-    starting policy is the reference of the KL term. Raises as `LearnerModel` does.
+    adapter: initial weights (None: the base model); ema: decay of the published average, 0 publishes the
+    current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes.
     """
 
     def __init__(
@@ -111,19 +101,14 @@ class Trainer:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker writes files."""
         return dist.get_rank() == 0
 
     def lr(self) -> float:
-        """Learning rate of the next step. Skipped steps do not advance the schedule."""
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(self, batch: LearnerBatch) -> dict[str, float]:
-        """Train on one batch; returns metrics of all its optimizer steps.
-
-        Ratios are relative to the weights before the first.
-
-        Raises as `update` does, except for an optional batch without a usable sample.
+        """Train on one batch and return metrics. Ratios are relative to the weights before its first
+        optimizer step.
         """
         self.batches += 1
         steps, samples = [], batch.samples
@@ -158,14 +143,10 @@ class Trainer:
     ) -> dict[str, float]:
         """One optimizer step on this worker's share of a batch; returns metrics of the whole batch.
 
-        old: `log_probs` of the samples before the first of several steps on a batch, the ratio's denominator
-        (None: the only step). lr, kl_weight: override the schedule and `loss.kl`. kl_limit: largest KL from
-        the behaviour policy to the updated one (`behaviour_kl`); a step beyond it is undone and
-        `evolve/skipped` is 1. sampled: what the behaviour policy generated, if not the samples.
-
-        Unusable samples are dropped and counted by cause (`learner/dropped_CAUSE`). A step with a loss or
-        gradient that is not finite is skipped; the third in a row raises InfraFailure. Raises DataFailure if
-        no worker has a usable sample.
+        old: `log_probs` of the samples before the first of several steps. kl_limit: a step whose
+        `behaviour_kl` on `sampled` (by default the samples) exceeds it is undone. Unusable samples are
+        dropped and counted; a step that is not finite is skipped, the third in a row raises InfraFailure.
+        Raises DataFailure if no worker has a usable sample.
         """
         started = time.perf_counter()
         model, objective = self.model, self.sft if kind == "sft" else self.rft
@@ -232,7 +213,6 @@ class Trainer:
     def _count(
         self, objective: SftObjective | PolicyObjective, selection: Selection, micro_batches: int
     ) -> Counts:
-        """Counts of the global batch. Raises DataFailure if no worker has a usable sample."""
         usable, tokens = selection.usable, sum(map(objective.size, selection.usable))
         local = [float(micro_batches), float(len(usable)), float(len(selection.active)), float(tokens)]
         most, sequences, trained, total = self.model.sequence.sum(local, largest=1)
@@ -252,10 +232,7 @@ class Trainer:
         bins: Sequence[Sequence[int]],
         most: int,
     ) -> list[MicroBatch]:
-        """The packed samples with what the loss needs of other policies, and empty batches up to `most`.
-
-        Workers with fewer micro-batches add empty ones, so that all take part in the same collectives.
-        """
+        """The packed samples, and empty batches up to `most`: all workers must call the same collectives."""
         rows = [[selection.active[i] for i in members] for members in bins]
         batches = [self.model.collate(row) for row in rows]
         references = objective.references(batches, most)
@@ -272,7 +249,6 @@ class Trainer:
     def _loss_metrics(
         self, objective: SftObjective | PolicyObjective, sums: Sums, trained: int
     ) -> dict[str, float]:
-        """Means (and maxima) over the policy tokens of all workers."""
         names = objective.metric_names(sums)
         largest = sum(name.endswith("_max") for name in names)
         local = [sums.get(n, 0.0) for n in (*names, "loss", "policy_tokens")]
@@ -295,7 +271,7 @@ class Trainer:
     def _step_metrics(
         self, selection: Selection, counts: Counts, seconds: float, flops: float
     ) -> dict[str, float]:
-        """Sizes and speed of a step. seconds, flops: of this worker."""
+        """seconds, flops: of this worker."""
         size = float(sum(len(sample.tokens) for sample in selection.active))
         tokens, *dropped = self.model.sequence.sum(
             [size, *(float(selection.causes[cause]) for cause in CAUSES)]
@@ -321,13 +297,11 @@ class Trainer:
         return metrics
 
     def adapter(self) -> Adapter:
-        """Copy of the current weights."""
         return self._as_adapter(self.model.zero.weights())
 
     def served(self) -> Adapter:
-        """Weights to publish, complete on the first worker: the average, or the current weights without one.
-
-        All parameters (`policy.full`) are of the model's type, to which the engines would round them.
+        """Weights to publish, complete on the first worker: the average, or the current weights, of the
+        model's type.
         """
         if self.average is not None:
             is_rounded = self.model.zero.bfloat16
@@ -342,10 +316,7 @@ class Trainer:
         return Adapter(weights, lora.alpha, lora.rank, self.model.base_sha256, kind)
 
     def reset_to(self, adapter: Adapter | None) -> None:
-        """Continue from other weights with a fresh optimizer and average. None: the base model.
-
-        Raises BadInput for an adapter that does not fit, and for None in full-parameter training.
-        """
+        """Continue from other weights (None: the base model) with a fresh optimizer and average."""
         if adapter is not None:
             self.model.check(adapter)
             self.model.set(adapter)
@@ -368,11 +339,10 @@ class Trainer:
         best: int | None = None,
         wait: bool = True,
     ) -> Path:
-        """Write a checkpoint, prune to `learner.keep`, return its folder. extra: the caller's state, JSON.
+        """Write a checkpoint, prune to `learner.keep`, return its folder.
 
-        name: number in the folder's name instead of the optimizer step. lineage: origin of the checkpoint.
-        best: number of a further checkpoint to keep. wait: return when it is complete; otherwise it is
-        written in the background, until `writer.wait`.
+        extra: the caller's state, JSON; name: number of the folder, by default the optimizer step; best:
+        number of a further checkpoint to keep; wait: False writes in the background, until `writer.wait`.
         """
         zero, reference, critic = self.model.zero, self.model.reference, self.model.critic
         weights, moments = zero.parts()
@@ -409,10 +379,7 @@ class Trainer:
         return folder
 
     def restore(self, folder: str | Path, verify: bool = True) -> dict[str, Any]:
-        """Continue exactly where `save` was called; returns its `extra`. verify: compare the checksums.
-
-        Raises MissingFile, and BadInput for other formats and damaged files.
-        """
+        """Continue exactly where `save` was called; returns its `extra`."""
         tensors, state = checkpoint.read(folder, verify)
         if state.get("format") != STATE_FORMAT:
             raise BadInput(
@@ -435,12 +402,11 @@ class Trainer:
         return dict(state["extra"])
 
     def close(self) -> None:
-        """Free the engine and its memory."""
         self.model.zero.close()
 
 
 def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float:
-    """Linear warm-up over a share of the steps, then constant or a cosine to 0. step counts from 0."""
+    """Linear warm-up over a share of the steps, then constant or a cosine to 0."""
     warm = math.ceil(learner.warmup * total)
     if step < warm:
         return learner.lr * (step + 1) / warm
@@ -453,10 +419,7 @@ def learning_rate(learner: config.LearnerConfig, step: int, total: int) -> float
 def minibatch_indices(
     samples: int, minibatches: int, epochs: int, seed: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Indices of the samples of each optimizer step: `epochs` passes of `minibatches` steps each.
-
-    The first pass takes the samples in order; later passes shuffle them by `seed` and the number of the pass.
-    """
+    """Indices of the samples of each optimizer step. The first pass keeps their order; later ones shuffle."""
     for epoch in range(epochs):
         order = (
             list(range(samples))
@@ -468,11 +431,7 @@ def minibatch_indices(
 
 
 def combine_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over several optimizer steps: sums of counts, the largest of maxima and running counts, means
-    of the rest.
-
-    A step without a trained sample has fewer metrics and does not count in their means.
-    """
+    """Metrics over several optimizer steps: sums of counts, maxima, means of the rest."""
     out = {}
     for name in {name: None for metrics in steps for name in metrics}:
         values = [metrics[name] for metrics in steps if name in metrics]

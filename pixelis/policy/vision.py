@@ -1,9 +1,4 @@
-"""Input patches of the vision tower, and a faster attention for it.
-
-`patchify` equals the image processors of transformers, which require torchvision. Without flash attention,
-transformers' Qwen vision towers attend window by window in a Python loop; `batch_windows` replaces the loop
-by a call for each length of a window.
-"""
+"""Input patches of the vision tower without torchvision, and an attention without a Python loop over windows."""
 
 from __future__ import annotations
 
@@ -30,9 +25,7 @@ _ATTENTIONS = (
     "Qwen2_5_VLVisionAttention",
     "VisionAttention",
 )
-"""Of Qwen3-VL and its mixture of experts, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the
-same.
-"""
+"""Of Qwen3-VL and its mixture of experts, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the same."""
 
 _LONGEST = WeakTensorKeyDictionary()
 
@@ -46,11 +39,9 @@ def patchify(
     std: Sequence[float] = (0.5, 0.5, 0.5),
     device: torch.device | str = "cpu",
 ) -> tuple[Float[Tensor, "patches values"], Int[Tensor, "views 3"]]:
-    """pixel_values and grid_thw of views, equal to the image processors of Qwen2-VL and Qwen3-VL in
-    transformers.
+    """pixel_values and grid_thw (frames, rows, columns in patches) as Qwen's image processors give them.
 
-    A row of pixel_values has 3 * temporal * patch * patch values; a row of grid_thw is (frames, rows,
-    columns) in patches. Raises BadInput for a view whose sides are not multiples of patch * merge.
+    Raises BadInput for a view whose sides are not multiples of patch * merge.
     """
     groups: list[torch.Tensor] = []
     grids: list[tuple[int, int, int]] = []
@@ -80,10 +71,7 @@ def patchify(
 
 
 def batch_windows(model: nn.Module) -> int:
-    """Replace a Qwen vision tower's sdpa attention; returns the number of replaced layers. Idempotent.
-
-    One call handles all windows of equal length, or on GPUs in half precision all windows.
-    """
+    """Replace a Qwen vision tower's sdpa attention; returns the number of replaced layers."""
     changed = 0
     module: Any
     for module in model.modules():

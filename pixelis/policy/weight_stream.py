@@ -1,8 +1,7 @@
 """Streams all parameters of a version from the learner to the generators, in buckets over gloo or NCCL.
 
-A receiver requests the broadcast in the learner's torch.distributed store and names a group, which the
-learner and the receivers then join. A group is used once: a receiver gets all bytes, or fails and keeps its
-old version.
+A receiver requests the broadcast in the learner's store and names a group, used once, that the learner and
+the receivers join: a receiver gets all bytes, or fails and keeps its old version.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _GIVEN_UP = "given up"
 
 @dataclass(frozen=True, slots=True)
 class StreamAddress:
-    """A learner's store, with the backend and the timeout in seconds of each operation of its broadcasts."""
+    """A learner's store, with the backend and the timeout of each operation of its broadcasts."""
 
     host: str
     port: int
@@ -49,9 +48,7 @@ class StreamPlace:
 
 
 def request(address: StreamAddress, version: int, group: str, size: int) -> bool:
-    """Ask the learner to broadcast a version in a group of `size` processes; False if it has given the
-    version up.
-    """
+    """Ask the learner to broadcast a version to a group of `size`; False if it has given the version up."""
     text = json.dumps([group, size])
     try:
         return _connect(address).compare_set(_key(version), "", text).decode() == text
@@ -60,9 +57,6 @@ def request(address: StreamAddress, version: int, group: str, size: int) -> bool
 
 
 def receive(place: StreamPlace) -> Adapter:
-    """The weights that are broadcast. Raises InfraFailure after a failure of any process of the group, or the
-    timeout.
-    """
     try:
         with _Channel(_connect(place.address), place.group, place.rank, place.size, place.address) as channel:
             lengths = channel.broadcast(np.zeros(2, np.int64))
@@ -84,11 +78,7 @@ class WeightSender:
         self.address = StreamAddress(host, self._store.port, backend, timeout_s)
 
     def send(self, version: int, adapter: Adapter) -> dict[str, float]:
-        """Wait for the request of a version and broadcast it; returns bytes, receivers and seconds without
-        the wait.
-
-        Raises InfraFailure after a failure of any process, or without a request within the timeout.
-        """
+        """Wait for the request of a version and broadcast it; returns bytes, receivers and seconds."""
         try:
             self._store.wait([_key(version)], timedelta(seconds=self.address.timeout_s))
             if (text := self._store.get(_key(version)).decode()) == _GIVEN_UP:
@@ -137,7 +127,6 @@ class _Channel:
         self._options.rootRank, self._is_sender = 0, rank == 0
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
-        """Send the sender's array into those of the receivers, in place."""
         with warnings.catch_warnings():
             # The sender's is only read
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -41,8 +41,7 @@ def coherence(
 ) -> tuple[float, Counter[str]]:
     """(mean of the findings in -1..1, 0 without findings; counts of findings by name).
 
-    Adjacent turns: a repeated call -0.5, a good pair +0.2, a bad pair -0.3. With ``states``, mean cosine of
-    adjacent states: 0.3 to 0.7 +0.3, above 0.9 -0.2, below 0.1 -0.3. Contradictions, -0.3 each: segmenting a
+    Findings: adjacent calls and thoughts; with ``states``, the mean cosine of adjacent states; segmenting a
     place again; properties or tracks of an object that was neither segmented nor given as a region.
     """
     turns = [turn for turn in trajectory.turns if turn.is_policy]

@@ -1,7 +1,7 @@
-"""The reward curriculum: weights that change by progress or by step. Source: Pixelis, arXiv 2603.25091.
+"""The reward curriculum (Pixelis, arXiv 2603.25091): weights that change by progress or by step.
 
-By progress: accuracy alone; coherence joins when the success rate is high enough; curiosity when coherence no
-longer improves. A checkpoint is kept at the end of each phase for the ablation.
+By progress: accuracy alone; coherence joins at a high success rate, curiosity when coherence no longer
+improves.
 """
 
 from __future__ import annotations
@@ -54,11 +54,7 @@ class Curriculum:
         return BOUNDARIES[self.phase] if self.phase < len(BOUNDARIES) else f"phase{self.phase + 1}"
 
     def advance(self, step: int, success: float | None, coherence: float | None, samples: int) -> str | None:
-        """Record step ``step`` (from 0): success rate, mean coherence (None: nothing scored), number of
-        scored rollouts.
-
-        Returns the checkpoint's name when the phase ends with this step. Idempotent.
-        """
+        """Record a step, once; returns the checkpoint's name when the phase ends with it."""
         if step <= self.step or self.settings.kind == "none":
             return None
         self.step = step
@@ -96,7 +92,6 @@ class Curriculum:
         return self.flat >= s.patience or success * coherence > COMBINED or done > s.second_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """State as JSON takes it."""
         return {
             "step": self.step,
             "phase": self.phase,
@@ -109,7 +104,6 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a ``state_dict``."""
         self.step, self.phase, self.samples, self.flat = (
             int(state[k]) for k in ("step", "phase", "samples", "flat")
         )

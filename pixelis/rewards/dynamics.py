@@ -1,7 +1,6 @@
 """Curiosity reward: the prediction error of a small model of the state after an operation.
 
-Source: Pixelis, arXiv 2603.25091, after the intrinsic curiosity module, arXiv 1705.05363. Imports torch:
-import it late.
+Source: Pixelis, arXiv 2603.25091, after arXiv 1705.05363.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ OPERATIONS = (
 )
 """Elements 0..6 of an action vector; 7 is any other operation, 8 a turn without one."""
 COORDINATES, HASHED = 10, 20
-"""First elements of the coordinates (box, point, center) and of the hashed other arguments."""
+"""First elements of the coordinates and of the hashed other arguments."""
 
 ACTION, HIDDEN, DROPOUT = 128, 256, 0.1
-"""Size of action vectors, of hidden layers, and dropout while training."""
 LR, EPOCHS = 1e-3, 4
 BETA = 0.2
 """Share of the forward loss; the rest is that of the inverse loss."""
@@ -45,11 +43,9 @@ States = Sequence[Sequence[float]]
 
 
 class Dynamics(nn.Module):
-    """Encoder phi, forward model f and inverse model g over an embedder's states of ``size`` numbers;
-    thread-safe.
+    """Encoder, forward and inverse model over an embedder's states of ``size`` numbers; thread-safe.
 
-    A trajectory with T policy turns has T + 1 states: before the first turn, and after each turn and its
-    observation.
+    A trajectory has a state before its first policy turn and one after each.
     """
 
     def __init__(self, size: int, seed: int = 0):
@@ -84,11 +80,7 @@ class Dynamics(nn.Module):
         return min(1.0, SCALE * float(errors.mean()))
 
     def update(self, batch: Sequence[tuple[Trajectory, States]]) -> dict[str, float]:
-        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss; returns the
-        losses.
-
-        Deterministic for the same batches in the same order.
-        """
+        """Learn from the transitions of a step by beta * forward + (1 - beta) * inverse loss."""
         before, actions, after = self._transitions(batch)
         if not len(before):
             return {}
@@ -120,7 +112,7 @@ class Dynamics(nn.Module):
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimiser moments by name, for safetensors."""
+        """Weights and optimiser moments by name."""
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in self.state_dict().items()}
         for index, moments in self.optimizer.state_dict()["state"].items():
             for name, tensor in moments.items():
@@ -129,7 +121,6 @@ class Dynamics(nn.Module):
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load ``tensors``."""
         self.load_state_dict(
             {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")}
         )
@@ -171,9 +162,7 @@ class Dynamics(nn.Module):
 
 
 def check_states(trajectory: Trajectory, states: States, size: int) -> None:
-    """DataFailure ``bad_states`` unless there are finite vectors of ``size`` numbers, one more than policy
-    turns.
-    """
+    """DataFailure ``bad_states`` unless the states are finite, of ``size`` numbers and one more than turns."""
     if len(states) != trajectory.policy_turns + 1:
         raise DataFailure(f"{len(states)} states for {trajectory.policy_turns} turns", code="bad_states")
     if any(len(state) != size for state in states):

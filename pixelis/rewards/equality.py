@@ -1,9 +1,4 @@
-"""Groups equivalent answers to a question before voting, without truths.
-
-Answers are equal if their ``canonical`` texts are. Scorers for mathematics also compare quantities and
-formulas, ``mc_letter`` compares options, and any other scorer must give full score. Judges are not asked:
-their questions are compared as text.
-"""
+"""Groups equivalent answers to a question before voting, without truths. Judges are not asked."""
 
 from __future__ import annotations
 
@@ -16,7 +11,6 @@ from pixelis.rewards.notation import canonical, quantity
 from pixelis.rewards.scorers import Case, Services, case_of, find_scorer, letter
 
 MATHS = frozenset({"math", "math_judge", "pixel_reasoner"})
-"""Scorers whose answers are compared as formulas."""
 
 Same = Callable[[str, str], bool]
 
@@ -30,7 +24,7 @@ def same_text(a: str, b: str) -> bool:
 
 
 class Equality:
-    """Compares two answers by a question's scorer. An unreadable formula equals only its own text."""
+    """Compares two answers by a question's scorer."""
 
     def __init__(self, question: Question, scorer: str, services: Services):
         self.question, self.scorer, self.services = question, scorer, services
@@ -38,7 +32,6 @@ class Equality:
         self.readable: dict[str, bool] = {}
 
     def __call__(self, a: str, b: str) -> bool:
-        """True if the answers are equal."""
         if canonical(a) == canonical(b):
             return True
         if self.scorer == "mc_letter" or (self.scorer in ("judge", "math_judge") and self.options):
@@ -68,7 +61,7 @@ class Equality:
 
 
 def classes(answers: Iterable[str | None], same: Same = same_text) -> list[str | None]:
-    """The class of each answer: its first member's canonical text; None for a missing or blank answer."""
+    """The class of each answer, its first member's canonical text; None for a blank answer."""
     names: dict[str, str] = {}
     first: dict[str, str] = {}
     result: list[str | None] = []

@@ -1,6 +1,4 @@
-"""The answer of an episode as its reward reads it: by the dialect, in tags only, from untagged text, or by a
-user's function.
-"""
+"""The answer of an episode as its reward reads it (`rewards.extractor`)."""
 
 from __future__ import annotations
 
@@ -22,11 +20,10 @@ MAX_LINE_CHARS = 300
 
 
 def answers_of(groups: Iterable[Group], settings: RewardsConfig, services: Services) -> dict[str, str | None]:
-    """The answer by trajectory as ``rewards.extractor`` reads it.
+    """The answer by trajectory; a failing function of the user is counted and gives none.
 
-    ``lenient``: else what a finished episode states without tags, as R1-V, Reason-RFT, TTRL and
-    Pixel-Reasoner read it. ``whole``: else the whole text. A failing function of the user is counted and
-    gives no answer.
+    ``lenient``: else what the episode states without tags (R1-V, Reason-RFT, TTRL, Pixel-Reasoner).
+    ``whole``: else the whole text.
     """
     result: dict[str, str | None] = {}
     for group in groups:
@@ -54,8 +51,8 @@ def _answer(trajectory: Trajectory, options: Sequence[str], extractor: str, serv
 def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
     """The answer that a finished episode states without tags, after its thought; None for other prose.
 
-    In this order: the last box, even if cut short; what follows "answer is" or "Answer:"; a last line with
-    one number, letter or option and at most ``MAX_OTHER_WORDS`` other words.
+    In this order: the last box; what follows "answer is" or "Answer:"; a last line with one number, letter or
+    option and at most ``MAX_OTHER_WORDS`` other words.
     """
     if (body := _body(trajectory)) is None:
         return None
@@ -83,7 +80,7 @@ def untagged(trajectory: Trajectory, options: Sequence[str] = ()) -> str | None:
 
 
 def _body(trajectory: Trajectory) -> str | None:
-    """The last text after the thought; None if the episode was cut off or its thought is not closed."""
+    """The last text after the thought; None if either was cut off."""
     text = _last_text(trajectory)
     if trajectory.stop_reason not in (StopReason.ANSWER, StopReason.NO_ACTION) or (
         "<think>" in text and "</think>" not in text

@@ -22,9 +22,7 @@ def completion(trajectory: Trajectory) -> str:
 
 
 def dialect(trajectory: Trajectory) -> float:
-    """1.0 when the episode ended with an answer and every policy turn is well-formed in its dialect, else
-    0.0.
-    """
+    """1.0 when the episode ended with an answer and every policy turn is well-formed."""
     if trajectory.dialect not in DIALECTS:
         raise DataFailure(f"no dialect {trajectory.dialect}", code="unknown_dialect")
     parser = DIALECTS[trajectory.dialect]
@@ -36,7 +34,7 @@ def dialect(trajectory: Trajectory) -> float:
 
 
 def _blocks(text: str, *tags: str) -> float:
-    """1.0 for a block of each tag in this order with white space between them, in time linear in the text."""
+    """1.0 for a block of each tag in this order, in time linear in the text."""
     start, end = f"<{tags[0]}>", f"</{tags[-1]}>"
     place = len(start)
     for closed, opened in pairwise(tags):
@@ -47,9 +45,7 @@ def _blocks(text: str, *tags: str) -> float:
 
 
 def think_answer(trajectory: Trajectory) -> float:
-    """1.0 for a think block, white space and an answer block, nothing else (R1-V, Reason-RFT, EasyR1's
-    r1v).
-    """
+    """1.0 for a think and an answer block, nothing else (R1-V, Reason-RFT, EasyR1's r1v)."""
     return _blocks(completion(trajectory), "think", "answer")
 
 
@@ -59,9 +55,7 @@ def caption(trajectory: Trajectory) -> float:
 
 
 def turns(trajectory: Trajectory) -> float:
-    """1.0 when the last turn is one thought and an answer, and each earlier turn one thought and one call
-    (Mini-o3).
-    """
+    """1.0 when the last turn is one thought and an answer, each earlier one a thought and one call (Mini-o3)."""
     texts = [turn.text for turn in trajectory.turns if turn.is_policy]
     if not texts:
         return 0.0
@@ -88,9 +82,7 @@ def balanced(trajectory: Trajectory) -> float:
 
 
 def boxed_once(trajectory: Trajectory) -> float:
-    r"""0.0 when think tags are balanced and exactly one ``\boxed{}`` follows the last thought, else -1.0
-    (DeepEyes' math).
-    """
+    r"""0.0 when think tags are balanced and one ``\boxed{}`` follows the last thought, else -1.0 (DeepEyes' math)."""
     text = completion(trajectory)
     valid = (
         text.count("<think>") == text.count("</think>")

@@ -1,7 +1,4 @@
-"""Compares LaTeX formulas with latex2sympy and math-verify.
-
-Runs in worker processes, because it may hang and take much memory.
-"""
+"""Compares LaTeX formulas with latex2sympy and math-verify, in a worker process: it may hang or take much memory."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Unreadable(Exception):
 
 @functools.lru_cache(maxsize=256)
 def parse(text: str) -> Any:
-    """The formula of a LaTeX text as sympy reads it, decimals as exact fractions. Raises Unreadable."""
+    """The formula as sympy reads it, decimals as exact fractions. Raises Unreadable."""
     if _DECIMAL.fullmatch(text):
         value = Fraction(text)
         return sympy.Rational(value.numerator, value.denominator)
@@ -49,7 +46,7 @@ def parse(text: str) -> Any:
 
 
 def equal(a: str, b: str) -> bool:
-    """Whether two formulas are equal; a decimal equals the number that it rounds. Raises Unreadable."""
+    """Whether two formulas are equal; a decimal equals the number that it rounds."""
     first, second = parse(a), parse(b)
     if _is_number(first) and _is_number(second):
         x, y = (sympy.N(number, _DIGITS) for number in (first, second))

@@ -1,8 +1,6 @@
-"""Scores groups and keeps the state that later scores depend on: running statistics, curriculum and dynamics
-model.
+"""Scores groups and keeps the state that later scores depend on: statistics, curriculum and dynamics model.
 
-The state changes only in ``advance``, between training steps, so that scores do not depend on the order of a
-step's rollouts.
+It changes only in ``advance``, so that scores do not depend on the order of a step's rollouts.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ if TYPE_CHECKING:
     from pixelis.rewards.dynamics import Dynamics, States
 
 KEY = "pixelis.rewards.1"
-"""Metadata key of the values that are no tensors; only one key, because safetensors writes several in any
-order.
-"""
+"""Metadata key of the values that are no tensors; one, because safetensors writes several in any order."""
 
 
 @dataclass
@@ -41,7 +37,7 @@ class Advance:
 
 
 class Grader:
-    """Scores groups; thread-safe. Raises BadConfig when the judge or an own reward cannot be used."""
+    """Scores groups; thread-safe."""
 
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None, seed: int = 0):
         self.settings = settings
@@ -68,10 +64,10 @@ class Grader:
         states: Mapping[str, States] | None = None,
         truths: Sequence[str] | None = None,
     ) -> Group:
-        """A scored copy of a complete group; see ``pixelis.rewards.terms.score_group``, also for ``truths``.
+        """A scored copy of a group; see ``terms.score_group``.
 
-        ``step``: the group's training step; without it (evaluation, traffic) the state does not learn from
-        the group. ``states``: vectors by trajectory id, one before the first policy turn and one after each.
+        ``step``: without it (evaluation, traffic) the state does not learn from the group. ``states``:
+        vectors by trajectory id, one before the first policy turn and one after each.
         """
         with self.lock:
             mixture, dynamics = self.curriculum.mixture, self._dynamics_for(states)
@@ -93,10 +89,7 @@ class Grader:
         return scored
 
     def accuracy(self, group: Group, answers: Sequence[str], scorer: str) -> dict[str, float]:
-        """Score of each answer against ``answers`` by trajectory, where there is one.
-
-        Changes neither group nor state.
-        """
+        """Score of each answer against ``answers`` by trajectory, where there is one."""
         question = group.question.model_copy(update={"answers": list(answers), "scorer": scorer})
         context = Context(
             group.model_copy(update={"question": question}), self.settings, self.services, answers
@@ -118,7 +111,6 @@ class Grader:
                 ]
 
     def _dynamics_for(self, states: Mapping[str, States] | None) -> Dynamics | None:
-        """The dynamics model if these rewards learn one and states have been seen."""
         if self.dynamics is None and self.settings.learns_dynamics and states:
             self.dynamics = self._new_dynamics(len(next(iter(states.values()))[0]))
         return self.dynamics
@@ -129,10 +121,7 @@ class Grader:
         return Dynamics(size, self.seed)
 
     def advance(self, step: int, is_last: bool = False) -> Advance:
-        """End step ``step``: update statistics, dynamics model and curriculum with its groups. Idempotent.
-
-        With the last step of a run its phase ends too.
-        """
+        """End a step: update statistics, dynamics model and curriculum with its groups. Idempotent."""
         with self.lock:
             if step <= self.step:
                 return Advance(metrics=self._metrics())
@@ -187,7 +176,7 @@ class Grader:
             return save(self.dynamics.tensors(), metadata)
 
     def load(self, state: bytes) -> None:
-        """Load a ``state``; BadInput ``bad_state`` when it does not fit these rewards."""
+        """Load a ``state``; BadInput when it does not fit these rewards."""
         try:
             (size,) = struct.unpack("<Q", state[:8])
             metadata = json.loads(state[8 : 8 + size])["__metadata__"]
@@ -213,7 +202,6 @@ class Grader:
             ) from None
 
     def close(self) -> None:
-        """End processes, connections and threads."""
         self.services.close()
 
 

@@ -1,7 +1,4 @@
-"""The judge: a language model that grades answers.
-
-Verdicts are parsed strictly; a missing verdict is a failure, never a 0.
-"""
+"""The judge: a language model that grades answers. A missing verdict is a failure, never a 0."""
 
 from __future__ import annotations
 
@@ -27,20 +24,14 @@ MAX_TOKENS = 200
 
 
 class JudgeClient(LlmClient):
-    """The client of ``rewards.judge``.
+    """A wrong key fails the verdict, not the run, whose other rewards continue."""
 
-    A wrong key fails the verdict, not the run, whose other rewards continue.
-    """
-
-    def __init__(
-        self, settings: JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None
-    ):
+    def __init__(self, settings: JudgeConfig, cache: str | Path | None = None):
         super().__init__(
             settings,
             "rewards.judge",
             cache,
             code="judge",
-            calls_per_minute=calls_per_minute,
             concurrency=settings.concurrency,
             fix="set rewards.judge.required=false to run without a judge",
         )
@@ -50,30 +41,21 @@ class JudgeClient(LlmClient):
 
 
 class Judge:
-    """Requests verdicts; thread-safe. BadConfig when url, model or key are missing.
-
-    Subclasses may replace the ``system`` prompt, the valid ``scores`` and the initial ``temperature``.
-    """
+    """Requests verdicts; thread-safe."""
 
     system, temperature = SYSTEM, 0.0
     scores: Container[float] = (0, 1)
 
-    def __init__(
-        self, settings: JudgeConfig, cache: str | Path | None = None, calls_per_minute: float | None = None
-    ):
-        self.settings, self.client = settings, JudgeClient(settings, cache, calls_per_minute)
+    def __init__(self, settings: JudgeConfig, cache: str | Path | None = None):
+        self.settings, self.client = settings, JudgeClient(settings, cache)
 
     def score(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 for a right answer, 0.0 for a wrong one.
-
-        DataFailure of the last try ``judge_timeout``, ``judge_busy``, ``judge_error``, ``judge_garbage``, or
-        ``judge_refused``, which is not retried.
-        """
+        """1.0 for a right answer, 0.0 for a wrong one."""
         inputs = {"question": question, "accepted": list(truths), "student": answer}
         return self.verdict(json.dumps(inputs, ensure_ascii=True, sort_keys=True))
 
     def verdict(self, body: str, draw: int = 0) -> float:
-        """The judge's score for ``body``; each ``draw`` is cached separately. Raises as ``score``."""
+        """The judge's score; each ``draw`` is cached separately."""
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": body}]
         try:
             return self.client.ask(
@@ -89,7 +71,6 @@ class Judge:
             raise
 
     def close(self) -> None:
-        """Close connections and the cache."""
         self.client.close()
 
 
@@ -113,18 +94,12 @@ class GradingJudge(Judge):
 
 
 def read_verdict(text: str, scores: Container[float] = (0, 1)) -> tuple[float, str]:
-    """(score, why) of a reply that is exactly ``{"score": 0 or 1, "why": text}`` after ``json_object``; else
-    ValueError.
-    """
+    """(score, why) of a reply that is exactly ``{"score": 0 or 1, "why": text}``; else ValueError."""
     verdict = json_object(text)
     if set(verdict) - {"score", "why"} or "score" not in verdict:
         raise ValueError(f"{text[:80]!r} has other keys than score and why")
     score, why = verdict["score"], verdict.get("why", "")
-    if (
-        isinstance(score, bool)
-        or not isinstance(score, (int, float))
-        or score not in scores
-        or not isinstance(why, str)
-    ):
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    if not is_number or score not in scores or not isinstance(why, str):
         raise ValueError(f"{text[:80]!r} has no score of {scores}")
     return float(score), why[:500]

@@ -1,8 +1,4 @@
-"""The client of OpenAI-compatible language-model services: cache, rate limit, retries with rising
-temperature.
-
-A request without a valid reply within its tries and its time budget raises a DataFailure with the cause.
-"""
+"""The client of OpenAI-compatible language-model services: cache, rate limit, retries with rising temperature."""
 
 from __future__ import annotations
 
@@ -26,11 +22,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 TEMPERATURE_STEP = 0.2
-"""Temperature added with each try by default: at temperature 0 an invalid reply would repeat."""
+"""Added with each try: at temperature 0 an invalid reply would repeat."""
 RETRIED = (408, 409, 425, 429)
 """4xx status codes that are retried."""
 MISCONFIGURED = (401, 403, 404)
-"""Status codes of a wrong key, model or address, which every request would get."""
+"""Status codes that every request would get."""
 MAX_WAIT_S = 60.0
 
 
@@ -49,16 +45,13 @@ class LlmSettings(Protocol):
     def timeout_s(self) -> float: ...
     @property
     def total_timeout_s(self) -> float: ...
-    @property
-    def cache(self) -> bool: ...
 
 
 class LlmClient:
     """Requests replies; thread-safe. ``counts``: ``asked``, ``cached``, and failed tries by code.
 
-    ``section``: configuration section for messages; ``code``: prefix of failure codes; ``cache``: SQLite
-    file, None for memory only; ``calls_per_minute`` spaces the starts of requests evenly; ``fix`` names an
-    alternative. BadConfig when url, model or key are missing.
+    ``code``: prefix of failure codes; ``cache``: SQLite file, None for memory only; ``fix``: an alternative
+    for messages.
     """
 
     def __init__(
@@ -116,7 +109,7 @@ class LlmClient:
         self._slots = threading.Semaphore(concurrency or 2**20)
         self._lock = threading.Lock()
         self._next_start = 0.0
-        path = cache if cache is not None and settings.cache else ":memory:"
+        path = cache if cache is not None else ":memory:"
         if path != ":memory:":
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._store = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
@@ -135,11 +128,10 @@ class LlmClient:
         temperature: float = 0.0,
         max_tokens: int = 1024,
     ) -> T:
-        """The value of ``read`` for the reply's text; a ValueError of it is retried. ``draw`` distinguishes
-        equal requests.
+        """The value of ``read`` for the reply's text; a ValueError of it is retried.
 
-        DataFailure ``CODE_timeout``, ``CODE_busy``, ``CODE_error``, ``CODE_refused``, ``CODE_garbage`` (no
-        chat completion), or ``CODE_rejected`` (``read`` accepted no reply). Only accepted replies are cached.
+        ``draw`` distinguishes equal requests in the cache of accepted replies. DataFailure ``CODE_timeout``,
+        ``_busy``, ``_error``, ``_refused``, ``_garbage`` (no chat completion) or ``_rejected`` (by ``read``).
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": max_tokens}
         return self.post("chat/completions", body, completion, read, draw, temperature)
@@ -153,9 +145,7 @@ class LlmClient:
         draw: int = 0,
         temperature: float = 0.0,
     ) -> T:
-        """``ask`` for any endpoint below the url; ``extract`` gets the text from a reply's body, ValueError
-        for garbage.
-        """
+        """``ask`` for any endpoint; ``extract`` gets the text from a reply's body."""
         s = self.settings
         key = hashlib.sha256(json.dumps([path, temperature, body, draw], sort_keys=True).encode()).hexdigest()
         with self._lock:
@@ -202,7 +192,6 @@ class LlmClient:
         raise failure
 
     def close(self) -> None:
-        """Close connections and the cache. Requests in flight fail."""
         self.stopping.set()
         self.client.close()
         with self._lock:  # sqlite must not close while another thread uses it
@@ -237,7 +226,7 @@ class LlmClient:
             raise retry("garbage", f"sent a reply that is not one of {path}", 0.0) from None
 
     def _refusal(self, status: int, text: str) -> DataFailure | BadConfig:
-        """The error for a reply that is not retried; a wrong key, model or address ends the job."""
+        """The error for a reply that is not retried."""
         message = f"{self.section} replied {status}: {text}"
         if status in MISCONFIGURED:
             return BadConfig(message, fix=f"correct {self.section}.url, .model or .api_key_env")
@@ -248,7 +237,7 @@ class LlmClient:
             self.counts[name] += 1
 
     def _wait_for_rate(self, deadline: float) -> bool:
-        """Wait for the rate limit; False when that would take beyond ``deadline``."""
+        """Wait for the rate limit; False beyond ``deadline``."""
         if self.calls_per_minute is None:
             return True
         with self._lock:
@@ -261,8 +250,6 @@ class LlmClient:
 
 
 class _Retry(Exception):
-    """A failed try and the seconds to wait before the next."""
-
     def __init__(self, failure: DataFailure, wait: float):
         super().__init__(failure.message)
         self.failure, self.wait = failure, wait

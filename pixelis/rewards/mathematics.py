@@ -1,8 +1,7 @@
-"""Whether two short texts are the same mathematics: numbers, times, ratios, lists, sets, intervals,
-equations, formulas.
+"""Whether two short texts are the same mathematics.
 
-Each text is read as a whole; what is read in no way is compared as text. Formulas, the leaves of the
-comparison, are compared by a function of two LaTeX texts, which runs math-verify in a worker process.
+Each text is read as a whole: as a quantity, equation, list or formula, else as text. Formulas, the leaves of
+the comparison, are compared by math-verify in a worker process.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ _SPAN = re.compile(r"\d+(?:\.\d+)?(?: ?[-/] ?\d+(?:\.\d+)?)+")
 
 
 def equal(a: str, b: str, formulas: Formulas) -> bool:
-    """Whether two texts give the same answer to a mathematics question. Symmetric if ``formulas`` is.
-
-    ``formulas`` compares two LaTeX formulas; its exceptions pass through.
-    """
+    """Whether two texts give the same answer to a mathematics question."""
     a, b = _core(a), _core(b)
     if a.casefold() == b.casefold():
         return bool(a)
@@ -60,7 +56,6 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
     if first is not None and second is not None:
         if first.in_order().equals(second.in_order()):
             return True
-        # 1,25 reads as two numbers, but equals 1.25 as a decimal comma.
         (pair, written), single = ((second, b), first) if len(first.values) == 1 else ((first, a), second)
         number = decimal_comma(written) if len(pair.values) == 2 else None
         return number is not None and number.equals(single)
@@ -96,7 +91,7 @@ def _core(text: str) -> str:
 
 
 def readable(text: str) -> bool:
-    """Whether a text is a quantity, a list or a formula rather than words."""
+    """Whether a text is more than words."""
     text = _core(text)
     return (
         quantity(text) is not None
@@ -110,10 +105,7 @@ def readable(text: str) -> bool:
 
 
 def _sides(text: str) -> tuple[str, list[str]]:
-    """The name and the right-hand sides of ``x = 2 + 3 = 5``; "" and the text itself without a name.
-
-    Of ``a ≈ b`` the exact value counts.
-    """
+    """The name and the right-hand sides of ``x = 2 + 3 = 5``; "" and the text itself without a name."""
     exact, *_ = _APPROXIMATES.split(text, maxsplit=1)
     text = (
         _APPROXIMATES.sub("=", text) if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact.strip()
@@ -150,7 +142,7 @@ def _items(text: str) -> tuple[str, list[str]]:
 
 
 def _closes_at(text: str) -> int:
-    """Where the bracket closes that opens the text, or -1. Shapes may differ, as in intervals."""
+    """Where the bracket closes that opens the text, or -1."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -182,10 +174,7 @@ def _split(text: str) -> list[str]:
 def _same_collection(
     kind: str, a: Sequence[str], other_kind: str, b: Sequence[str], formulas: Formulas
 ) -> bool:
-    """Compare collections: sets and bare lists of numbers in any order, others in order.
-
-    A bare list also equals a set, point or list with brackets.
-    """
+    """Compare sets and bare lists of numbers in any order, others in order."""
 
     def contained(items: Sequence[str], others: Sequence[str]) -> bool:
         return all(any(equal(x, y, formulas) for y in others) for x in items)
@@ -230,17 +219,13 @@ _OPERATIVE = re.compile(
     r"|triple|twice|unless|until|up|wrong|without|(?:square|cube|power) of)\b|n't\b"
 )
 """Words that make another number of the one beside them."""
-_MONTH = re.compile("january|february|march|april|may|june|july|august|september|october|november|december")
-_DAY = re.compile("monday|tuesday|wednesday|thursday|friday|saturday|sunday")
-_LONG = {name[:3]: name for name in f"{_MONTH.pattern}|{_DAY.pattern}".split("|")}
-_LONG |= {name[0]: name for name in ("north", "south", "east", "west")}
 
 
 def _same_words(a: str, b: str) -> bool | None:
     """Whether two texts have the same numbers and words; None if one is a formula or neither has a word.
 
-    A text without a number is never equal. If each has one number, the words of one must include the other's;
-    ``at least 7`` equals only itself. Several numbers need the same words in the same order, dates in any.
+    If each has one number, the words of one must include the other's, but ``at least 7`` equals only itself.
+    Several numbers need the same words in the same order.
     """
     written = [word.lower() for text in (a, b) for word in re.findall(r"(?<![\\\w(/*+^])[^\W\d_]{2,}", text)]
     has_word = "°" in a + b or any(word not in _NO_WORDS for word in written)
@@ -251,22 +236,16 @@ def _same_words(a: str, b: str) -> bool | None:
     words = [[token for token in row if isinstance(token, str)] for row in tokens]
     if not all(numbers):
         return False
-    if not all(x.equals(y) for x, y in zip(*numbers, strict=False)) and not _dates(words):
+    if not all(x.equals(y) for x, y in zip(*numbers, strict=False)):
         return False
     if len(numbers[0]) == len(numbers[1]) == 1 and not any(
         _OPERATIVE.search(text.casefold()) for text in (a, b)
     ):
         return set(words[0]) <= set(words[1]) or set(words[1]) <= set(words[0])
-    if _dates(words):
-        return sorted(map(str, tokens[0])) == sorted(map(str, tokens[1]))
     return len(tokens[0]) == len(tokens[1]) and all(
         x.equals(y) if isinstance(x, Quantity) and isinstance(y, Quantity) else x == y
         for x, y in zip(*tokens, strict=True)
     )
-
-
-def _dates(words: Sequence[Sequence[str]]) -> bool:
-    return all(any(map(_MONTH.fullmatch, row)) for row in words)
 
 
 def _tokens(text: str) -> list[Quantity | str]:
@@ -278,8 +257,7 @@ def _tokens(text: str) -> list[Quantity | str]:
                 [replace(value, unit=""), value.unit] if value.unit and value.kind == "number" else [value]
             )
         elif not _FILLER.fullmatch(word := word.casefold()):
-            word = UNITS.get(word) or _LONG.get(word, word)
-            tokens.append(re.sub(r"(?<=\w{2}[^s])s$", "", word))
+            tokens.append(re.sub(r"(?<=\w{2}[^s])s$", "", UNITS.get(word, word)))
     return tokens
 
 

@@ -1,6 +1,6 @@
 """MMMU's way of reading replies: the option that one names, and the text or number that it states.
 
-Source: the rules of https://github.com/MMMU-Benchmark/MMMU, eval/eval_utils.py.
+Source: https://github.com/MMMU-Benchmark/MMMU, eval/eval_utils.py.
 """
 
 from __future__ import annotations
@@ -18,19 +18,13 @@ _NUMBERS = (
     re.compile(r"-?\d+(?:\.\d+)?e[+-]?\d+"),
     re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?!e[+-]?\d)(?![,\d])"),
 )
-"""Numbers with thousands commas, in scientific notation, and plain; each is looked for in the whole text."""
 
 
 FEW_WORDS = 5
-"""A reply of so many words is too short to be searched for the text of an option."""
 
 
 def chosen_option(answer: str, options: Sequence[str]) -> str | None:
-    """The letter of the option that is named last: in brackets, else between blanks, else by its text in a
-    longer reply.
-
-    None where MMMU's script draws an option by chance.
-    """
+    """The letter of the option that is named last: in brackets, else between blanks, else by its text."""
     text = f" {answer.strip().strip(PUNCTUATION)} "
     letters = [chr(ord("A") + i) for i in range(len(options))]
     places = {letter: text.rfind(f"({letter})") for letter in letters}
@@ -46,9 +40,7 @@ def chosen_option(answer: str, options: Sequence[str]) -> str | None:
 
 
 def mmmu_open(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer contains an accepted text, or a number that equals an accepted one to two
-    decimals.
-    """
+    """1.0 when the answer contains an accepted text, or a number equal to an accepted one to two decimals."""
     if answer is None:
         return 0.0
     # For each line the shortest text after a marker; the whole answer if no line has one.
@@ -88,10 +80,7 @@ def _rounded(text: str) -> float | None:
 
 
 def list_text(text: str) -> list[str] | None:
-    """The texts of a list written as Python does, such as ``['a', "b's"]``; None for anything else.
-
-    Nothing is evaluated.
-    """
+    """The texts of a list written as Python does; None for anything else."""
     if len(text) > MAX_LIST_CHARACTERS:
         return None
     try:

@@ -14,11 +14,7 @@ CLIP = 3.0
 
 
 class Normaliser:
-    """z-scores of ``terms`` by Welford's running mean and deviation, which change only in ``commit``.
-
-    The scores of a step therefore do not depend on the order of its groups, and a group scored twice counts
-    once.
-    """
+    """z-scores of ``terms`` by Welford's running mean and deviation, which change only in ``commit``."""
 
     def __init__(self, terms: Sequence[str]):
         self.statistics: dict[str, tuple[int, float, float]] = dict.fromkeys(terms, (0, 0.0, 0.0))
@@ -26,9 +22,7 @@ class Normaliser:
         self.pending: dict[str, dict[str, list[float]]] = {}
 
     def __call__(self, name: str, value: float) -> float:
-        """(value - mean) / deviation, clipped; unchanged for other terms and before ``MIN_SAMPLES``
-        values.
-        """
+        """(value - mean) / deviation, clipped; unchanged before ``MIN_SAMPLES`` values."""
         count, mean, squares = self.statistics.get(name, (0, 0.0, 0.0))
         if count < MIN_SAMPLES:
             return value
@@ -40,9 +34,7 @@ class Normaliser:
         self.pending[group] = {name: list(values.get(name, ())) for name in self.statistics}
 
     def commit(self) -> None:
-        """Add the observed values in the order of group ids, so that the same groups give the same statistics
-        bit by bit.
-        """
+        """Add the observed values in the order of group ids, for the same statistics bit by bit."""
         for _, values in sorted(self.pending.items()):
             for name, observed in values.items():
                 count, mean, squares = self.statistics[name]
@@ -54,11 +46,10 @@ class Normaliser:
         self.pending.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics as JSON takes them, without uncommitted values."""
         return {name: list(values) for name, values in self.statistics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a ``state_dict``; terms that it lacks start from nothing."""
+        """Terms that the state lacks start from nothing."""
         for name in self.statistics:
             if name in state:
                 count, mean, squares = state[name]
@@ -66,7 +57,6 @@ class Normaliser:
         self.pending.clear()
 
     def metrics(self) -> dict[str, float]:
-        """Mean and deviation of each term."""
         metrics = {}
         for name, (count, mean, squares) in self.statistics.items():
             metrics[f"normalise/{name}_mean"] = mean

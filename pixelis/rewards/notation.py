@@ -1,9 +1,4 @@
-r"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with
-their units.
-
-Nothing is evaluated here. ``pixelis.rewards.mathematics`` compares what this module reads, and formulas
-beyond it.
-"""
+"""The notation of short answers: one cleaning step for every scorer, and numbers, times and ratios with units."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from fractions import Fraction
 MAX_CHARS = 200
 """Longer texts are no short answers: numbers are not read from them."""
 Number = Fraction | Decimal
-"""A number as it was written: a Decimal has a decimal point and may be rounded, a Fraction is exact."""
+"""A Decimal was written with a decimal point and may be rounded, a Fraction is exact."""
 
 # -- cleaning ------------------------------------------------------------------------------------------------
 
@@ -29,7 +24,7 @@ _LOWERED = re.compile(f"[{''.join(map(chr, _SUBSCRIPTS))}]+")
 _VULGAR_FRACTION = re.compile("(\\d?)([¼-¾⅐-⅞↉])")
 _PUNCTUATION = str.maketrans("−–—‐‑。、“”„‘’【】⁄∶×⋅∗", '-----.,"""\'\'[]/:×·*')
 _COMPATIBLE = ("<wide>", "<narrow>", "<font>", "<noBreak>")
-"""Decompositions of Unicode that keep the meaning: full-width forms, letters of another font, blanks."""
+"""Decompositions of Unicode that keep the meaning."""
 _EMPHASIS = re.compile(r"(?<![\w*`])(\*\*|__|\*|`+)(?=\S)((?:(?!\1).)*?\S)\1(?![\w*`])", re.DOTALL)
 _WRAPPER = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|textnormal|mathrm|mathbf|mathsf|mbox|boxed|fbox)\s*\{([^{}]*)\}"
@@ -45,9 +40,9 @@ _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:{_SEPARATOR}\s*\d{{3}})+(?!\d)",
 def clean(text: str) -> str:
     r"""Normalise an answer, truth, option or vote for comparison.
 
-    Characters of other widths and fonts become plain, raised digits ``^{2}``, fractions ``1/2``. Markdown's
-    emphasis, LaTeX delimiters, ``\text{}``, surrounding quotation marks and final full stops are removed, and
-    blanks become single. Of a text with ``\boxed{}`` only the last box is kept, with those next to it.
+    Removes Markdown's emphasis, LaTeX delimiters, ``\text{}``, quotation marks, final full stops and doubled
+    blanks; replaces characters of other widths and fonts, raised digits by ``^{2}``, ``½`` by ``1/2``; keeps
+    the last ``\boxed{}`` and those next to it.
     """
     if _PLAIN.fullmatch(text):
         return " ".join(text.split())
@@ -61,9 +56,7 @@ def clean(text: str) -> str:
 
 
 def _last_boxes(text: str) -> str:
-    r"""The contents of the last ``\boxed{}`` and of those next to it, joined by commas; one cut short ends
-    with the text.
-    """
+    r"""The last ``\boxed{}`` and those next to it; one cut short ends with the text."""
     from pixelis.dialogue.dialects.base import BOXED, boxed  # a worker starts without it
 
     boxes = boxed(text)
@@ -113,7 +106,7 @@ def _without_markup(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Text for comparison: ``clean``, case folded."""
+    """``clean`` text, case folded."""
     return clean(text).casefold()
 
 
@@ -213,27 +206,15 @@ _POWER_WORDS = {"square": "^2", "squared": "^2", "sq": "^2", "cubic": "^3", "cub
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number, a list of them, a ratio or a time of day, and its unit; ``unit`` is empty when none is
-    written.
-
-    ``kind`` is ``number``, ``ratio`` (its parts, at least two) or ``time`` (hours, minutes, seconds; ``unit``
-    am, pm or empty).
-    """
+    """A number or list, a ``ratio`` of parts or a ``time`` (hours, minutes, seconds; ``unit`` am, pm or empty)."""
 
     values: tuple[Number, ...]
     unit: str = ""
     kind: str = "number"
 
     def equals(self, other: Quantity) -> bool:
-        """Whether the numbers and units are equal. A missing unit fits any; 50 % also equals 0.5.
-
-        Times are compared part by part, ratios in proportion. 3:15 is a time, beside a ratio a ratio.
-        """
-        if (
-            self.kind != other.kind
-            and "number" not in (self.kind, other.kind)
-            and not (self.unit or other.unit)
-        ):
+        """Whether the numbers and units are equal. A missing unit fits any; 50 % also equals 0.5."""
+        if {self.kind, other.kind} == {"ratio", "time"} and not (self.unit or other.unit):
             return replace(self, kind="ratio").equals(replace(other, kind="ratio"))
         if self.kind == other.kind == "time" and bool(self.unit) != bool(other.unit):
             half, plain = (self, other) if self.unit else (other, self)
@@ -249,11 +230,13 @@ class Quantity:
             return all(x * sum(second) == y * sum(first) for x, y in zip(first, second, strict=True))
         if self.kind != other.kind:
             ratio, single = (self, other) if other.kind == "number" else (other, self)
-            pair = (
-                len(ratio.values) == 2 and len(single.values) == 1 and not ratio.unit and ratio.values[1] != 0
+            if len(ratio.values) != 2 or len(single.values) != 1 or ratio.unit or not ratio.values[1]:
+                return False
+            # 3:4 is 3/4, but 3:1 is not 3
+            is_fraction = Fraction(single.values[0]).denominator > 1
+            return is_fraction and near(
+                Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0]
             )
-            pair = pair and Fraction(single.values[0]).denominator > 1  # 3:4 is 3/4, but 3:1 is not 3
-            return pair and near(Fraction(ratio.values[0]) / Fraction(ratio.values[1]), single.values[0])
         if _all_near(self.values, other.values):
             return True
         if "%" not in (self.unit, other.unit) or self.unit == other.unit:
@@ -267,10 +250,8 @@ class Quantity:
 
 
 def near(a: Number, b: Number) -> bool:
-    """Whether two numbers are equal, or one is the other, rounded.
-
-    A decimal equals an exact value rounded to at least four significant digits, and a decimal rounded to at
-    least six.
+    """Whether two numbers are equal, or one is the other, rounded to at least four significant digits
+    (decimals: six).
     """
     if Fraction(a) == Fraction(b):
         return True
@@ -295,7 +276,7 @@ def _all_near(a: tuple[Number, ...], b: tuple[Number, ...]) -> bool:
 
 
 def quantity(text: str) -> Quantity | None:
-    """A text read as a number, ratio, time or list of numbers, with its unit; None for other text."""
+    """A text read as a number, ratio, time or list of numbers; None for other text."""
     text = clean(text)
     return _quantity(text) if 0 < len(text) <= MAX_CHARS else None
 
@@ -323,15 +304,18 @@ def _quantity(text: str) -> Quantity | None:
     # A list with one unit, which not every number needs to have.
     if not all(texts := _COMMA.split(text)):
         return None
-    items = [_with_unit(part) if (value := _number(part)) is None else Quantity((value,)) for part in texts]
-    units = {item.unit for item in items if item is not None} - {""}
-    if None in items or len(units) > 1:
+    read = [
+        Quantity((value,)) if (value := _number(part)) is not None else _with_unit(part) for part in texts
+    ]
+    items = [item for item in read if item is not None]
+    units = {item.unit for item in items} - {""}
+    if len(items) < len(texts) or len(units) > 1:
         return None
-    return Quantity(tuple(item.values[0] for item in items if item is not None), "".join(units))
+    return Quantity(tuple(item.values[0] for item in items), "".join(units))
 
 
 def decimal_comma(text: str) -> Quantity | None:
-    """A number with a decimal comma, such as ``0,5`` or ``12,75``; None for other text and for ``1,2``."""
+    """A number such as ``0,5`` or ``12,75``; None for other text and for ``1,2``."""
     match = re.fullmatch(r"([-+]?0),(\d+)|([-+]?\d+),(\d\d|\d{4,})|([-+]?\d{4,}),(\d)", clean(text), re.ASCII)
     return None if match is None else Quantity((Decimal(match[0].replace(",", ".")),))
 

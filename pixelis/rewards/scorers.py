@@ -1,7 +1,6 @@
-"""Scorers: compare an answer with accepted truths; a registry by the scorer name of a question.
+"""Scorers: compare an answer with accepted truths, 0..1; a registry by the scorer name of a question.
 
-Scores are 0..1. Truths that a scorer cannot read raise DataFailure, which leaves the trajectory unscored; an
-answer that it cannot read is wrong and counted as ``parse_fail``.
+Unreadable truths raise DataFailure; an unreadable answer is wrong and counted as ``parse_fail``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from rapidfuzz.distance import Indel, Levenshtein
 
@@ -23,39 +21,12 @@ from pixelis.records import Question
 from pixelis.rewards import mathematics
 from pixelis.rewards.mmmu import chosen_option, mmmu_open
 from pixelis.rewards.notation import Quantity, canonical, clean, quantity
-
-
-class Services(Protocol):
-    """Services for slow scorers; implemented by ``pixelis.rewards.services.Services``."""
-
-    def math(self, answer: str, truths: Sequence[str]) -> float:
-        """1.0 when the formulas are equal."""
-        ...
-
-    def readable(self, answer: str) -> bool:
-        """Whether the formula can be compared at all."""
-        ...
-
-    def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 when a language model accepts the answer."""
-        ...
-
-    def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """0.0, 0.1, ... 1.0: how much of an accepted answer a language model finds in the answer."""
-        ...
-
-    def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
-        """The best score that a user's function gives the answer against a truth."""
-        ...
-
-    def note(self, status: str) -> None:
-        """Count a status."""
-        ...
+from pixelis.rewards.services import Services
 
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison. ``answer`` None: the policy gave none. ``options`` are the choices in order, if any."""
+    """One comparison. ``answer`` None: the policy gave none."""
 
     answer: str | None
     truths: tuple[str, ...]
@@ -67,21 +38,17 @@ Scorer = Callable[[Case, Services], float]
 
 
 def case_of(question: Question, answer: str | None, truths: Sequence[str]) -> Case:
-    """The case of an answer to a question; options come from ``meta['options']`` or from lines ``A.
-    text``.
-    """
+    """The case of an answer; options come from ``meta['options']`` or from lines ``A. text``."""
     options = question.meta.get("options")
     if isinstance(options, dict):
         options = list(options.values())
-    if not isinstance(options, (list, tuple)):
+    if not isinstance(options, list | tuple):
         options = [line[4].strip() for line in option_lines(question.question)]
-    return Case(answer, tuple(truths), question.conversation, tuple(str(option) for option in options))
+    return Case(answer, tuple(truths), question.conversation, tuple(map(str, options)))
 
 
 def find_scorer(name: str) -> Scorer:
-    """The scorer of this name, or a user's function of (answer, truth); BadInput ``unknown_scorer`` suggests
-    the nearest.
-    """
+    """The scorer of this name, or a user's function of (answer, truth)."""
     if is_function(name):
         return lambda case, services: services.equal(name, case.answer, case.truths)
     if name not in SCORERS:
@@ -95,16 +62,12 @@ def find_scorer(name: str) -> Scorer:
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
-    """1.0 when the answer equals any truth after ``canonical``, else 0.0."""
-    if answer is None:
-        return 0.0
-    return float(canonical(answer) in map(canonical, truths))
+    """1.0 when the answer equals any truth after ``canonical``."""
+    return float(answer is not None and canonical(answer) in map(canonical, truths))
 
 
 def partial(answer: str | None, truths: Sequence[str]) -> float:
-    """1 for equal text, else half the similarity (1 - insertions and deletions / characters of both), best of
-    the truths.
-    """
+    """1 for equal text, else half the similarity (1 - insertions and deletions / characters of both)."""
     if answer is None:
         return 0.0
     best = max(Indel.normalized_similarity(canonical(answer), canonical(truth)) for truth in truths)
@@ -112,11 +75,7 @@ def partial(answer: str | None, truths: Sequence[str]) -> float:
 
 
 def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> float:
-    """Average normalised Levenshtein similarity: 1 - distance / longer length, best of the truths, 0 below
-    the threshold.
-
-    Source: ST-VQA, arXiv 1905.13648; threshold 0.5 as in DocVQA and InfographicVQA.
-    """
+    """1 - edits / longer length, 0 below the threshold (ANLS of ST-VQA, arXiv 1905.13648)."""
     if answer is None:
         return 0.0
     best = max(Levenshtein.normalized_similarity(canonical(answer), canonical(truth)) for truth in truths)
@@ -124,9 +83,7 @@ def anls(answer: str | None, truths: Sequence[str], threshold: float = 0.5) -> f
 
 
 def cer(answer: str | None, truths: Sequence[str]) -> float:
-    """1 - character error rate (edits / length of the truth), at least 0, best of the truths; case
-    matters.
-    """
+    """1 - character error rate (edits / length of the truth), at least 0; case matters."""
     if answer is None:
         return 0.0
     text, best = clean(answer), 0.0
@@ -162,9 +119,7 @@ _BETWEEN = re.compile(r"\s*(?:,?\s*(or|and)|([/&,;]))?\s*(?:option |choice )?", 
 
 
 def option_lines(text: str) -> list[re.Match[str]]:
-    """The lines ``A. text`` of the options A, B, ... in order: before the sign, sign, after it, text; none if
-    fewer than 2.
-    """
+    """The lines ``A. text`` of the options in order: before the sign, sign, after it, text."""
     lines: list[re.Match[str]] = []
     for match in _OPTION.finditer(text):
         if match[2] == chr(ord("A") + len(lines)):
@@ -177,9 +132,8 @@ def option_lines(text: str) -> list[re.Match[str]]:
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
     """The choices that a text names, in upper case and alphabetical order (``B``, ``AC``); None for none.
 
-    Reads the last answer tag or box, else the whole text. In this order: a letter such as ``(B)`` or
-    ``B. text``; several such as ``A, C`` or ``AC``; the text of an option; the letter named last, unless
-    denied (``not A``). ``A or B`` and a letter beside another option's text name none.
+    Of the last answer tag or box, else the whole text: a letter such as ``(B)``; several such as ``A, C`` or
+    ``AC``; the text of an option; the letter named last, unless denied. ``A or B`` names none.
     """
     inner = clean((_ANSWER.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
@@ -226,10 +180,7 @@ def _named_last(text: str, last: str) -> str | None:
 
 
 def mc_letter(case: Case, services: Services) -> float:
-    """1.0 when the answer names the option of a truth, or all of its several.
-
-    DataFailure ``truth_unparsable`` when no truth names an option.
-    """
+    """1.0 when the answer names the option of a truth, or all of its several."""
     letters = {choice for truth in case.truths if (choice := letter(truth, case.options))}
     if not letters:
         raise DataFailure(f"no truth of {list(case.truths)!r:.100} names an option", code="truth_unparsable")
@@ -242,7 +193,7 @@ def mc_letter(case: Case, services: Services) -> float:
 
 
 def mmmu_choice(case: Case, services: Services) -> float:
-    """``mc_letter`` of the letter that MMMU's rules read, or of the whole answer where they read none."""
+    """``mc_letter`` of the letter that MMMU's rules read, or of the whole answer."""
     chosen = chosen_option(case.answer, case.options) if case.answer is not None else None
     return mc_letter(case if chosen is None else dataclasses.replace(case, answer=chosen), services)
 
@@ -257,13 +208,13 @@ _PLAIN_UNITS = ("", "%", "$", "€", "£")
 
 
 def number(text: str) -> float | None:
-    """The value of a text that is one number, with thousands commas, currency or percent sign; else None."""
+    """The value of a text that is one number, with thousands commas, currency or percent sign."""
     measure = quantity(text)
     return _finite(measure) if measure is not None and measure.unit in _PLAIN_UNITS else None
 
 
 def _finite(measure: Quantity) -> float | None:
-    """The value of a single number; None for lists, times and ratios."""
+    """The value of a single number, else None."""
     if measure.kind != "number" or len(measure.values) != 1:
         return None
     try:
@@ -274,11 +225,9 @@ def _finite(measure: Quantity) -> float | None:
 
 
 def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
-    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between; best of the truths. ``exact`` for
-    other text.
+    """1 within 5 % of the truth, 0 beyond 20 %, a half cosine in between (Reason-RFT, arXiv 2503.20752).
 
-    A truth of 0 has absolute bands of 0.05 and 0.20. Another unit is wrong. Source: Reason-RFT, arXiv
-    2503.20752.
+    A truth of 0 has absolute bands. Another unit is wrong. ``exact`` for other text.
     """
     if answer is None:
         return 0.0
@@ -289,10 +238,8 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
         if answer_quantity is None or truth_quantity is None:
             continue
         value, expected = _finite(answer_quantity), _finite(truth_quantity)
-        other_unit = (
-            answer_quantity.unit and truth_quantity.unit and answer_quantity.unit != truth_quantity.unit
-        )
-        if value is None or expected is None or other_unit:
+        units = {answer_quantity.unit, truth_quantity.unit} - {""}
+        if value is None or expected is None or len(units) > 1:
             continue
         error = abs(value - expected) / (abs(expected) or 1.0)
         if error <= LOW:
@@ -303,7 +250,7 @@ def numeric_band(answer: str | None, truths: Sequence[str]) -> float:
 
 
 def count(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth as a whole number (7, 7.0 and 1,000 are whole numbers)."""
+    """1.0 when the answer equals a truth as a whole number."""
     numbers = {value for truth in case.truths if (value := number(truth)) is not None and value.is_integer()}
     if not numbers:
         raise DataFailure(
@@ -332,11 +279,11 @@ def func_seq(
     credit: tuple[float, float, float, float] = PARTIAL,
     unique: bool = True,
 ) -> float:
-    """Best score over the truths of a set of triples ``func(object, value)``: 0..1, with PENALTY -0.5..1.
+    """Best score over the truths of a set of triples ``func(object, value)`` (Reason-RFT, arXiv 2503.20752).
 
-    Four greedy passes match triples: equal; same function and object; same function and value; same function.
-    ``credit`` is the value of a match in each. The sum is divided by the larger set's size and, with
-    ``unique``, multiplied by the share of distinct triples. Source: Reason-RFT, arXiv 2503.20752.
+    Greedy passes match equal triples, then function and object, function and value, function, each worth its
+    ``credit``. The sum is divided by the larger set's size and, with ``unique``, multiplied by the share of
+    distinct triples.
     """
     sequences = [triples for truth in truths if (triples := _TRIPLE.findall(clean(truth)))]
     if not sequences:
@@ -353,16 +300,10 @@ def func_seq(
 def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float]) -> float:
     left, right = list(dict.fromkeys(triples)), list(dict.fromkeys(expected))
     larger = max(len(left), len(right))
-    keys: list[Callable[[Triple], tuple[str, ...]]] = [
-        lambda t: t,
-        lambda t: t[:2],
-        lambda t: (t[0], t[2]),
-        lambda t: t[:1],
-    ]
     total = 0.0
-    for key, value in zip(keys, credit, strict=True):
+    for places, value in zip(((0, 1, 2), (0, 1), (0, 2), (0,)), credit, strict=True):
         for triple in list(left):
-            match = next((other for other in right if key(other) == key(triple)), None)
+            match = next((other for other in right if all(other[i] == triple[i] for i in places)), None)
             if match is not None:
                 left.remove(triple)
                 right.remove(match)
@@ -381,14 +322,14 @@ def read_box(text: str) -> tuple[float, float, float, float] | None:
         return None
     if not isinstance(value, list) or len(value) != 4:
         return None
-    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) < 1e9 for v in value):
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e9 for v in value):
         return None
-    x0, y0, x1, y1 = (float(v) for v in value)
+    x0, y0, x1, y1 = map(float, value)
     return (x0, y0, x1, y1) if x0 < x1 and y0 < y1 else None
 
 
 def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Intersection over union of two boxes in the same scale, 0..1."""
+    """Intersection over union of two boxes."""
     width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     overlap = max(width, 0.0) * max(height, 0.0)
     union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - overlap
@@ -396,7 +337,7 @@ def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def iou(case: Case, services: Services) -> float:
-    """IoU of a box ``[x0, y0, x1, y1]`` with the best of the truths, in the scale of the question."""
+    """IoU of a box ``[x0, y0, x1, y1]`` with the best of the truths."""
     boxes = [box for truth in case.truths if (box := read_box(truth))]
     if not boxes:
         raise DataFailure(f"no truth of {list(case.truths)!r:.100} is a box", code="truth_unparsable")
@@ -413,11 +354,8 @@ def iou(case: Case, services: Services) -> float:
 
 
 def math_equal(case: Case, services: Services) -> float:
-    """1.0 when the answer equals a truth by ``mathematics.equal``.
-
-    DataFailure when no truth can be compared.
-    """
-    if case.answer is None or not case.answer.strip():
+    """1.0 when the answer equals a truth by ``mathematics.equal``."""
+    if not case.answer or not case.answer.strip():
         return 0.0
     failures = []
     for truth in case.truths:
@@ -434,20 +372,15 @@ def math_equal(case: Case, services: Services) -> float:
 
 
 def pixel_reasoner(case: Case, services: Services) -> float:
-    """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer
-    (Pixel-Reasoner).
-    """
-    if case.answer is None or not case.answer.strip():
+    """``math_equal``, or 1.0 when every comma-separated piece of a truth occurs in the answer."""
+    if not case.answer or not case.answer.strip():
         return 0.0
     text = _words(case.answer)
     for truth in case.truths:
         pieces = [_words(piece) for piece in truth.split(",") if piece.strip()]
         single = quantity(truth)
-        if (
-            len(pieces) > 1
-            and (single is None or len(single.values) > 1)
-            and all(piece in text for piece in pieces)
-        ):
+        is_list = len(pieces) > 1 and (single is None or len(single.values) > 1)
+        if is_list and all(piece in text for piece in pieces):
             return 1.0
     return math_equal(case, services)
 
@@ -459,7 +392,7 @@ def _words(text: str) -> str:
 
 def judged(case: Case, services: Services) -> float:
     """1.0 for equal text or the same option; for other text the verdict of a language model."""
-    if case.answer is None or not case.answer.strip():
+    if not case.answer or not case.answer.strip():
         return 0.0
     if exact(case.answer, case.truths):
         return 1.0
@@ -472,7 +405,7 @@ def judged(case: Case, services: Services) -> float:
 
 def mm_vet(case: Case, services: Services) -> float:
     """The grade of a language model, 0.0, 0.1, ... 1.0 (MM-Vet, arXiv 2308.02490)."""
-    if case.answer is None or not case.answer.strip():
+    if not case.answer or not case.answer.strip():
         return 0.0
     return services.grade(case.question, case.truths, case.answer)
 
@@ -508,25 +441,10 @@ SCORERS: dict[str, Scorer] = {
     "mmmu_open": lambda case, services: mmmu_open(case.answer, case.truths),
     "mm_vet": mm_vet,
 }
-"""Scorers by name."""
 LOWEST = {"func_seq_penalty": -0.5}
-"""Smallest score of scorers that may be negative."""
-GRADED = frozenset(
-    {
-        "partial",
-        "numeric_band",
-        "func_seq",
-        "func_seq_eval",
-        "func_seq_full",
-        "func_seq_penalty",
-        "anls",
-        "iou",
-        "cer",
-        "mm_vet",
-    }
-)
+GRADED = {name for name in SCORERS if name.startswith("func_seq")}
+GRADED |= {"partial", "numeric_band", "anls", "iou", "cer", "mm_vet"}
 """Scorers with values between right and wrong."""
-JUDGED = frozenset({"judge", "math_judge", "mm_vet"})
-"""Scorers that need a language model, `rewards.judge`."""
-SLOW = frozenset({"math", "pixel_reasoner", "judge", "math_judge", "mm_vet"})
+JUDGED = {"judge", "math_judge", "mm_vet"}
+SLOW = JUDGED | {"math", "pixel_reasoner"}
 """Scorers that wait for another process; a group's answers are scored in parallel."""

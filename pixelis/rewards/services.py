@@ -28,16 +28,13 @@ PUBLIC = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUA
 WORKERS = 2
 """Processes of a scorer that compare formulas, and as many that run users' functions."""
 MATH_BYTES = 2_000_000_000
-"""Address space of a process that compares formulas."""
 OVERALL = "overall"
-"""Key of the reward in what a user's function returns."""
 
 
 class Services:
     """Opens each service on first use and closes all in ``close``; thread-safe.
 
-    ``counts``: causes and statuses by name; ``seconds``: (calls, total, longest) of each scorer and own
-    reward. The judge's verdicts are cached in ``run_dir``; None: in memory.
+    ``counts``: causes and statuses; ``seconds``: (calls, total, longest) by scorer and own reward.
     """
 
     def __init__(self, settings: RewardsConfig, run_dir: str | Path | None = None):
@@ -53,22 +50,13 @@ class Services:
             _ = self.judge_client
         if self.settings.own:
             _ = self.takes_group
-        tasks = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
-        for key, name in {
-            "scorer": self.settings.scorer,
-            "extractor": self.settings.extractor,
-            **tasks,
-        }.items():
-            if not name or not is_function(name):
-                continue
-            try:
-                self.own_workers.call({"task": "check_text", "name": name}, timeout_s=60.0)
-            except DataFailure as failure:
-                fix = "name a function that can be imported"
-                raise BadConfig(f"rewards.{key} `{name}`: {failure.message}", fix=fix) from None
+        names = {f"tasks.{name}.scorer": task.scorer for name, task in self.settings.tasks.items()}
+        names |= {"scorer": self.settings.scorer, "extractor": self.settings.extractor}
+        for key, name in names.items():
+            if name and is_function(name):
+                self._check_function("check_text", name, f"rewards.{key}")
 
     def note(self, status: str) -> None:
-        """Count a status."""
         with self._lock:
             self.counts[status] += 1
 
@@ -85,7 +73,7 @@ class Services:
                 self.seconds[name] = (calls + 1, total + duration, max(longest, duration))
 
     def metrics(self) -> dict[str, float]:
-        """Counts, mean and longest seconds of scorers and own rewards, and numbers of replaced workers."""
+        """Counts, mean and longest seconds, and numbers of replaced workers."""
         with self._lock:
             metrics = {f"scorer/{name}": float(count) for name, count in sorted(self.counts.items())}
             for name, (calls, total, longest) in sorted(self.seconds.items()):
@@ -97,11 +85,7 @@ class Services:
         return metrics
 
     def math(self, answer: str, truths: Sequence[str]) -> float:
-        """1.0 when the formulas are equal.
-
-        0.0 for an answer that cannot be parsed or compared, counted by cause (``parse_fail``,
-        ``math_timeout``, ...). DataFailure when the truths cannot be compared at all.
-        """
+        """1.0 when the formulas are equal. DataFailure when the truths cannot be compared at all."""
         request: dict[str, Any] = {"task": "math", "truths": list(truths)}
         try:
             return float(self._compare({**request, "answer": answer}))
@@ -127,33 +111,27 @@ class Services:
         return self.math_workers.call(request)
 
     def equal(self, name: str, answer: str | None, truths: Sequence[str]) -> float:
-        """The best score of a user's function of (answer, truth); 0 without an answer.
-
-        DataFailure when it fails.
-        """
+        """The best score of a user's function of (answer, truth); 0 without an answer."""
         if answer is None:
             return 0.0
-        values = [
-            finite(self.own_workers.call({"task": "text", "name": name, "arguments": [answer, t]}))
-            for t in truths
-        ]
-        for value in values:
+        scores = []
+        for truth in truths:
+            arguments = [answer, truth]
+            value = finite(self.own_workers.call({"task": "text", "name": name, "arguments": arguments}))
             if isinstance(value, DataFailure):
                 raise value
-        return max(float(value) for value in values)  # type: ignore[arg-type]
+            scores.append(value)
+        return max(scores)
 
     def extract(self, name: str, text: str) -> str | None:
-        """The answer that a user's function reads from a text.
-
-        DataFailure when it fails or returns something else.
-        """
+        """The answer that a user's function reads from a text. DataFailure for another type."""
         value = self.own_workers.call({"task": "text", "name": name, "arguments": [text]})
         if value is not None and not isinstance(value, str):
             raise DataFailure(f"{name} returned {type(value).__name__}", code="wrong_type")
         return value
 
     def readable(self, answer: str) -> bool:
-        """Whether the formula can be parsed and compared within the timeout; counted by cause when not."""
+        """Whether the formula can be parsed and compared within the timeout."""
         try:
             self._compare({"task": "math", "truths": ["1"], "answer": answer})
         except DataFailure as failure:
@@ -162,12 +140,12 @@ class Services:
         return True
 
     def judge(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """1.0 when the judge accepts the answer; BadInput ``no_judge`` when none is configured."""
+        """1.0 when the judge accepts the answer."""
         self._require_judge()
         return self.judge_client.score(question, truths, answer)
 
     def grade(self, question: str, truths: Sequence[str], answer: str) -> float:
-        """The judge's grade in tenths; BadInput ``no_judge`` when none is configured."""
+        """The judge's grade in tenths."""
         self._require_judge()
         client = self._once("grading_judge", lambda: GradingJudge(self.settings.judge, self._judge_cache))
         return float(client.score(question, truths, answer))
@@ -187,30 +165,22 @@ class Services:
     def own(
         self, name: str, trajectories: Sequence[Trajectory], question: Question, step: int
     ) -> list[dict[str, float] | DataFailure]:
-        """Value of a user's function for each rollout, or the failure: a number is ``overall``, a dict has
-        more metrics.
-        """
+        """Value of a user's function for each rollout, or the failure; a dict has more metrics than ``overall``."""
         rows = [t.model_dump(mode="json") for t in trajectories]
-        row = question.model_dump(mode="json")
+        fields = {"task": "own", "name": name, "question": question.model_dump(mode="json"), "step": step}
 
         def call(part: list[dict[str, Any]]) -> list[dict[str, float] | DataFailure]:
             try:
                 with self.timed(name):
-                    value = self.own_workers.call(
-                        {"task": "own", "name": name, "trajectories": part, "question": row, "step": step}
-                    )
+                    value = self.own_workers.call({**fields, "trajectories": part})
             except DataFailure as failure:
                 return [failure] * len(part)
             values = value if self.takes_group[name] else [value]
             if not isinstance(values, list):
                 return [DataFailure(f"{name} returned no list", code="wrong_type")] * len(part)
             if len(values) != len(part):
-                return [
-                    DataFailure(
-                        f"{name} returned {len(values)} values for {len(part)} trajectories",
-                        code="wrong_length",
-                    )
-                ] * len(part)
+                message = f"{name} returned {len(values)} values for {len(part)} trajectories"
+                return [DataFailure(message, code="wrong_length")] * len(part)
             return [_metrics(v) for v in values]
 
         if self.takes_group[name]:
@@ -219,35 +189,32 @@ class Services:
 
     @property
     def threads(self) -> ThreadPoolExecutor:
-        """Threads that wait for slow scorers."""
         count = 2 * WORKERS + self.settings.judge.concurrency
         return self._once("threads", lambda: ThreadPoolExecutor(count, "scorer"))
 
     @property
     def judge_client(self) -> Judge:
-        """The judge; BadConfig when url, model or key are missing."""
         return self._once("judge", lambda: Judge(self.settings.judge, self._judge_cache))
 
     @property
     def takes_group(self) -> dict[str, bool]:
         """Whether each own reward takes a whole group; BadConfig for one that cannot be called."""
 
-        def takes_group(name: str) -> bool:
-            try:
-                return bool(self.own_workers.call({"task": "check_own", "name": name}, timeout_s=60.0))
-            except DataFailure as failure:
-                fix = (
-                    "name package.module:function or path.py:function of (trajectory, question, step), "
-                    "or one of EasyR1"
-                )
-                raise BadConfig(f"rewards.own `{name}`: {failure.message}", fix=fix) from None
+        return self._once(
+            "takes_group",
+            lambda: {n: self._check_function("check_own", n, "rewards.own") for n in self.settings.own},
+        )
 
-        return self._once("takes_group", lambda: {name: takes_group(name) for name in self.settings.own})
+    def _check_function(self, task: str, name: str, key: str) -> bool:
+        try:
+            return bool(self.own_workers.call({"task": task, "name": name}, timeout_s=60.0))
+        except DataFailure as failure:
+            fix = "name a function that can be imported and takes these arguments"
+            raise BadConfig(f"{key} `{name}`: {failure.message}", fix=fix) from None
 
     @property
     def math_workers(self) -> WorkerPool:
-        """The workers for formulas."""
-        timeout_s = self.settings.math.timeout_s
+        timeout_s = self.settings.timeout_s
         environment = {key: os.environ[key] for key in PUBLIC if key in os.environ}
         return self._once(
             "math", lambda: WorkerPool(WORKERS, timeout_s, MATH_BYTES, environment, warm="warm_math")
@@ -255,8 +222,7 @@ class Services:
 
     @property
     def own_workers(self) -> WorkerPool:
-        """The workers for users' functions."""
-        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.own_timeout_s))
+        return self._once("own", lambda: WorkerPool(WORKERS, self.settings.timeout_s))
 
     def _once(self, name: str, factory: Callable[[], Any]) -> Any:
         with self._lock:
@@ -265,7 +231,6 @@ class Services:
             return self._opened[name]
 
     def close(self) -> None:
-        """End processes, connections and threads."""
         with self._lock:
             opened, self._opened = self._opened, {}
         if "threads" in opened:
@@ -276,7 +241,7 @@ class Services:
 
 
 def _metrics(value: Any) -> dict[str, float] | DataFailure:
-    """The numbers of a user's reward, or the failure of the first invalid one."""
+    """The numbers of a user's reward, or the first failure."""
     result: dict[str, float] = {}
     for key, item in (value if isinstance(value, dict) else {OVERALL: value}).items():
         number = finite(item)

@@ -1,8 +1,4 @@
-"""Reward terms of a group of rollouts, and their weighted sum.
-
-Each trajectory records its raw and weighted terms by name. If a reward cannot be computed, the trajectory is
-``unscored`` with the cause and has no reward.
-"""
+"""Reward terms of a group of rollouts and their weighted sum; ``unscored`` if a term cannot be computed."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pixelis.config import RewardsConfig
 from pixelis.errors import DataFailure, PixelisError
@@ -46,9 +42,7 @@ def tries_call(turn: Turn) -> bool:
 
 
 def calls(trajectory: Trajectory, counts: str) -> int:
-    """Number of operations that were ``executed``, or ``requested``, which includes failed, unreadable and
-    truncated calls.
-    """
+    """Number of operations ``executed``, or ``requested``, with failed and unreadable calls."""
     if counts == "executed":
         return trajectory.operations_ok
     return sum(max(len(turn.actions), 1) for turn in trajectory.turns if tries_call(turn))
@@ -72,9 +66,8 @@ def ends_in_error(trajectory: Trajectory) -> bool:
 class Context:
     """The group of a trajectory and everything else that its terms depend on.
 
-    ``pseudo``: the truths are a label from a vote. ``states``: an embedder's vectors by trajectory id.
-    ``mixture`` replaces configured weights by term; ``normalise`` maps (term, raw value) to the value that is
-    weighted.
+    ``pseudo``: the truths come from a vote. ``mixture`` replaces configured weights; ``normalise`` maps
+    (term, raw value) to the value that is weighted.
     """
 
     group: Group
@@ -90,7 +83,6 @@ class Context:
 
     @property
     def question(self) -> Question:
-        """The group's question."""
         return self.group.question
 
     @cached_property
@@ -100,73 +92,56 @@ class Context:
 
     @cached_property
     def rate(self) -> float:
-        """RaPR of the group: share of trajectories with at least one operation; 0.0 without trajectories."""
+        """RaPR of the group: share of trajectories with at least one operation."""
         counts = self.settings.curiosity.counts
         return sum(calls(t, counts) > 0 for t in self.valid) / len(self.valid) if self.valid else 0.0
 
     @cached_property
-    def terms(self) -> list[str]:
-        """Names of the terms to compute."""
-        return self.settings.computed
-
-    @cached_property
     def own(self) -> dict[str, dict[str, dict[str, float] | DataFailure]]:
-        """Values of the user's own functions by name and trajectory: ``overall`` and further metrics."""
+        """Values of the user's own functions by name and trajectory."""
         if not self.valid:
             return {}
-        values = {
-            name: self.services.own(name, self.valid, self.question, self.step) for name in self.settings.own
+        ids = [t.id for t in self.valid]
+        return {
+            name: dict(zip(ids, self.services.own(name, self.valid, self.question, self.step), strict=True))
+            for name in self.settings.own
         }
-        return {name: {t.id: v for t, v in zip(self.valid, row, strict=True)} for name, row in values.items()}
 
     @cached_property
     def weights(self) -> dict[str, float]:
-        """Weights by term for this question."""
         task = self.settings.tasks.get(self.question.task)
         return {**(task or self.settings).weights.model_dump(), **self.mixture}
 
     @cached_property
     def format_kind(self) -> str:
-        """Format for this question."""
         return (self.settings.tasks.get(self.question.task) or self.settings).format
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """Number of generated characters by trajectory."""
         return {t.id: len(completion(t)) for t in self.valid}
 
     @cached_property
     def scores(self) -> dict[str, float | DataFailure]:
         """Score of each answer against the truths, or the failure, by trajectory."""
         if not self.truths:
-            return dict.fromkeys(
-                (t.id for t in self.valid), DataFailure("the question has no truth", code="no_truth")
-            )
+            return self._fail("the question has no truth", "no_truth")
         return self._grade(self.truths, self.pseudo)
+
+    def _fail(self, message: str, code: str) -> dict[str, float | DataFailure]:
+        return dict.fromkeys((t.id for t in self.valid), DataFailure(message, code=code))
 
     @cached_property
     def agreement(self) -> dict[str, float | DataFailure]:
-        """Score of each answer against the majority answer, or the failure; truths are not used.
-
-        Members of the majority score 1, others 0, or what a scorer with partial credit gives them.
-        """
+        """Score of each answer against the majority answer, or the failure; truths are not used."""
         vote, answers = self.settings.vote, [self.answers[t.id] for t in self.valid]
-        names = classes(answers, Equality(self.question, self._scorer(), self.services))
+        names = classes(answers, Equality(self.question, self.scorer, self.services))
         votes = Counter(name for name in names if name is not None)
-        ranked = votes.most_common(2)  # of equal counts the first voted
-        cause = None
-        if not ranked:
-            cause = "no_majority"
-        elif vote.tie == "abstain" and len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
-            cause = "tie"
-        elif ranked[0][1] < vote.min_share * len(self.valid):
-            cause = "no_majority"
-        if cause:
-            return dict.fromkeys(
-                (t.id for t in self.valid), DataFailure("the rollouts do not agree", code=cause)
-            )
-        winner = ranked[0][0]
-        graded = self._scorer() in GRADED
+        (winner, most), (_, second) = [*votes.most_common(2), ("", 0), ("", 0)][:2]  # ties: the first voted
+        if vote.tie == "abstain" and 0 < most == second:
+            return self._fail("the rollouts do not agree", "tie")
+        if not most or most < vote.min_share * len(self.valid):
+            return self._fail("the rollouts do not agree", "no_majority")
+        graded = self.scorer in GRADED
         others = self._grade([spellings(answers, names)[winner]], pseudo=True) if graded else {}
         return {
             t.id: 1.0 if name == winner and not self.discounted(t) else others.get(t.id, 0.0)
@@ -174,38 +149,29 @@ class Context:
         }
 
     def score(self, trajectory: Trajectory) -> float:
-        """Score of the answer; raises its DataFailure."""
         return _value_or_raise(self.scores[trajectory.id])
 
-    def _scorer(self) -> str:
+    @property
+    def scorer(self) -> str:
+        """Name of the question's scorer."""
         return self.settings.scorer_of(self.question.task, self.question.scorer)
 
     @cached_property
     def answers(self) -> dict[str, str | None]:
-        """The answer by trajectory, as ``rewards.extractor`` reads it."""
-        return answers_of(
-            [self.group.model_copy(update={"trajectories": self.valid})], self.settings, self.services
-        )
+        valid = self.group.model_copy(update={"trajectories": self.valid})
+        return answers_of([valid], self.settings, self.services)
 
     def too_long(self, trajectory: Trajectory) -> bool:
-        """True for an answer of ``rewards.max_answer_chars`` or more."""
         limit = self.settings.max_answer_chars
         return bool(limit) and len(self.answers[trajectory.id] or "") >= limit
 
     def discounted(self, trajectory: Trajectory) -> bool:
-        """True for an answer that scores 0 whatever it says: too long, or not in the box that `boxed_once`
-        requires.
-        """
+        """True for an answer that scores 0 whatever it says."""
         return self.too_long(trajectory) or (self.format_kind == "boxed_once" and not has_box(trajectory))
 
     def _grade(self, truths: Sequence[str], pseudo: bool = False) -> dict[str, float | DataFailure]:
-        """Score each distinct answer once, those of slow scorers in parallel.
-
-        ``pseudo``: the truths are answers of the policy; if the scorer cannot read them, equal text scores 1
-        and other text 0.
-        """
-        name = self._scorer()
-        scorer = find_scorer(name)
+        """Score each distinct answer once; ``pseudo``: if the scorer cannot read the truths, equal text scores 1."""
+        name, scorer = self.scorer, find_scorer(self.scorer)
 
         def grade(answer: str | None) -> float | DataFailure:
             try:
@@ -239,7 +205,6 @@ def _value_or_raise(value: float | DataFailure) -> float:
 
 
 def accuracy(trajectory: Trajectory, context: Context) -> float:
-    """Score of the answer by the question's scorer; 0 without an answer."""
     return context.score(trajectory)
 
 
@@ -261,11 +226,10 @@ def curiosity(trajectory: Trajectory, context: Context) -> float:
 
 
 def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
-    """Bonus of an episode with calls while the group's RaPR is below H; else 0 (Pixel-Reasoner, arXiv
-    2505.15966).
+    """Bonus of an episode with calls while the group's RaPR is below H (Pixel-Reasoner, arXiv 2505.15966).
 
-    paper: alpha * max(H - RaPR, 0). repo: max(H - RaPR, 0) / k / RaPR * 0.25 with k = 2 for pictures and 1.5
-    for videos.
+    paper: alpha * max(H - RaPR, 0). repo: max(H - RaPR, 0) / k / RaPR * 0.25, k = 2 for pictures, 1.5 for
+    videos.
     """
     settings, rate = context.settings.curiosity, context.rate
     if not calls(trajectory, settings.counts):
@@ -278,9 +242,8 @@ def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
 
 
 def efficiency(trajectory: Trajectory, context: Context) -> float:
-    """beta * min(N - n, 0): cost of the n calls beyond N free ones (Pixel-Reasoner: N 1, beta 0.05).
-
-    If a refined question's reference makes more calls, as many are free.
+    """beta * min(N - n, 0): cost of the n calls beyond N free ones, or a refined question's reference
+    (Pixel-Reasoner).
     """
     settings = context.settings.curiosity
     reference = context.question.meta.get("reference_operations")
@@ -289,9 +252,7 @@ def efficiency(trajectory: Trajectory, context: Context) -> float:
 
 
 def tool_if_correct(trajectory: Trajectory, context: Context) -> float:
-    """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv
-    2505.14362).
-    """
+    """1.0 with an executed operation and a score above ``rewards.tool_above`` (DeepEyes, arXiv 2505.14362)."""
     return float(context.score(trajectory) > context.settings.tool_above and trajectory.operations_ok > 0)
 
 
@@ -313,10 +274,8 @@ def overlong(trajectory: Trajectory, context: Context) -> float:
 
 
 def length(trajectory: Trajectory, context: Context) -> float:
-    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer; 0 before
-    ``length_start``.
-
-    Kimi k1.5, arXiv 2501.12599, as Reason-RFT uses it.
+    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer (Kimi k1.5, arXiv
+    2501.12599).
     """
     shortest, longest = min(context.lengths.values()), max(context.lengths.values())
     right = context.score(trajectory) > 0.5
@@ -343,9 +302,7 @@ def coherence(trajectory: Trajectory, context: Context) -> float:
 
 
 def curiosity_dynamics(trajectory: Trajectory, context: Context) -> float:
-    """Prediction error of the dynamics model (Pixelis); DataFailure ``no_states`` without an embedder's
-    vectors.
-    """
+    """Prediction error of the dynamics model (Pixelis)."""
     if context.dynamics is None or trajectory.id not in context.states:
         raise DataFailure("the group has no states", code="no_states")
     return context.dynamics.curiosity(trajectory, context.states[trajectory.id])
@@ -357,16 +314,12 @@ def tool_misuse(trajectory: Trajectory, context: Context) -> float:
 
 
 def environment(trajectory: Trajectory, context: Context) -> float:
-    """Sum of the rewards of the question's environment, 0 for a question without one."""
-    return (
-        math.fsum(o.data.get("reward", 0.0) for o in trajectory.observations)
-        if context.question.environment
-        else 0.0
-    )
+    """Sum of the rewards of the question's environment."""
+    rewards = (o.data.get("reward", 0.0) for o in trajectory.observations)
+    return math.fsum(rewards) if context.question.environment else 0.0
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """A function of a trajectory and the valid range of its values."""
 
     value: Callable[[Trajectory, Context], float]
@@ -374,7 +327,7 @@ class Term:
     high: float
 
 
-INFINITE = float("inf")
+INFINITE = math.inf
 TERMS: dict[str, Term] = {
     "accuracy": Term(accuracy, -0.5, 1.0),
     "wrong": Term(wrong, -1.5, 0.0),
@@ -406,21 +359,18 @@ def score_group(
     truths: Sequence[str] | None = None,
     services: Services | None = None,
 ) -> Group:
-    """A copy of a complete group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each
-    trajectory.
+    """A copy of a group with ``rewards``, ``weighted``, and ``reward`` or ``unscored`` on each trajectory.
 
-    ``truths`` (a pseudo-label) replaces the question's answers. Raises BadInput ``unknown_scorer`` and
-    ``no_judge``.
+    ``truths`` (a pseudo-label) replaces the question's answers.
     """
-    accepted = list(truths if truths is not None else group.question.answers or [])
-    return score_in(
-        Context(group, settings, services or shared_services(settings), accepted, pseudo=truths is not None)
-    )
+    services = services or shared_services(settings)
+    if truths is not None:
+        return score_in(Context(group, settings, services, truths, pseudo=True))
+    return score_in(Context(group, settings, services, group.question.answers or []))
 
 
 def score_in(context: Context) -> Group:
-    """A scored copy of the context's group; see ``score_group``."""
-    find_scorer(context.settings.scorer_of(context.question.task, context.question.scorer))
+    find_scorer(context.scorer)
     scored = []
     for trajectory in context.group.trajectories:
         raw: dict[str, float] = {}
@@ -437,23 +387,23 @@ def score_in(context: Context) -> Group:
         if cause:
             context.services.note(cause)
             weighted = {}
-        update = {
+        values = {
             "rewards": raw,
             "weighted": weighted,
             "reward": reward,
             "unscored": cause,
             "advantage": None,
         }
-        scored.append(trajectory.model_copy(update=update))
+        scored.append(trajectory.model_copy(update=values))
     return context.group.model_copy(update={"trajectories": scored})
 
 
 def _measure(
     trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]
 ) -> str | None:
-    """Fill in raw and weighted terms; returns the cause if a term with a weight cannot be computed."""
+    """Fill in raw and weighted terms; returns the cause if one with a weight cannot be computed."""
     cause = None
-    for name in context.terms:
+    for name in context.settings.computed:
         term, weight = TERMS[name], context.weights[name]
         try:
             value = _value_or_raise(finite(term.value(trajectory, context)))
@@ -479,9 +429,7 @@ def _measure(
 
 
 def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Means ``reward/TERM`` (raw) and ``reward_weighted/TERM`` over the trajectories with the term, shares
-    ``unscored/CAUSE``, counts ``misuse/NAME``.
-    """
+    """Means ``reward/TERM`` and ``reward_weighted/TERM``, shares ``unscored/CAUSE``, counts ``misuse/NAME``."""
     trajectories = [t for group in groups for t in group.trajectories]
     if not trajectories:
         return {}
@@ -497,8 +445,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for cause, count in Counter(t.unscored for t in trajectories if t.unscored).items():
         metrics[f"unscored/{cause}"] = count / len(trajectories)
     if "reward/tool_misuse" in metrics:
-        violations = sum(
-            (sequences.violations(t, g.question) for g in groups for t in g.trajectories), Counter[str]()
-        )
-        metrics.update({f"misuse/{name}": float(count) for name, count in violations.items()})
+        found = (sequences.violations(t, g.question) for g in groups for t in g.trajectories)
+        violations = sum(found, Counter[str]())
+        metrics |= {f"misuse/{name}": float(count) for name, count in violations.items()}
     return metrics

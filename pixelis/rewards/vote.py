@@ -1,11 +1,8 @@
-"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict with its
-provenance.
+"""The vote: turns k answers to one prompt and compatible experiences from memory into a verdict.
 
-A request's samples vote on its answer (TTRL, arXiv 2504.16084); equivalent answers are grouped first
-(``pixelis.rewards.equality``). An experience votes only if it answers the same question about a very similar
-picture (``compatible``). If experiences change the samples' winner, nothing is learnt (``overruled``).
-Feedback may remove an experience's vote but never casts one, so poisoned feedback can only reduce what is
-learnt.
+Equivalent answers are grouped first (TTRL, arXiv 2504.16084). An experience votes only on the same question
+about a very similar picture. If experiences change the samples' winner, nothing is learnt. Feedback removes
+an experience's vote but never casts one, so poisoned feedback can only reduce what is learnt.
 """
 
 from __future__ import annotations
@@ -28,9 +25,10 @@ ABSTAINED = "abstained"
 OVERRULED = "overruled"
 COLD_START = "cold_start"
 TRAJECTORY = "trajectory"
-"""Strategy that votes on answers and sequences of operations."""
 CLOSED = frozenset({TIE, NO_ANSWER, INSUFFICIENT, ABSTAINED, OVERRULED, COLD_START})
 """Reasons of verdicts with an accidental answer: they never become updates, and never vote as experiences."""
+DECAY_HOURS = 24.0
+"""Age at which the vote of an experience weighs 1/e."""
 MIN_VOTES = 3
 """Fewer votes are no evidence of agreement: one sample always agrees with itself."""
 CONFIDENT = 0.5
@@ -40,12 +38,12 @@ UNANIMOUS = 1.2
 
 
 def agrees(answer: str | None, label: str) -> bool:
-    """True when ``answer`` is the text or the quantity of ``label``, whichever scorer a question has."""
+    """True when ``answer`` is the text or the quantity of ``label``."""
     return answer is not None and same_text(answer, label)
 
 
 def contradicts(feedback: Feedback, label: str) -> bool:
-    """True when feedback calls an answer wrong whose label is this one, or gives another answer."""
+    """True when feedback calls this answer wrong or gives another."""
     other_answer = feedback.answer is not None and not agrees(feedback.answer, label)
     return other_answer if feedback.correct is None else not feedback.correct
 
@@ -54,7 +52,7 @@ def contradicts(feedback: Feedback, label: str) -> bool:
 
 
 def self_confidence(trajectory: Trajectory) -> float:
-    """Geometric mean of the token probabilities of the policy's last turn, 0..1; 0 without log-probs."""
+    """Geometric mean of the token probabilities of the policy's last turn; 0 without log-probs."""
     last = next((turn for turn in reversed(trajectory.turns) if turn.is_policy), None)
     if last is None or not last.log_probs:
         return 0.0
@@ -63,11 +61,7 @@ def self_confidence(trajectory: Trajectory) -> float:
 
 
 def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig) -> bool:
-    """True when the experience may vote on this question.
-
-    Text, options and kinds of media must be equal, the similarity sufficient, and the experience's answer
-    elected by a vote (no tie, cold start, ...) and not called wrong since.
-    """
+    """True when the experience may vote: same question, similar picture, elected and not called wrong since."""
     experience = neighbour.experience
     return (
         neighbour.similarity >= config.neighbours.min_similarity
@@ -80,7 +74,7 @@ def compatible(question: Question, neighbour: Neighbour, config: EvolutionConfig
 
 
 def called_wrong(experience: Experience) -> bool:
-    """True when the last feedback about the answer calls it wrong or gives another answer."""
+    """True when the last feedback calls the answer wrong or gives another."""
     for feedback in reversed(experience.feedback):
         if feedback.correct is not None:
             return not feedback.correct
@@ -90,19 +84,16 @@ def called_wrong(experience: Experience) -> bool:
 
 
 def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) -> float:
-    """Weight of an experience's vote, 0..1: confidence x success x exp(-age / decay_hours) x priority x
-    similarity.
+    """Confidence x success x exp(-age / DECAY_HOURS) x priority x similarity (Pixelis' temporal ensemble).
 
     success = 0.5 + 0.5 rate after the first retrieval, 1 before; priority = 0.5 + 0.5 min(priority, 2) / 2.
-    ``now`` is in seconds since the epoch. Source: Pixelis' temporal ensemble, with similarity added and a
-    failed retrieval worth 0.5 instead of 1.
     """
     experience = neighbour.experience
     success = (
         0.5 + 0.5 * min(experience.successes / experience.retrievals, 1.0) if experience.retrievals else 1.0
     )
     age_hours = max(now - experience.created_at, 0.0) / 3600
-    decay = math.exp(-age_hours / config.neighbours.decay_hours)
+    decay = math.exp(-age_hours / DECAY_HOURS)
     priority = 0.5 + 0.5 * min(experience.priority, 2.0) / 2
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
@@ -111,7 +102,7 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
 
 
 class Ballot(NamedTuple):
-    """A vote for a class of equal answers, by its name; None without an answer."""
+    """A vote for a class of equal answers; None without an answer."""
 
     key: str | None
     weight: float
@@ -119,16 +110,13 @@ class Ballot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Result of a strategy: the best classes of answers, more than one when tied, in voting order; confidence
-    0..1.
-    """
+    """The best classes of answers, more than one when tied."""
 
     best: tuple[str, ...]
     confidence: float
 
     @property
     def key(self) -> str | None:
-        """The first of the best answers; None when nobody answered."""
         return self.best[0] if self.best else None
 
 
@@ -137,15 +125,13 @@ NO_ELECTION = Elected((), 0.0)
 
 
 def by_majority(votes: Sequence[Ballot]) -> Elected:
-    """The most common answer; confidence is its share of *all* votes, those without an answer included."""
+    """The most common answer; confidence is its share of all votes."""
     counts = Counter(v.key for v in votes if v.key is not None)
     return Elected(_best(counts), max(counts.values()) / len(votes)) if counts else NO_ELECTION
 
 
 def by_weight(votes: Sequence[Ballot]) -> Elected:
-    """The answer of the largest weight; confidence is its share of the weight x ``agreement_factor`` of its
-    share of votes.
-    """
+    """The answer of the largest weight; confidence is its share x ``agreement_factor``."""
     weights, total = _weights(votes), math.fsum(v.weight for v in votes)
     if not weights:
         return NO_ELECTION
@@ -155,7 +141,7 @@ def by_weight(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_confidence(votes: Sequence[Ballot]) -> Elected:
-    """The answer of the single heaviest vote; confidence is its weight, halved when that is below .5."""
+    """The answer of the heaviest vote; confidence is its weight, halved below .5."""
     heaviest: dict[str, float] = {}
     for v in votes:
         if v.key is not None:
@@ -167,10 +153,8 @@ def by_confidence(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_ensemble(votes: Sequence[Ballot]) -> Elected:
-    """The answer that most of the three strategies elect; confidence is their mean, x 1.2 (at most 1) when
-    all agree.
-
-    A tied strategy does not count: the first of its tied answers would be an accident of order.
+    """The answer that most of the three strategies elect, without tied ones; mean confidence, x 1.2 when all
+    agree.
     """
     results = [strategy(votes) for strategy in SINGLE.values()]
     clear = Counter(e.best[0] for e in results if len(e.best) == 1)
@@ -182,11 +166,7 @@ def by_ensemble(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_trajectory(votes: Sequence[Ballot]) -> Elected:
-    """The answer with the largest weight; confidence is that weight / the number of votes.
-
-    A vote's weight is the mean similarity of its operations to those of all votes for the same answer, so an
-    answer reached in unlike ways is trusted less.
-    """
+    """The answer of the largest weight; confidence is that weight / number of votes."""
     weights = _weights(votes)
     if not weights:
         return NO_ELECTION
@@ -196,15 +176,12 @@ def by_trajectory(votes: Sequence[Ballot]) -> Elected:
 
 SINGLE: dict[str, Strategy] = {"majority": by_majority, "weighted": by_weight, "confidence": by_confidence}
 STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble, TRAJECTORY: by_trajectory}
-"""Strategies by the name in ``evolution.vote.strategy``."""
 
 
 def agreement_factor(share: float) -> float:
-    """Factor .5..1 of the share of votes for an answer: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear in
-    between.
+    """.5 at a share of 0, .6 at .3, .8 at .7, 1 at 1, linear in between.
 
-    Pixelis' factor except for its first piece, .6 + .2 a / .3, which jumped from .8 down to .6 at .3: here
-    more agreement is never worth less.
+    Pixelis' factor without its jump from .8 down to .6 at .3.
     """
     if share > 0.7:
         return min(0.8 + 0.2 * (share - 0.7) / 0.3, 1.0)
@@ -214,11 +191,7 @@ def agreement_factor(share: float) -> float:
 
 
 def probability(confidence: float, calibration: tuple[float, float] | None) -> float:
-    """Confidence as the probability of a right answer, by slope and intercept of a logistic curve; unchanged
-    without them.
-
-    Source: Platt, Probabilistic outputs for support vector machines (1999).
-    """
+    """Confidence as the probability of a right answer (Platt scaling, 1999)."""
     if calibration is None:
         return confidence
     slope, intercept = calibration
@@ -239,13 +212,10 @@ def vote(
 ) -> Verdict:
     """The verdict of a request's samples and of the compatible experiences retrieved for it.
 
-    Answers that are the ``same`` vote together. ``now`` is in seconds since the epoch. The cases below give a
-    reason, and no update is made of them:
-
-    - ``tie``: the first of the tied answers is reported.
-    - ``insufficient_votes``: of fewer than ``min_votes`` answers the first is reported at half confidence.
-    - ``abstained``: the winner has less than the share ``abstain`` of all votes; no answer is reported.
-    - ``overruled``: the samples alone would not have elected the winner.
+    No update is made of a verdict with a reason: ``tie`` (the first of the tied answers is reported),
+    ``insufficient_votes`` (of fewer than MIN_VOTES the first, at half confidence), ``abstained`` (less
+    than the share ``abstain``; no answer), ``overruled`` (the samples alone would not have elected the
+    winner).
     """
     unweighted = config.vote.strategy in ("majority", TRAJECTORY)
     samples = [_sample_vote(t, unweighted) for t in trajectories]
@@ -281,11 +251,7 @@ def vote(
 
 
 def direct(trajectories: Sequence[Trajectory]) -> Verdict:
-    """The answer of the first sample that reached one, with its own confidence; reason ``cold_start``.
-
-    For a memory that is too small for a vote. Source: Pixelis answers directly until its buffer is filled;
-    one sample alone would often give no answer at all.
-    """
+    """The answer of the first sample that reached one; reason ``cold_start``: memory is too small for a vote."""
     first = next((t for t in trajectories if classes([t.answer])[0] is not None), trajectories[0])
     own = _sample_vote(first, unweighted=False)
     (key,) = classes([own.answer])
@@ -301,10 +267,10 @@ def direct(trajectories: Sequence[Trajectory]) -> Verdict:
     )
 
 
-def majority(answers: Sequence[str | None], min_votes: int = MIN_VOTES, same: Same = same_text) -> Verdict:
+def majority(answers: Sequence[str | None], same: Same = same_text) -> Verdict:
     """The unweighted vote of answers without trajectories: the label of TTRL."""
     votes = [Vote(answer=answer) for answer in answers]
-    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority", min_votes=min_votes))
+    return _verdict(votes, classes(answers, same), VotingConfig(strategy="majority"))
 
 
 def _sample_vote(trajectory: Trajectory, unweighted: bool) -> Vote:
@@ -337,7 +303,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
         return verdict
     cast = [i for i, name in enumerate(names) if name is not None]
     share = sum(name == elected.key for name in names) / len(votes)
-    if len(cast) < config.min_votes:
+    if len(cast) < MIN_VOTES:
         winner, first = names[cast[0]], votes[cast[0]]
         own = names.count(winner) / len(votes) if config.strategy == "majority" else first.weight
         verdict.answer, verdict.confidence, verdict.reason = first.answer, _unit(own) / 2, INSUFFICIENT
@@ -358,10 +324,9 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
 
 
 def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:
-    """Value of the best alignment of two sequences / the longer length, 0..1; 1 if both are empty.
+    """Value of the best alignment of two sequences / the longer length, 0..1 (Pixelis, arXiv 2603.25091).
 
-    An aligned pair of the same operation is worth one half, and another half for equal arguments; of boxes,
-    their IoU. Source: Pixelis (arXiv 2603.25091).
+    A pair of the same operation is worth one half, and another half for equal arguments; of boxes, their IoU.
     """
     if not a or not b:
         return float(not a and not b)
@@ -388,28 +353,21 @@ def _pair(a: Action, b: Action) -> float:
 
 
 def _is_box(value: Any) -> bool:
-    if (
-        not isinstance(value, (list, tuple))
-        or len(value) != 4
-        or not all(isinstance(v, (int, float)) for v in value)
-    ):
+    is_row = isinstance(value, list | tuple) and len(value) == 4
+    if not is_row or not all(isinstance(v, int | float) for v in value):
         return False
     return bool(value[0] < value[2] and value[1] < value[3])
 
 
 def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
-    """Canonical text, kinds of media, canonical options."""
     options = question.meta.get("options") or ()
     values = options.values() if isinstance(options, dict) else options
-    return (
-        canonical(question.conversation),
-        [m.kind for m in question.media],
-        tuple(canonical(str(option)) for option in values),
-    )
+    kinds: list[str] = [media.kind for media in question.media]
+    return canonical(question.conversation), kinds, tuple(canonical(str(option)) for option in values)
 
 
 def _weights(votes: Sequence[Ballot]) -> dict[str, float]:
-    """Total weight by class of answers, in voting order; independent of the order of equal answers."""
+    """Total weight by class of answers, in voting order."""
     parts: dict[str, list[float]] = {}
     for v in votes:
         if v.key is not None:
@@ -418,7 +376,6 @@ def _weights(votes: Sequence[Ballot]) -> dict[str, float]:
 
 
 def _best(weights: Mapping[str, float]) -> tuple[str, ...]:
-    """The keys of the largest weight."""
     largest = max(weights.values())
     return tuple(key for key, weight in weights.items() if math.isclose(weight, largest, rel_tol=1e-9))
 

@@ -1,8 +1,6 @@
-"""A worker process for code that may hang, exhaust memory or crash: formula comparison and users' reward
-functions.
+"""A worker process for code that may hang, exhaust memory or crash: formulas and users' reward functions.
 
-``python -m pixelis.rewards.worker MEMORY_BYTES`` reads requests from standard input and writes replies to
-standard output, one JSON object a line. Neither side unpickles data of the other.
+Reads requests and writes replies, one JSON object a line: neither side unpickles the other's data.
 """
 
 from __future__ import annotations
@@ -24,9 +22,7 @@ from typing import Any
 SPARE_S = 5.0
 """Seconds beyond its timeout that a request may take when the parent is gone and cannot kill this process."""
 GROUP, EASYR1 = ("trajectories", "reward_inputs"), ("reward_input", "reward_inputs")
-"""Names of the first parameter of functions that take a whole group, and of those that take EasyR1's
-inputs.
-"""
+"""First parameters of functions that take a whole group, and of those that take EasyR1's inputs."""
 
 
 class Refused(Exception):
@@ -73,10 +69,7 @@ def warm_math(request: dict[str, Any]) -> bool:
 
 
 def compare(request: dict[str, Any]) -> float:
-    """1.0 when the answer equals a truth.
-
-    Refuses ``truth_unparsable`` when no truth can be read, and ``answer_unparsable``.
-    """
+    """1.0 when the answer equals a truth."""
     from pixelis.rewards import formulas
 
     truths = [truth for truth in request["truths"] if _readable(formulas, truth)]
@@ -111,7 +104,6 @@ def _loaded(name: str) -> Any:
 
 
 def call_with_texts(request: dict[str, Any]) -> Any:
-    """The value of a user's function of texts."""
     return _plain(_loaded(request["name"])(*request["arguments"]))
 
 
@@ -124,7 +116,7 @@ def _function(name: str) -> tuple[Callable[..., Any], str]:
 
 
 def check_reward(request: dict[str, Any]) -> bool:
-    """True when the function takes a whole group; TypeError when its signature does not fit."""
+    """True when the function takes a whole group."""
     function, first = _function(request["name"])
     parameters = inspect.signature(function).parameters
     if first in EASYR1:
@@ -141,7 +133,6 @@ def check_reward(request: dict[str, Any]) -> bool:
 
 
 def check_function(request: dict[str, Any]) -> bool:
-    """True for something that can be called; else TypeError."""
     if not callable(_loaded(request["name"])):
         raise TypeError(f"{request['name']} is no function")
     return True
@@ -195,7 +186,6 @@ TASKS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "text": call_with_texts,
     "check_text": check_function,
 }
-"""Functions by the ``task`` of a request."""
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""A pool of killable worker processes: a worker that hangs or crashes is replaced, and only its task
-fails.
-"""
+"""A pool of killable worker processes: a worker that hangs or crashes is replaced, and only its task fails."""
 
 from __future__ import annotations
 
@@ -18,7 +16,6 @@ from typing import Any
 from pixelis.errors import DataFailure, InfraFailure
 
 START_TIMEOUT_S = 120.0
-"""Seconds that a worker may take to start on a busy machine."""
 MAX_REPLY_BYTES = 64_000_000
 
 
@@ -50,7 +47,7 @@ class _Worker:
         return self._exchange(message, timeout_s)
 
     def _exchange(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send a line and read one. A timer kills a late process, which ends the wait for its pipes."""
+        """Send a line and read one. A timer kills a late process, which ends the wait."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
 
@@ -77,12 +74,11 @@ class _Worker:
         return reply
 
     def kill(self) -> None:
-        """End the process and the processes that it started."""
+        """End the process and its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill the process and free its pipes."""
         self.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -92,11 +88,10 @@ class _Worker:
 
 
 class WorkerPool:
-    """``size`` worker processes with one request each at a time; calls from many threads wait for a free
-    worker.
+    """``size`` workers with one request each at a time; calls from many threads wait for a free one.
 
-    ``memory_bytes`` caps the address space of a worker, 0 is no cap. ``environment`` replaces this process's
-    variables; the task ``warm`` is run once before the first request.
+    ``memory_bytes`` caps a worker's address space; ``environment`` replaces this process's variables; the
+    task ``warm`` is run before the first request.
     """
 
     def __init__(
@@ -119,16 +114,11 @@ class WorkerPool:
         for _ in range(size):
             self._idle.put(self._spawn())
 
-    @property
-    def idle(self) -> int:
-        """Number of idle workers."""
-        return self._idle.qsize()
-
     def call(self, message: Mapping[str, Any], timeout_s: float | None = None) -> Any:
         """The value of a task of ``pixelis.rewards.worker``.
 
-        Raises DataFailure with the worker's code, ``timeout`` (the worker is killed and replaced) or
-        ``crashed``; InfraFailure when workers do not start or the pool is closed.
+        Raises DataFailure with the worker's code, ``timeout`` or ``crashed``; InfraFailure when workers do
+        not start.
         """
         timeout_s = timeout_s or self.timeout_s
         worker = self._idle.get()

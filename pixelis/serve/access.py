@@ -1,4 +1,4 @@
-"""Access control: API key, host names, content type, read-only mode, and the headers of every reply."""
+"""Access control: API keys, host names, client addresses, and the headers of every reply."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ SECURITY_HEADERS = {
 
 
 class Access:
-    """Checks that need no look at the body.
-
-    Without any key, neither ``key_digest`` (see ``Keys``) nor one in the file, only this machine's host names
-    are admitted.
-    """
+    """Checks that need no look at the body. ``key_digest``: see ``Keys``."""
 
     def __init__(self, config: Config, key_digest: bytes | None):
         self.config, self.proxies = config, config.serve.proxies
@@ -46,7 +42,7 @@ class Access:
         self.salt = secrets.token_bytes(16)
 
     def authorise(self, key: str) -> Caller:
-        """The caller whose key this is. Raises ApiError 401 for an unknown or revoked key."""
+        """Raises ApiError 401 for an unknown or revoked key."""
         # Header bytes arrive as latin-1 text.
         caller = self.keys.caller(hashlib.sha256(key.strip().encode("latin-1", "replace")).digest())
         if caller is None:
@@ -56,23 +52,25 @@ class Access:
     def check_host(self, headers: Mapping[str, str]) -> None:
         """Raises ApiError 403 if no key is required and the Host header does not name this machine.
 
-        A web page on a name that resolves to 127.0.0.1 would otherwise have the service's origin and could
-        use all of it.
+        A web page on a name that resolves to 127.0.0.1 would otherwise have the service's origin.
         """
         if not self.keys.required and not is_local(headers.get("host", "")):
             message = "without an API key this service answers to localhost, 127.0.0.1 and [::1] only"
             raise ApiError(403, message, "host_not_allowed")
 
     def client_id(self, request: Request) -> str:
-        """A salted hash of the caller's address; the salt is new in every replica.
+        """A salted hash of the caller's address; addresses of one IPv6 /64 network are one client.
 
-        With ``serve.proxies`` = n the address is the n-th last of X-Forwarded-For; the caller may invent
-        those before it. Addresses of one IPv6 /64 network are one client.
+        With ``serve.proxies`` = n it is the n-th last of X-Forwarded-For; the caller may invent those before
+        it.
         """
         address = request.client.host if request.client is not None else ""
-        hops = [hop.strip() for hop in ",".join(request.headers.getlist("x-forwarded-for")).split(",")]
+        forwarded = ",".join(request.headers.getlist("x-forwarded-for"))
+        hops = [hop.strip() for hop in forwarded.split(",")]
         if 0 < self.proxies <= len(hops) and hops[-self.proxies]:
             address = hops[-self.proxies]
+        elif not self.proxies and address in forwarded:
+            address = "127.0.0.1"  # uvicorn believes callers on this machine
         try:
             ip = ipaddress.ip_address(address)
         except ValueError:
@@ -132,13 +130,8 @@ class Shield:
             self.counters.request(_route_label(scope), status, seconds)
             if requests.isEnabledFor(logging.INFO) and scope["path"].startswith("/v1/"):
                 # Neither contents nor query nor headers, which may hold secrets.
-                fields = {
-                    "method": scope["method"],
-                    "route": _route_label(scope),
-                    "status": status,
-                    "ms": round(1e3 * seconds, 1),
-                    "caller": scope.get("pixelis.caller", ""),
-                }
+                fields = {"method": scope["method"], "route": _route_label(scope), "status": status}
+                fields |= {"ms": round(1e3 * seconds, 1), "caller": scope.get("pixelis.caller", "")}
                 requests.info("%(method)s %(route)s %(status)s", fields, extra={"fields": fields})
         return status
 
@@ -150,7 +143,7 @@ def is_local(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True for ``localhost`` and loopback addresses; False for other names, whatever they resolve to."""
+    """True for ``localhost`` and loopback addresses, but no other names."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +35,7 @@ START_DELAY_S = 0.05
 """Delay of other work, which holds the interpreter, until the reply is encoded and sent."""
 REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
 """``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
+EXPECTED = (RayError, InfraFailure, TimeoutError)
 MAX_VOTERS = 10_000
 EVOLUTION_TIMEOUT_S = 30.0
 """Timeout of calls to Evolution: calls that wait for its restart must not fill the background."""
@@ -45,7 +45,7 @@ class AfterReply:
     """Stores an answer's experience, for which its reply waits, and then does the rest of the work.
 
     Handles at most ``evolution.queue`` answers at once and never fails a reply. ``evolution`` returns the
-    actor's handle; None if the service does not learn. Counts the outcome of every answer.
+    actor's handle; None if the service does not learn.
     """
 
     def __init__(
@@ -66,17 +66,12 @@ class AfterReply:
     async def remember(self, answer: Answer, query: AgentQuery, lookup: Lookup) -> None:
         """Start this work and wait until the experience is on disk, at most ``memory.write_timeout_s``.
 
-        Sets ``experience_id`` and ``remembered``. A read-only service stores nothing.
+        Sets ``experience_id`` and ``remembered``.
         """
         c = self.config
         remember = self.retrieval.writes and bool(query.remember)
-        learn = (
-            self.evolution is not None
-            and c.evolution.enabled
-            and query.learn
-            and not answer.cold_start
-            and not c.serve.read_only
-        )
+        learns = self.evolution is not None and c.evolution.enabled and not c.serve.read_only
+        learn = learns and query.learn and not answer.cold_start
         if not (remember or learn):
             return
         if len(self.background) >= c.evolution.queue:
@@ -92,7 +87,7 @@ class AfterReply:
             answer.remembered = "later"
         elif remember:
             await asyncio.wait([storing], timeout=c.memory.write_timeout_s)
-            _, answer.remembered = storing.result() if storing.done() else (None, UNAVAILABLE)
+            answer.remembered = storing.result()[1] if storing.done() else UNAVAILABLE
             answer.experience_id = id if answer.remembered == "yes" else None
             self.counts["not_remembered"] += answer.experience_id is None
 
@@ -113,7 +108,7 @@ class AfterReply:
     async def _remember(
         self, id: str, answer: Answer, query: AgentQuery, lookup: Lookup, remember: bool, delay_s: float
     ) -> tuple[Experience | None, str]:
-        """The redacted experience, and "yes" once it is on disk, otherwise why it is not."""
+        """The redacted experience, and "yes" once it is on disk, otherwise why not."""
         try:
             await asyncio.sleep(delay_s)
             redacting = self._in_thread(lambda: privacy.redact_record(as_experience(id, answer, query)))
@@ -129,17 +124,11 @@ class AfterReply:
                 await self.retrieval.memory.add([Entry(redacted, vector, pictures)])
             self.counts["remembered"] += 1
             return redacted, "yes"
-        except (RayError, InfraFailure, TimeoutError) as error:
+        except Exception as error:
             self.counts["remembered_failed"] += 1
-            log.warning(
-                "an experience is not stored: %s",
-                error if isinstance(error, InfraFailure) else type(error).__name__,
-            )
-            return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE)
-        except Exception:
-            self.counts["remembered_failed"] += 1
-            log.exception("an experience is not stored")
-            return None, "error"
+            _log_failure("an experience is not stored", error)
+            expected = isinstance(error, EXPECTED)
+            return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE) if expected else "error"
 
     async def _follow(
         self,
@@ -155,9 +144,8 @@ class AfterReply:
         risk = await self._in_thread(lambda: privacy.risk(answer.group.question.conversation))
         self.counts[f"privacy_risk_{risk.level}"] += 1
         if outcome == "yes":
-            await self._count(
-                "neighbours_credited", self._credit_neighbours(answer.verdict, lookup.retrieval_id)
-            )
+            credit = self._credit_neighbours(answer.verdict, lookup.retrieval_id)
+            await self._count("neighbours_credited", credit)
         # What cannot be stored is not learnt from: nobody could find or correct it
         if learn and redacted is not None:
             await self._count("update_sent", self._submit_update(id, answer, redacted, voter))
@@ -166,21 +154,16 @@ class AfterReply:
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
     async def _count(self, name: str, work: Awaitable[Any]) -> None:
-        """Await ``work`` and count it as ``name`` or ``name_failed``, or as neither if it returns False."""
+        """Count ``work`` as ``name`` or ``name_failed``, or as neither if it returns False."""
         try:
             if await work is not False:
                 self.counts[name] += 1
-        except (RayError, InfraFailure, TimeoutError) as error:
+        except Exception as error:
             self.counts[f"{name}_failed"] += 1
-            log.warning("%s failed: %s", name, type(error).__name__)
-        except Exception:
-            self.counts[f"{name}_failed"] += 1
-            log.exception("%s failed", name)
-
-    # -- memory ----------------------------------------------------------------------------------------------
+            _log_failure(f"{name} failed", error)
 
     async def _pictures(self, id: str, answer: Answer) -> dict[str, bytes]:
-        """The winner's views as PNG; none if they are not to be stored, or lost."""
+        """The winner's views as PNG, if they are to be stored and not lost."""
         if not self.config.memory.pictures:
             return {}
         try:
@@ -202,7 +185,7 @@ class AfterReply:
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
         """Redact feedback, store it with its experience and send it to Evolution.
 
-        Raises BadInput in a read-only service and for an unknown id, InfraFailure.
+        Raises BadInput without a memory and for an unknown id, InfraFailure.
         """
         if not self.retrieval.writes or self.retrieval.memory is None:
             raise BadInput("this service stores nothing, so it accepts no feedback", code="no_memory")
@@ -211,10 +194,8 @@ class AfterReply:
         experience = await self.retrieval.memory.feedback(experience_id, redacted)
         self.counts["feedback"] += 1
         if self.evolution is not None:
-            self._start(
-                new_id("feedback"),
-                self._count("feedback_sent", self._send_feedback(experience_id, redacted, by)),
-            )
+            sending = self._send_feedback(experience_id, redacted, by)
+            self._start(new_id("feedback"), self._count("feedback_sent", sending))
         return experience
 
     async def _send_feedback(self, experience_id: str, feedback: Feedback, by: str) -> None:
@@ -222,14 +203,13 @@ class AfterReply:
         async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
             await (await self.evolution()).feedback.remote(experience_id, feedback, by)
 
-    # -- evolution -------------------------------------------------------------------------------------------
-
     async def _submit_update(self, id: str, answer: Answer, redacted: Experience, voter: str) -> bool:
         """False if the gate or Evolution refuses the task."""
         c, verdict = self.config, answer.verdict
         assert self.evolution is not None
-        make = partial(make_task, answer.group, verdict, c.evolution, c.rewards)
-        task = await self._in_thread(partial(make, experience_id=id, user=voter))
+        task = await self._in_thread(
+            lambda: make_task(answer.group, verdict, c.evolution, c.rewards, experience_id=id, user=voter)
+        )
         if task is None:
             self.counts["gated"] += 1
             self.gated_in_a_row += 1
@@ -243,23 +223,27 @@ class AfterReply:
             async with asyncio.timeout(EVOLUTION_TIMEOUT_S):
                 actor = await self.evolution()
                 task = task.model_copy(update={"trace": tracing.traceparent()})
-                record = (redacted.verdict, redacted.question)
-                accepted = await actor.submit.remote(task, answer.views, *record, answer.originals, unclear)
+                accepted = await actor.submit.remote(
+                    task, answer.views, redacted.verdict, redacted.question, answer.originals, unclear
+                )
         except BaseException:
             if unclear:
                 self.unclear[voter] += unclear
             raise
-        if not accepted:
-            self.counts["update_refused"] += 1
-            return False
-        return True
+        self.counts["update_refused"] += not accepted
+        return bool(accepted)
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    """A line for a failure of another process, without what it may quote; a trace for one of this process."""
+    if isinstance(error, EXPECTED):
+        log.warning("%s: %s", what, error if isinstance(error, InfraFailure) else type(error).__name__)
+    else:
+        log.error(what, exc_info=error)
 
 
 def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:
-    """The experience of an answer to ``query``, before redaction.
-
-    Its priority is .5 (1 - confidence) + .25, or .9 for a cold start: uncertain answers come first.
-    """
+    """The experience of an answer before redaction; the priority of uncertain answers is higher."""
     return Experience(
         id=id,
         question=answer.group.question,
@@ -275,7 +259,7 @@ def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:
 
 
 async def _vector(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:
-    """The vector, or None if its task failed (which it logs) or does not finish in time."""
+    """The vector, or None if its task failed or does not finish in time."""
     if vector is None:
         return None
     await asyncio.wait([vector], timeout=VECTOR_TIMEOUT_S)

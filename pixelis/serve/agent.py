@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -38,7 +38,17 @@ from pixelis.operations.image import image_pixels, load_image
 from pixelis.operations.media import first_look
 from pixelis.operations.pixel_budget import PixelBudget, fit
 from pixelis.operations.video import Clip, clip_pixels, open_clip
-from pixelis.records import Experience, Feedback, Media, Question, StopReason, Trajectory, Verdict, new_id
+from pixelis.records import (
+    Experience,
+    Feedback,
+    ImageView,
+    Media,
+    Question,
+    StopReason,
+    Trajectory,
+    Verdict,
+    new_id,
+)
 from pixelis.rewards import vote
 from pixelis.rewards.equality import Equality
 from pixelis.rewards.services import shared_services
@@ -62,16 +72,11 @@ class Samples(NamedTuple):
 
 
 class Agent:
-    """Answers questions by vote, stores experiences, and sends confident verdicts to Evolution.
-
-    ``memory`` is the client of the memory shards, None without any.
-    """
+    """Answers questions by vote, stores experiences, and sends confident verdicts to Evolution."""
 
     def __init__(self, config: Config, backends: Backends):
         self.config, self.backends = config, backends
         self.counts: Counter[str] = Counter()
-        if not backends.generators:
-            raise BadInput("the gateway has no generator", fix="pass the names of running Generator actors")
         timeouts = RouterTimeouts.serving(config)
         self.router = GeneratorRouter(
             backends.generators, timeouts, follows=True, attempts=2, namespace=backends.namespace
@@ -120,9 +125,8 @@ class Agent:
         return replace(query, clips=clips), 3 * pixels + sum(map(len, clips))
 
     async def decode(self, query: AgentQuery) -> Pictures:
-        """Decode the pictures of a query. Raises BadImage for damaged pictures and those outside the caps."""
-        # A picture of 50 million pixels takes a second and 350 MB to decode, a request keeps its pictures
-        # until all are decoded.
+        """Raises BadImage for damaged pictures and those outside the caps."""
+        # A picture of 50 million pixels takes a second and 350 MB to decode.
         async with self.decoding:
             return await asyncio.to_thread(self._decode_all, query)
 
@@ -139,9 +143,8 @@ class Agent:
             Media(id=name, uri=f"sha256:{clip.sha256}", kind="video", height=clip.height, width=clip.width)
             for name, clip in clips.items()
         ]
-        views = [picture.view for picture in pictures.values()] + first_look(clips, self.config.dialogue, 1)[
-            1
-        ]
+        _, frames = first_look(clips, self.config.dialogue, 1)
+        views = [picture.view for picture in pictures.values()] + frames
         self.decoded_bytes_since_trim += sum(view.nbytes for view in views)
         full = {id: p.ref for id, p in pictures.items()} | {id: ray.put(clip) for id, clip in clips.items()}
         return Pictures(media, full, views, list(pictures.values()))
@@ -170,49 +173,29 @@ class Agent:
             ctypes.CDLL(None).malloc_trim(0)
 
     async def answer(self, query: AgentQuery, pictures: Pictures | None = None) -> Answer:
-        """Sample and vote. ``pictures`` are those of ``decode``, which is called without them.
+        """Sample and vote; ``pictures`` are those of ``decode``, called if None.
 
-        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling this call cancels
-        the rollouts.
+        Raises BadImage, BadInput for a prompt that does not fit, InfraFailure. Cancelling it cancels the
+        rollouts.
         """
-        async with contextlib.aclosing(self._run(query, pictures, stream=False)) as items:
-            async for item in items:
-                if isinstance(item, Answer):
-                    return item
-        raise AssertionError("_run ended without an answer")
+        async with contextlib.aclosing(self.stream(query, pictures, turns=False)) as items:
+            return [item async for item in items if isinstance(item, Answer)][-1]
 
     async def stream(
-        self, query: AgentQuery, pictures: Pictures | None = None
-    ) -> AsyncIterator[TextEvent | TurnEvent | Answer]:
-        """The turns of all samples and the text of the first as they happen, then the answer.
-
-        Raises errors of the request before the first event. Closing the iterator cancels the rollouts.
-        """
-        async with contextlib.aclosing(self._run(query, pictures, stream=True)) as items:
-            async for item in items:
-                yield item
-
-    async def _run(
-        self, query: AgentQuery, pictures: Pictures | None, stream: bool
+        self, query: AgentQuery, pictures: Pictures | None = None, turns: bool = True
     ) -> AsyncGenerator[TextEvent | TurnEvent | Answer, None]:
+        """The turns of all samples and the text of the first as they happen, then the answer."""
         started = time.monotonic()
         if pictures is None:
             with tracing.span("decode"):
                 pictures = await self.decode(query)
-        question = Question(
-            id=new_id("q"),
-            question=query.question,
-            history=query.history,
-            media=pictures.media,
-            task="serve",
-            split="serve",
-        )
+        question = _question(query, pictures)
         cold = await self.retrieval.cold()
         with self.retrieval.lookup(
             question, pictures.views, search=not cold, store=bool(query.remember)
         ) as lookup:
             samples: Samples | None = None
-            async with contextlib.aclosing(self._sample(question, query, pictures, stream)) as items:
+            async with contextlib.aclosing(self._sample(question, query, pictures, turns)) as items:
                 async for item in items:
                     if isinstance(item, TurnEvent | TextEvent):
                         yield item
@@ -243,9 +226,9 @@ class Agent:
         yield answer
 
     async def _sample(
-        self, question: Question, query: AgentQuery, pictures: Pictures, stream: bool
+        self, question: Question, query: AgentQuery, pictures: Pictures, turns: bool
     ) -> AsyncGenerator[TextEvent | TurnEvent | Samples, None]:
-        """Sample, and once more if no answer has the required format. With ``stream``, yield turns first."""
+        """Sample, and once more if no answer has the required format."""
         attempts, lights = 0, alternate(self.config.serve.augmentations, query.samples)
         # Greedy samples would fail the same way again.
         for trial in range(2 if query.answers is not None and query.sampling.temperature else 1):
@@ -262,40 +245,36 @@ class Agent:
                 query.max_turns,
                 pictures.full,
                 augmentations=self.config.serve.augmentations,
-                text=stream,
+                text=turns,
                 trace=tracing.traceparent(span),
             )
             try:
-                async with contextlib.aclosing(self.router.episodes(request, stream=stream)) as items:
+                async with contextlib.aclosing(self.router.episodes(request, stream=turns)) as items:
                     async for item in items:
-                        if isinstance(item, TextUpdate):
-                            attempt = first_attempt + item.attempt
-                            yield TextEvent(
-                                sample=item.sample, samples=query.samples, text=item.text, attempt=attempt
-                            )
-                        elif isinstance(item, TurnUpdate):
-                            attempts = first_attempt + item.attempt + 1
-                            event = await _turn_event(item, query.samples, first_attempt)
-                            yield event.model_copy(update={"augmentation": lights[item.sample]})
-                        else:
+                        if isinstance(item, RolloutResult):
                             result = item
+                            continue
+                        attempt = first_attempt + item.attempt
+                        fields = {"sample": item.sample, "samples": query.samples, "attempt": attempt}
+                        if isinstance(item, TextUpdate):
+                            yield TextEvent(**fields, text=item.text)
+                        else:
+                            attempts = attempt + 1
+                            images = await _shown_views(item)
+                            light = lights[item.sample]
+                            yield TurnEvent(**fields, turn=item.turn, images=images, augmentation=light)
             finally:
                 span.end()
             assert result is not None
             trajectories = result.group.trajectories
-            if not trajectories:
-                raise InfraFailure("the generator returned no trajectory")
             if all(t.stop_reason is StopReason.OVER_CONTEXT and not t.policy_turns for t in trajectories):
-                raise BadInput(
-                    "the question and its pictures do not fit the model's context",
-                    code="context_length_exceeded",
-                )
+                message = "the question and its pictures do not fit the model's context"
+                raise BadInput(message, code="context_length_exceeded")
             if all(t.stop_reason in (StopReason.ERROR, StopReason.DEADLINE) for t in trajectories):
                 raise _failure(trajectories)
-            answers = query.answers
-            accepted = (
-                trajectories if answers is None else await answers.filter(trajectories, lambda t: t.answer)
-            )
+            accepted = trajectories
+            if query.answers is not None:
+                accepted = await query.answers.filter(trajectories, lambda t: t.answer)
             if accepted:
                 yield Samples(result, accepted)
                 return
@@ -341,16 +320,9 @@ class Agent:
         return {image.id: url for image, url in zip(answer.winner.images, urls, strict=True)}
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
-        """The ``k`` experiences of ``user``, or of all, with the words of a query that are most similar to it
-        and its picture.
-
-        Raises BadImage, and InfraFailure without a memory.
-        """
+        """The ``k`` experiences (of ``user``) with the words of a query that are most similar to it."""
         pictures = await self.decode(query)
-        question = Question(
-            id=new_id("q"), question=query.question, media=pictures.media, task="serve", split="serve"
-        )
-        return await self.retrieval.find(question, pictures.views, k, user, timeout_s)
+        return await self.retrieval.find(_question(query, pictures), pictures.views, k, user, timeout_s)
 
     async def feedback(self, experience_id: str, feedback: Feedback, by: str = "client") -> Experience:
         return await self.after_reply.feedback(experience_id, feedback, by)
@@ -359,18 +331,23 @@ class Agent:
         await self.after_reply.drain(timeout_s)
 
     async def evolution_actor(self) -> ActorHandle:
-        """The Evolution actor. Raises InfraFailure if the service has none or it is not running."""
-        name = self.backends.evolution
-        if name is None:
-            raise InfraFailure(
-                "this service does not evolve",
-                code="no_evolution",
-                fix="start it with evolution.enabled=true",
-            )
+        """Raises InfraFailure if it is not running."""
+        name = self.backends.evolution or ""
         try:
             return await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
         except ValueError:
-            raise InfraFailure(f"no Evolution actor named {name} is running") from None
+            raise InfraFailure(f"no Evolution actor named {name!r} is running") from None
+
+
+def _question(query: AgentQuery, pictures: Pictures) -> Question:
+    return Question(
+        id=new_id("q"),
+        question=query.question,
+        history=query.history,
+        media=pictures.media,
+        task="serve",
+        split="serve",
+    )
 
 
 def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
@@ -381,7 +358,7 @@ def winning(samples: list[Trajectory], verdict: Verdict) -> Trajectory:
 
 @contextlib.contextmanager
 def _named(query: AgentQuery, id: str) -> Iterator[None]:
-    """Add the place in the request of the picture or clip with this id to errors."""
+    """Add the place of the picture or clip with this id to errors."""
     try:
         yield
     except BadInput as error:
@@ -397,29 +374,15 @@ def _failure(failed: list[Trajectory]) -> PixelisError:
         return BadInput(message, code="unsupported_conversation")
     if "no_vision" in causes:
         return BadInput("the policy reads text alone", code="no_vision")
-    return InfraFailure(
-        f"all samples failed: {', '.join(sorted(filter(None, causes)))}", code="samples_failed"
-    )
+    reasons = ", ".join(sorted(filter(None, causes)))
+    return InfraFailure(f"all samples failed: {reasons}", code="samples_failed")
 
 
-async def _turn_event(update: TurnUpdate, samples: int, first_attempt: int) -> TurnEvent:
-    observation = update.turn.observation
-    urls = (
-        await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in update.views])
-        if update.views
-        else []
-    )
-    images = [
-        image.model_copy(update={"uri": url})
-        for image, url in zip(observation.images if observation is not None else [], urls, strict=True)
-    ]
-    return TurnEvent(
-        sample=update.sample,
-        samples=samples,
-        turn=update.turn,
-        images=images,
-        attempt=first_attempt + update.attempt,
-    )
+async def _shown_views(update: TurnUpdate) -> list[ImageView]:
+    """The images of a turn's observation with PNG data URLs."""
+    urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in update.views])
+    images = update.turn.observation.images if update.turn.observation is not None else []
+    return [image.model_copy(update={"uri": url}) for image, url in zip(images, urls, strict=True)]
 
 
 def data_url(png: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What a gateway passes to its agent and gets back: actors, query, pictures, turn events, answer."""
+"""What a gateway passes to its agent and gets back: actors, query, pictures, events, answer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pixelis.serve.answer_format import AnswerFormat
 class Backends:
     """Names of the running actors in ``namespace``, by which a replica on any node finds them.
 
-    ``memory`` lists the shards in order: without any nothing is stored. ``scaler`` lists the generators while
-    their number changes. Without ``evolution`` nothing is learnt, reviewed, promoted or rolled back.
+    ``memory`` lists the shards in order; ``scaler`` lists the generators while their number changes.
     """
 
     generators: tuple[str, ...]
@@ -33,13 +32,10 @@ class Backends:
 
 @dataclass(frozen=True, slots=True)
 class AgentQuery:
-    """A validated question. ``images`` and ``clips`` are data URLs, clips also encoded bytes; ``history``
-    names them by id (``img0``, ``vid0``, ...), ``places`` gives their places in the request.
+    """A validated question. ``images`` and ``clips`` are data URLs, clips also encoded bytes.
 
-    ``learn`` false makes no update from it; ``remember`` false does not store it either, "later" stores it
-    after the reply. ``user`` is the pseudonym to store, ``voter`` the one whose share of an update is capped.
-    ``experience_id`` None means a new id. ``response`` describes its answer in the experience. ``answers``
-    None accepts any answer.
+    ``history`` and ``places`` name them by id (``img0``, ``vid0``, ...). ``user`` is the pseudonym to store,
+    ``voter`` the one whose share of an update is capped. ``response`` describes the answer in the experience.
     """
 
     question: str
@@ -62,9 +58,9 @@ class AgentQuery:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Picture:
-    """A decoded picture: size in pixels, object reference to uint8 [H, W, 3], and view for the Embedder.
+    """A decoded picture: object reference to uint8 [H, W, 3], and view for the Embedder. ``uri`` is a hash.
 
-    ``uri`` is a hash. Requests in progress that show the same picture share this object.
+    Requests in progress that show the same picture share this object.
     """
 
     uri: str
@@ -78,9 +74,8 @@ class Picture:
 class Pictures:
     """The decoded pictures and opened clips of a request.
 
-    ``full`` are object references to uint8 [H, W, 3] or Clip by media id; in a mapping, Ray passes references
-    on. ``views``, of pictures and of some frames of each clip, have the policy's pixel budget. ``shared``
-    keeps the pictures for other requests.
+    ``full`` are object references to uint8 [H, W, 3] or Clip by media id. ``views``, of pictures and of some
+    frames of each clip, have the policy's pixel budget. ``shared`` keeps the pictures for other requests.
     """
 
     media: list[Media]
@@ -92,8 +87,8 @@ class Pictures:
 class TurnEvent(Record):
     """A turn of the ``sample``-th of ``samples`` episodes, without token ids and log-probs.
 
-    ``images`` are the views of an observation as PNG data URLs; the policy saw them under ``augmentation``. A
-    higher ``attempt`` replaces the events of lower ones, whose generator was lost.
+    ``images`` are the views of an observation as PNG data URLs. A higher ``attempt`` replaces the events of
+    lower ones, whose generator was lost.
     """
 
     sample: int
@@ -117,10 +112,9 @@ class TextEvent(Record):
 class Answer:
     """The samples of a question, their verdict, and the ``winner``: the first with the verdict's answer.
 
-    ``views`` are references to all views, ``pngs`` the winner's views as PNG by image id once encoded,
-    ``originals`` references to the question's pictures by media id. ``neighbours`` are what the search
-    ``retrieval_id`` found. ``accepted`` are the samples whose answers have the query's format. ``remembered``
-    is "yes" with an ``experience_id`` that is on disk; otherwise it says why not.
+    ``accepted`` are the samples whose answers have the query's format, ``pngs`` the winner's views by image
+    id once encoded, ``originals`` references to the question's pictures by media id. ``remembered`` is "yes"
+    with an ``experience_id`` that is on disk; otherwise it says why not.
     """
 
     verdict: Verdict

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jsonschema import Draft202012Validator
@@ -35,7 +35,8 @@ VALUES = frozenset({"type", "minItems", "maxItems", "minLength", "maxLength", "m
 VALUES |= {"maxProperties", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 ONE = frozenset({"items", "additionalProperties", "not", "contains"})
 MANY = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
-NAMED = frozenset({"properties", "$defs", "definitions"})
+DEFINITIONS = frozenset({"$defs", "definitions"})
+"""Their parts count where they are named."""
 _REFERENCE = re.compile(r"#/(\$defs|definitions)/([A-Za-z0-9_.-]+)")
 """References without escapes."""
 OBJECT = {"type": "object"}
@@ -53,7 +54,7 @@ class AnswerFormat:
         if len(self.text) > MAX_SCHEMA_CHARS:
             raise refusal(f"it has {len(self.text)} characters, at most {MAX_SCHEMA_CHARS} are allowed")
         try:
-            self.nodes = _Size(schema).of(schema, 0, ())
+            self.nodes = _size(schema)
             Draft202012Validator.check_schema(schema)
         except (SchemaError, RecursionError):
             raise refusal("it is no JSON schema of draft 2020-12") from None
@@ -70,12 +71,8 @@ class AnswerFormat:
         try:
             value = strict_json(answer or "")
             return self.nodes * _count(value) <= MAX_CHECKS and bool(self.validator.is_valid(value))
-        except (
-            PixelisError,
-            ValueError,
-            RecursionError,
-            OverflowError,
-        ):  # the last from a huge integer and `multipleOf`
+        # The last from a huge integer and `multipleOf`
+        except (PixelisError, ValueError, RecursionError, OverflowError):
             return False
 
     async def filter(self, items: Sequence[T], answer_of: Callable[[T], str | None]) -> list[T]:
@@ -99,58 +96,56 @@ def refusal(problem: str) -> BadInput:
     return BadInput(f"the schema of the answer is not accepted: {problem}", code="invalid_schema")
 
 
-class _Size:
-    """Counts parts, and refuses keywords, depths and references that could make a check expensive."""
-
-    def __init__(self, root: Any):
-        self.root = root
-        self.nodes = 0
-
-    def of(self, schema: Any, depth: int, references: tuple[str, ...]) -> int:
-        """Number of parts of ``schema``; ``references`` are those on the way to it."""
-        if depth > MAX_DEPTH:
-            raise refusal(f"it is deeper than {MAX_DEPTH} levels")
-        self._add(1)
-        if isinstance(schema, bool):
-            return self.nodes
-        if not isinstance(schema, Mapping):
-            raise refusal("a part of it is neither an object nor a boolean")
-        for keyword, value in schema.items():
-            if keyword == "$ref":
-                self._follow(value, depth, references)
-            elif keyword in ONE:
-                self.of(value, depth + 1, references)
-            elif keyword in MANY:
-                for part in value if isinstance(value, list) else [value]:
-                    self.of(part, depth + 1, references)
-            elif keyword in ("$defs", "definitions"):
-                continue  # counted where they are named
-            elif keyword in NAMED:
-                for part in value.values() if isinstance(value, Mapping) else [value]:
-                    self.of(part, depth + 1, references)
-            elif keyword == "required":
-                self._add(_count(value))
-            elif keyword in ("enum", "const"):
-                self._add(_count(value) // COMPARISONS)
-            elif keyword not in VALUES | ANNOTATIONS:
-                raise refusal(f"the keyword `{keyword[:40]}` is not supported")
-        return self.nodes
-
-    def _add(self, parts: int) -> None:
-        self.nodes += parts
-        if self.nodes > MAX_NODES:
+def _size(schema: Any) -> int:
+    """Number of parts. Refuses keywords, depths and references that could make a check expensive."""
+    size = 0
+    for parts in _parts(schema, schema, 0, ()):
+        size += parts
+        if size > MAX_NODES:
             raise refusal(f"it has more than {MAX_NODES} parts")
+    return size
 
-    def _follow(self, reference: Any, depth: int, references: tuple[str, ...]) -> None:
-        match = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
-        if match is None:
-            raise refusal("`$ref` must name a part of its own `$defs`, such as #/$defs/Point")
-        definitions = self.root.get(match[1]) if isinstance(self.root, Mapping) else None
-        if not isinstance(definitions, Mapping) or match[2] not in definitions:
-            raise refusal(f"`$ref` names {reference[:80]}, which it does not define")
-        if reference in references:
-            raise refusal(f"{reference[:80]} refers to itself")
-        self.of(definitions[match[2]], depth + 1, (*references, reference))
+
+def _parts(schema: Any, root: Any, depth: int, references: tuple[str, ...]) -> Iterator[int]:
+    """The sizes of all parts of ``schema``; ``references`` are those on the way to it."""
+    if depth > MAX_DEPTH:
+        raise refusal(f"it is deeper than {MAX_DEPTH} levels")
+    yield 1
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        raise refusal("a part of it is neither an object nor a boolean")
+    for keyword, value in schema.items():
+        inner: Iterable[Any] = ()
+        if keyword == "$ref":
+            definition = _definition(root, value)
+            if value in references:
+                raise refusal(f"{value[:80]} refers to itself")
+            yield from _parts(definition, root, depth + 1, (*references, value))
+        elif keyword in ONE:
+            inner = [value]
+        elif keyword in MANY:
+            inner = value if isinstance(value, list) else [value]
+        elif keyword == "properties":
+            inner = value.values() if isinstance(value, Mapping) else [value]
+        elif keyword == "required":
+            yield _count(value)
+        elif keyword in ("enum", "const"):
+            yield _count(value) // COMPARISONS
+        elif keyword not in VALUES | ANNOTATIONS | DEFINITIONS:
+            raise refusal(f"the keyword `{keyword[:40]}` is not supported")
+        for part in inner:
+            yield from _parts(part, root, depth + 1, references)
+
+
+def _definition(root: Any, reference: Any) -> Any:
+    match = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
+    if match is None:
+        raise refusal("`$ref` must name a part of its own `$defs`, such as #/$defs/Point")
+    definitions = root.get(match[1]) if isinstance(root, Mapping) else None
+    if not isinstance(definitions, Mapping) or match[2] not in definitions:
+        raise refusal(f"`$ref` names {reference[:80]}, which it does not define")
+    return definitions[match[2]]
 
 
 def _count(value: Any) -> int:

@@ -33,10 +33,7 @@ SPARE_REQUESTS = 64
 def build(
     config: Config, backends: Backends | DeploymentHandle | str, key_digest: bytes | None
 ) -> serve.Application:
-    """The application for ``serve.run``, with ``serve.replicas`` to ``serve.max_replicas`` gateways.
-
-    ``backends``: see ``Gateway``. ``key_digest`` None requires no key.
-    """
+    """The application for ``serve.run``. ``backends``: see ``Gateway``; ``key_digest`` None: no key."""
     # Two gateways where cores allow: the other one answers while Serve replaces one that died.
     default = min(2 if (os.cpu_count() or 1) >= 4 else 1, config.serve.max_replicas or 2)
     s = config.serve.model_copy(update={"replicas": config.serve.replicas or default})
@@ -54,9 +51,8 @@ def build(
             downscale_delay_s=60.0,
         )
         scaling = {"autoscaling_config": limits}
-    # The gateway refuses requests itself, with OpenAI's errors. Serve's limits are wider: its proxy counts a
-    # request as queued until a replica is chosen, so a tight limit there would refuse bursts that the gateway
-    # can handle.
+    # The gateway refuses requests itself, with OpenAI's errors. Serve's proxy counts a request as queued until
+    # a replica is chosen: a tight limit there would refuse bursts that the gateway can handle.
     deployment = Gateway.options(  # type: ignore[attr-defined]
         **scaling,
         max_ongoing_requests=max_requests,
@@ -74,38 +70,25 @@ def build(
 
 
 def api_key_digest(config: Config, host: str | None = None) -> bytes | None:
-    """SHA-256 of the key in the environment variable ``serve.api_key_env``; b"" if only the file has keys,
-    None without any.
+    """Digest of the key in ``serve.api_key_env``; b"" if only the file has keys, None without any.
 
-    Raises BadConfig for a key that is not printable ASCII, and without any key if ``host`` (default
-    ``serve.host``) is not loopback.
+    Raises BadConfig for a key that is not printable ASCII, and without any key if ``host`` is not loopback.
     """
     key = os.environ.get(config.serve.api_key_env, "").strip()
     if key:
         if not (key.isascii() and key.isprintable()):
             raise BadConfig(
-                (
-                    f"the key in {config.serve.api_key_env} has characters that HTTP clients cannot send "
-                    "in a "
-                    "header"
-                ),
-                fix=(
-                    "use letters, digits and punctuation of ASCII, such as the output of `openssl rand "
-                    "-hex 32`"
-                ),
+                f"the key in {config.serve.api_key_env} has characters that no HTTP header may have",
+                fix="use printable ASCII, such as the output of `openssl rand -hex 32`",
             )
         return digest(key)
     if KeyFile(key_file(config)).entries():
         return b""
     if not is_loopback(host or config.serve.host):
         raise BadConfig(
-            (
-                f"{host or config.serve.host} may be reachable from other machines but "
-                f"{config.serve.api_key_env} is not set"
-            ),
-            fix=f"export {config.serve.api_key_env}=... with a long random key, create one with `pixelis "
-            "keys`, or set "
-            "serve.host=127.0.0.1",
+            f"other machines may reach {host or config.serve.host}, and {config.serve.api_key_env} is unset",
+            fix=f"export {config.serve.api_key_env}=... with a long random key, create one with "
+            "`pixelis keys`, or set serve.host=127.0.0.1",
         )
     return None
 
@@ -125,34 +108,33 @@ def start(config: Config, backends: Backends) -> str:
 
 
 def require_no_other(own: str) -> None:
-    """Raise BadConfig if another service runs on the cluster. own: name of this service's actors."""
+    """Raise BadConfig if a service with other actors runs on the cluster."""
     if APP_NAME not in serve.status().applications:
         return
     names = (actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True))
     for match in filter(None, map(_SERVICE.fullmatch, names)):
         if match["name"] != own:
             raise BadConfig(
-                f"the service of run {match['run']!r} runs on this cluster, and Serve has one route for both",
+                f"the service of run {match['run']!r} runs on this cluster already",
                 fix="stop it first, or start this one on another cluster",
             )
 
 
 def stop() -> None:
-    """Stop the application once its requests are answered. Serve itself keeps running."""
+    """Stop the application once its requests are answered."""
     while APP_NAME in serve.status().applications:
         with contextlib.suppress(TimeoutError):  # Serve waits for 60 s, the last requests may take longer
             serve.delete(APP_NAME)
 
 
 def url(config: Config) -> str:
-    """The base URL for a client on this machine."""
     host = config.serve.host
     address = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # nosec B104
     return f"http://{address}:{config.serve.port}"
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raise BadConfig if ``host:port`` cannot be bound: Serve would report it only in a log."""
+    """Raise BadConfig if ``host:port`` cannot be bound, which Serve would report in a log alone."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

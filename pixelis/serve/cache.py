@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
-"""Size limit of a cache: replies of ``/v1/agent`` carry the pictures that the policy saw."""
+"""Replies of ``/v1/agent`` carry the pictures that the policy saw."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
-    """A reply as JSON bytes, the policy version that produced it, and its experience."""
+    """A reply as JSON bytes, which no caller can change for another one."""
 
     body: bytes
     version: int
@@ -25,10 +25,7 @@ class CachedReply:
 
 
 class ReplyCache:
-    """An LRU cache of at most ``entries`` replies and ``max_bytes``, each for ``ttl_s`` seconds.
-
-    Stores replies as bytes, so that their size is known and no caller can change another caller's reply.
-    """
+    """An LRU cache of at most ``entries`` replies and ``max_bytes``, each for ``ttl_s`` seconds."""
 
     def __init__(
         self,
@@ -43,7 +40,7 @@ class ReplyCache:
         self.hits = 0
 
     def get(self, key: str) -> CachedReply | None:
-        """The reply under ``key``, unless it has expired. The caller compares versions."""
+        """The reply under ``key``, unless it has expired; the caller compares versions."""
         result = self.replies.get(key)
         if result is None:
             return None
@@ -54,7 +51,6 @@ class ReplyCache:
         return result
 
     def put(self, key: str, reply: dict[str, Any], version: int, experience_id: str | None) -> None:
-        """Cache ``reply`` and evict the least recently used. A reply above ``max_bytes`` is not cached."""
         body = json.dumps(reply).encode()
         if not self.entries or len(body) > self.max_bytes:
             return
@@ -74,5 +70,5 @@ class ReplyCache:
 
 
 def key_of(parts: dict[str, Any]) -> str:
-    """SHA-256 of all that determines a reply, except the policy version, which is compared on retrieval."""
+    """SHA-256 of all that determines a reply but the policy version."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -24,8 +24,8 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 class Counters(Collector):
     """Requests by route and status, their durations, and the values of ``read`` at each scrape.
 
-    Those are gauges if named in ``GAUGES``, otherwise counters. Every metric is labelled with the replica,
-    because a scrape of the service's address reaches any of them.
+    Those are counters unless in ``GAUGES``. A scrape of the service's address reaches any replica, so each
+    metric names it.
     """
 
     GAUGES: Mapping[str, str] = {
@@ -54,22 +54,18 @@ class Counters(Collector):
         self.recent: deque[tuple[float, float, bool, bool]] = deque(maxlen=RECENT)
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """Count a finished request; status 0 means that the caller disconnected before the reply began."""
+        """Count a finished request; status 0: the caller disconnected before the reply began."""
         self.requests.labels(self.replica, route, str(status or "gone")).inc()
         self.seconds.labels(self.replica, route).observe(seconds)
         count("gateway/requests", tags={"route": route, "status": str(status or "gone")})
         observe("gateway/request_seconds", seconds, {"route": route})
 
     def answered(self, seconds: float, searched: bool, partial: bool) -> None:
-        """Record an answer: its duration, whether memory was searched, and whether a shard did not answer."""
+        """``searched``: the memory was; ``partial``: a shard did not answer."""
         self.recent.append((time.monotonic(), seconds, searched, partial))
 
     def health(self, span_s: float = 60.0) -> dict[str, float]:
-        """``p99_latency`` (nearest rank) and ``faiss_failure_rate`` (share of partial searches) of the last
-        ``span_s`` seconds.
-
-        Without answers there is no latency, and with fewer than ``MIN_SEARCHES`` searches no rate.
-        """
+        """``p99_latency`` (nearest rank) and ``faiss_failure_rate`` of the last seconds, if known."""
         since = time.monotonic() - span_s
         recent = [answer for answer in self.recent if answer[0] >= since]
         seconds = sorted(answer[1] for answer in recent)
@@ -80,7 +76,6 @@ class Counters(Collector):
         )
 
     def collect(self) -> Iterable[Metric]:
-        """The values of ``read``; called by prometheus_client's registry."""
         for name, value in self.read().items():
             metric: Metric
             if name in self.GAUGES:
@@ -91,12 +86,10 @@ class Counters(Collector):
             yield metric
 
     def publish(self) -> None:
-        """Publish the gauges of this replica as Ray metrics."""
+        """Publish gauges of this replica as Ray metrics."""
         values = self.read()
-        published = {
-            f"gateway/{name}": values[name] for name in ("inside", "policy_version") if name in values
-        }
-        publish(published, {"replica": self.replica})
+        names = [name for name in ("inside", "policy_version") if name in values]
+        publish({f"gateway/{name}": values[name] for name in names}, {"replica": self.replica})
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

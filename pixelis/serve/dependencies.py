@@ -1,14 +1,13 @@
 """FastAPI dependencies: shared state, authentication, rate limit, admission, and bodies read under a cap.
 
-FastAPI would read and parse a declared body before any dependency runs. ``JsonBody`` reads it after those
-that refuse a request; ``openapi`` adds its schema to the API's description.
+FastAPI would read a declared body before any dependency runs; ``JsonBody`` reads it after those that refuse.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic
 from urllib.parse import urlsplit
@@ -17,10 +16,11 @@ from fastapi import Depends, FastAPI, Path, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import FormData, Headers
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from pixelis.serve.keys import Caller, Scope
-from pixelis.serve.multipart import FormField, read_form
 from pixelis.serve.protocol.errors import ID, ApiError, Model, parse_body
 from pixelis.serve.protocol.files import FORM_SCHEMA
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
@@ -30,6 +30,8 @@ MAX_SMALL_BODY_BYTES = 65_536
 
 UPLOAD_GRACE_S, MIN_UPLOAD_BYTES_PER_S = 5.0, 10_000
 """Minimum rate of a body after its first seconds."""
+MAX_FIELDS = 16
+FORM_PIECE_BYTES = 65_536
 
 EntityId = Annotated[str, Path(pattern=ID)]
 
@@ -43,9 +45,9 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(
 
 
 async def authorise(state: State, request: Request, credentials: Credentials) -> Caller:
-    """The caller, whose label the log names. Raises ApiError 401 if a required key is missing or unknown."""
+    """Raises ApiError 401 if a required key is missing or unknown."""
     caller = state.access.authorise(credentials.credentials if credentials is not None else "")
-    request.scope["pixelis.caller"] = caller.label
+    request.scope["pixelis.caller"] = caller.label  # for the log
     return caller
 
 
@@ -53,7 +55,7 @@ Sender = Annotated[Caller, Depends(authorise)]
 
 
 class Scoped:
-    """A dependency: raises ApiError 403 unless the caller's key has one of these scopes."""
+    """Raises ApiError 403 unless the caller's key has one of these scopes."""
 
     def __init__(self, *scopes: Scope):
         self.scopes = scopes
@@ -72,13 +74,16 @@ async def require_writable(state: State) -> None:
 
 async def require_json(request: Request) -> None:
     """Raises ApiError 415 for other content. Browsers post forms of other sites, but not JSON."""
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise ApiError(415, "the content type must be application/json", "content_type")
+    _require_type(request, "application/json")
+
+
+def _require_type(request: Request, expected: str) -> None:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != expected:
+        raise ApiError(415, f"the content type must be {expected}", "content_type")
 
 
 async def require_own_origin(request: Request) -> None:
-    """Raises ApiError 403 for a form on a page of another site, which a browser would post."""
+    """Raises ApiError 403 for a form on a page of another site."""
     origin = request.headers.get("origin")
     try:
         own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
@@ -111,7 +116,7 @@ async def admit(state: State) -> AsyncIterator[None]:
 
 
 Admitted = Annotated[None, Depends(admit)]
-"""Comes after the body in a route's signature, so that a body that arrives slowly keeps nobody out."""
+"""After the body in a route's signature: a body that arrives slowly keeps nobody out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ RequestTiming = Annotated[Timing, Depends(get_timing)]
 
 
 class JsonBody(Generic[Model]):
-    """A dependency: the body as ``model``, read under a cap in bytes and seconds; empty counts as ``{}``.
+    """The body as ``model``, read under a cap in bytes and seconds; empty counts as ``{}``.
 
     Raises ApiError 413, 408, or 400 for a body that is not a ``model``.
     """
@@ -140,35 +145,46 @@ class JsonBody(Generic[Model]):
 
     async def __call__(self, state: State, request: Request) -> Model:
         deadline = asyncio.get_running_loop().time() + ACTOR_TIMEOUT_S
-        return parse_body(
-            self.model,
-            await read_body(state, request, MAX_SMALL_BODY_BYTES, deadline, ACTOR_TIMEOUT_S) or b"{}",
-        )
+        body = await read_body(state, request, MAX_SMALL_BODY_BYTES, deadline)
+        return parse_body(self.model, body or b"{}")
 
 
 class QuestionBody(JsonBody[Model]):
     """A JsonBody with pictures: capped by ``serve.max_body_bytes`` and the request's deadline."""
 
     async def __call__(self, state: State, request: Request, timing: RequestTiming) -> Model:  # type: ignore[override]
-        s = state.config.serve
-        return parse_body(
-            self.model, await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s)
-        )
+        body = await read_body(state, request, state.config.serve.max_body_bytes, timing.deadline)
+        return parse_body(self.model, body)
 
 
-async def read_upload(state: State, request: Request, timing: RequestTiming) -> dict[str, FormField]:
+async def read_upload(state: State, request: Request, timing: RequestTiming) -> FormData:
     """The form of an upload, capped like a question. Raises ApiError 400, 403 (another site) and 415."""
     await require_own_origin(request)
-    s = state.config.serve
-    body = await read_body(state, request, s.max_body_bytes, timing.deadline, s.timeout_s)
-    return await asyncio.to_thread(read_form, request.headers.get("content-type", ""), body)
+    _require_type(request, "multipart/form-data")
+    body = await read_body(state, request, state.config.serve.max_body_bytes, timing.deadline)
+    return await read_form(request.headers, body)
 
 
-async def read_body(
-    state: GatewayState, request: Request, max_bytes: int, deadline: float, timeout_s: float
-) -> bytes:
-    """The body. Raises ApiError 413 as soon as it is known to be too large, 408 at the deadline (event loop's
-    time) or below the minimum rate, and Overloaded for too many bodies at once."""
+async def read_form(headers: Headers, body: bytes) -> FormData:
+    """The fields of a form that is in memory. Raises ApiError 400."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), FORM_PIECE_BYTES):
+            yield body[start : start + FORM_PIECE_BYTES]
+            await asyncio.sleep(0)  # other requests go on
+
+    parser = MultiPartParser(headers, pieces(), max_files=MAX_FIELDS, max_fields=MAX_FIELDS)
+    parser.spool_max_size = len(body) + 1  # nothing is written to disk
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"the form is damaged: {error.message}", "invalid_form") from None
+
+
+async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float) -> bytes:
+    """Raises ApiError 413 as soon as the body is known to be too large, 408 at the deadline (event loop's
+    time) or below the minimum rate, and Overloaded for too many bodies at once.
+    """
     too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", "body_too_large")
     content_length = request.headers.get("content-length", "")
     if content_length.isdigit() and int(content_length) > max_bytes:
@@ -185,13 +201,8 @@ async def read_body(
                     body += chunk
                     limit.reschedule(min(latest + len(body) / MIN_UPLOAD_BYTES_PER_S, deadline))
     except TimeoutError:
-        late = asyncio.get_running_loop().time() >= deadline
-        reason = (
-            f"did not arrive in {timeout_s:g} s"
-            if late
-            else f"arrives at less than {MIN_UPLOAD_BYTES_PER_S} bytes a second"
-        )
-        raise ApiError(408, f"the request's body {reason}", "request_timeout") from None
+        message = f"the body is late, or arrives at less than {MIN_UPLOAD_BYTES_PER_S} bytes a second"
+        raise ApiError(408, message, "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the connection ended before the body did", "client_disconnected") from None
     return bytes(body)
@@ -205,18 +216,14 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         for body in (d.call for d in route.dependant.dependencies if isinstance(d.call, JsonBody)):
             schema = body.model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= schema.pop("$defs", {}) | {body.model.__name__: schema}
-            content = {
-                "application/json": {"schema": {"$ref": f"#/components/schemas/{body.model.__name__}"}}
-            }
-            for method in route.methods:
-                description["paths"][route.path_format][method.lower()]["requestBody"] = {
-                    "required": True,
-                    "content": content,
-                }
+            reference = {"schema": {"$ref": f"#/components/schemas/{body.model.__name__}"}}
+            _describe_body(description, route, {"application/json": reference})
         if any(d.call is read_upload for d in route.dependant.dependencies):
-            form = {"multipart/form-data": {"schema": FORM_SCHEMA}}
-            description["paths"][route.path_format]["post"]["requestBody"] = {
-                "required": True,
-                "content": form,
-            }
+            _describe_body(description, route, {"multipart/form-data": {"schema": FORM_SCHEMA}})
     return description
+
+
+def _describe_body(description: dict[str, Any], route: APIRoute, content: dict[str, Any]) -> None:
+    for method in route.methods:
+        operation = description["paths"][route.path_format][method.lower()]
+        operation["requestBody"] = {"required": True, "content": content}

@@ -1,6 +1,6 @@
 """Uploaded pictures and clips by key, on disk, for all gateways that share ``run.dir``.
 
-A file is one line of JSON, then its content. A lock of its key's folder makes the quota exact.
+A file is one line of JSON, then its content.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FileStore:
     def add(
         self, key: str, content: bytes, filename: str, purpose: Purpose, ttl_s: float | None = None
     ) -> StoredFile:
-        """Store a file, which is on disk when this returns. ``ttl_s`` shortens the configured lifetime.
+        """Store a file durably; ``ttl_s`` shortens the configured lifetime.
 
         Raises BadInput ``file_quota_exceeded``, and InfraFailure with the code of the disk's failure.
         """
@@ -74,32 +74,31 @@ class FileStore:
                 files, c = self._list(folder), self.config
                 used = sum(stored.bytes for stored in files)
                 if len(files) >= c.max_files or used + len(content) > c.max_bytes:
-                    problem = (
-                        f"this key has {len(files)} files of {used} bytes; {c.max_files} of "
-                        f"{c.max_bytes} are allowed"
-                    )
+                    allowed = f"{c.max_files} of {c.max_bytes} are allowed"
                     raise BadInput(
-                        problem, code="file_quota_exceeded", fix="delete files that are no longer needed"
+                        f"this key has {len(files)} files of {used} bytes; {allowed}",
+                        code="file_quota_exceeded",
+                        fix="delete files that are no longer needed",
                     )
                 with replacing(folder / file.id, permissions=0o600) as out:
                     out.write(file.model_dump_json().encode() + b"\n" + content)
         return file
 
     def list(self, key: str) -> Files:
-        """The files of a key that have not expired, oldest first. Removes expired ones."""
+        """The files of a key, oldest first. Removes expired ones."""
         return self._list(self._folder(key))
 
     def sweep(self) -> None:
-        """Remove the expired files of all keys, also of those that send no more requests. Raises OSError."""
+        """Remove the expired files of all keys. Raises OSError."""
         for folder in self.root.glob("*/"):
             self._list(folder)
 
     def get(self, key: str, id: str) -> StoredFile:
-        """A file of a key. Raises BadInput ``file_not_found``, also for other keys' and expired files."""
+        """Raises BadInput ``file_not_found``, also for other keys' and expired files."""
         return self._open(key, id, False)[0]
 
     def read(self, key: str, id: str) -> tuple[StoredFile, bytes]:
-        """A file with its content. Raises BadInput ``file_not_found``."""
+        """Raises BadInput ``file_not_found``."""
         return self._open(key, id, True)
 
     def delete(self, key: str, id: str) -> None:
@@ -141,7 +140,7 @@ class FileStore:
 
 
 def _read(path: Path, content: bool) -> tuple[StoredFile | None, bytes]:
-    """A file and, if requested, its content; None if it is damaged or not a file of the store."""
+    """A file and, if requested, its content; None if it is damaged or none of the store."""
     if re.match(FILE_ID, path.name) is None:
         return None, b""
     with open(path, "rb") as stored:

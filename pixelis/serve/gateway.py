@@ -1,7 +1,7 @@
 """The HTTP gateway on Ray Serve. It holds no model.
 
 A question passes these checks: host, key, content type, room, rate of its client, size and validity of the
-body, size of pictures before decoding, a slot. Every failure is an OpenAI error without internals.
+body, size of pictures before decoding, a slot.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 20.0
 PUBLISH_S = 5.0
 SWEEP_S = 3600.0
-"""Seconds between two searches for expired uploads."""
+"""Seconds between searches for expired uploads."""
 SYSTEM = "System"
 """Name of the deployment whose method ``backends`` names the actors."""
 
 
 def create_app(state: GatewayState) -> FastAPI:
-    """The ASGI application. ``serve.page`` false leaves out the page, ``/docs`` and ``/openapi.json``."""
     page = state.config.serve.page
     app = FastAPI(
         title="Pixelis",
@@ -121,8 +120,7 @@ async def _report_health(state: GatewayState) -> None:
     while state.evolves and not state.config.serve.read_only:
         await asyncio.sleep(state.config.evolution.alerts.every_s)
         refusal, damaged = await state.memory_condition()
-        # A shard that is late or restarts is no disk that refuses; the searches without it have a rate of
-        # their own.
+        # A shard that is late is no disk that refuses; the searches without it have a rate of their own.
         refuses = float(refusal not in ("", UNAVAILABLE))
         metrics = {**state.counters.health(), "memory_refuses": refuses, "memory_damaged": float(damaged)}
         metrics["gated_votes"] = float(state.agent.after_reply.gated_in_a_row)
@@ -135,8 +133,8 @@ async def _report_health(state: GatewayState) -> None:
 class Gateway:
     """The Serve deployment: one agent and its routes in a replica.
 
-    ``backends`` names the actors, or is a deployment with a method ``backends`` that does, or the application
-    that has it.
+    ``backends`` names the actors, or is a deployment with a method ``backends`` that does, or its
+    application.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -148,15 +146,13 @@ class Gateway:
             backends = await backends.backends.remote()
         if is_loopback(config.serve.host):
             bind_calls_to_loopback()
-        # Threads that redact and encode hold the interpreter: the event loop must not wait 5 ms for each of
-        # them.
+        # Threads that redact and encode hold the interpreter, for which the event loop must not wait 5 ms.
         sys.setswitchinterval(5e-4)
         tracing.start(config, "gateway")
         logs.start(config, "gateway")
         name = serve.get_replica_context().replica_id.unique_id
         self.state = GatewayState(config, Agent(config, backends), key_digest, name)
-        # The first call to an actor takes seconds, because its class is imported: make it before a request
-        # arrives.
+        # The first call to an actor takes seconds, because its class is imported.
         await self.state.agent.ready(START_TIMEOUT_S)
         with contextlib.suppress(ApiError, RayError, InfraFailure):  # it may start later than the gateway
             await self.state.call_evolution("stats", timeout_s=START_TIMEOUT_S)

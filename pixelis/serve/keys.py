@@ -1,13 +1,12 @@
 """API keys with names and scopes: the file that `pixelis keys` manages, and the keys that a gateway accepts.
 
-The file holds SHA-256 digests. A key is 32 random bytes, so its digest can neither be reversed nor guessed.
+The file holds SHA-256 digests: a key is 32 random bytes, which nobody can guess.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import time
 from pathlib import Path
@@ -29,13 +28,13 @@ the status; users: the `user` of a request names one of several callers, each wi
 """
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 CHECK_S = 0.5
-"""Age at which a gateway checks the file for changes again."""
+"""Age at which a gateway reads the file again."""
 
 
 class ApiKey(Record):
-    """A key as stored; times in seconds since the epoch. Ignores the rates that version 0.1.0 stored."""
+    """A key as stored; times in seconds since the epoch."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore")  # the rates that version 0.1.0 stored
     name: str = Field(pattern=NAME)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: list[Scope]
@@ -60,7 +59,7 @@ class Caller(Record):
         return self.space + (pseudonym(user) if user else "") or None
 
     def voter(self, user: str | None) -> str:
-        """The pseudonym whose share of an update is capped: the key, or its user with the scope `users`."""
+        """The pseudonym whose share of an update is capped: the key's, or its user's with `users`."""
         return (self.owner(user) or "") if "users" in self.scopes else self.space
 
     def may_see(self, owner: str | None) -> bool:
@@ -71,7 +70,6 @@ class Caller(Record):
 
 
 def digest(key: str) -> bytes:
-    """SHA-256 of an API key."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -80,14 +78,14 @@ def key_file(config: Config) -> Path:
 
 
 class KeyFile:
-    """The file of keys, readable by its owner only. Raises BadConfig when it is damaged."""
+    """The file of keys. Methods raise BadConfig when it is damaged."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.lock = self.path.with_name(f".{self.path.name}.lock")
 
     def entries(self) -> list[ApiKey]:
-        """All keys, revoked ones too; empty without a file."""
+        """All keys, revoked ones too."""
         try:
             rows = json.loads(self.path.read_bytes())
             return [ApiKey.model_validate(row) for row in rows["keys"]]
@@ -100,9 +98,9 @@ class KeyFile:
             ) from None
 
     def create(self, name: str, scopes: list[Scope]) -> str:
-        """Store a new key and return it; nothing else can show it again. Raises BadConfig for a name in use.
+        """Store and return a new key; it sees the experiences of a revoked one of its name.
 
-        The name of a revoked key may be used again: the new key sees the experiences of the old one.
+        Raises BadConfig for a name in use.
         """
         key = f"pxl_{secrets.token_urlsafe(32)}"
         try:
@@ -127,12 +125,9 @@ class KeyFile:
             keys = self.entries()
             if not any(k.name == name and k.revoked_at is None for k in keys):
                 raise BadConfig(f"no valid key {name}", fix="pixelis keys list RUN_DIR")
-            now = time.time()
+            revoked = {"revoked_at": time.time()}
             self._write(
-                [
-                    k.model_copy(update={"revoked_at": now}) if k.name == name and k.revoked_at is None else k
-                    for k in keys
-                ]
+                [k.model_copy(update=revoked) if k.name == name and k.revoked_at is None else k for k in keys]
             )
 
     def _write(self, keys: list[ApiKey]) -> None:
@@ -141,27 +136,24 @@ class KeyFile:
 
 
 class Keys:
-    """The keys that a gateway accepts: that of the environment, with all scopes, and those of a file.
+    """The keys that a gateway accepts: that of the environment ``variable``, and those of a file.
 
     ``environment`` is the digest of the former; None without one, b"" if a key is required all the same.
-    ``variable`` names it.
     """
 
     def __init__(self, path: Path, environment: bytes | None, variable: str):
         self.path, self.environment, self.variable = path, environment, variable
         self._checked = float("-inf")
-        self._state: tuple[int, int, int] | None = None
         self._callers: dict[bytes, Caller] = {}
         self._strict = environment is not None
 
     @property
     def required(self) -> bool:
-        """Whether a key is required: the environment has one, or the file has or had one."""
         self._follow()
         return self._strict
 
     def caller(self, presented: bytes) -> Caller | None:
-        """The caller with the key of this digest; None for an unknown or revoked key."""
+        """The caller with the key of this digest, if it is valid."""
         self._follow()
         if not self._strict:
             return Caller()
@@ -172,25 +164,18 @@ class Keys:
         return self._callers.get(presented)
 
     def _follow(self, age_s: float = CHECK_S) -> None:
-        """Read the file if it changed since ``age_s`` ago. A damaged or missing file has no valid keys."""
+        """Read the file again. A damaged or missing file has no valid keys."""
         if time.monotonic() - self._checked < age_s:
             return
         self._checked = time.monotonic()
         try:
-            status = os.stat(self.path)
-            state = (status.st_mtime_ns, status.st_size, status.st_ino)
-        except OSError:
-            state = None
-        if state == self._state:
-            return
-        self._state, self._callers = state, {}
-        try:
             keys = KeyFile(self.path).entries()
         except BadConfig:
-            self._strict, self._state = True, None
+            self._strict, self._callers = True, {}
             return
         self._strict = self._strict or bool(keys)
-        for key in keys:
-            if key.revoked_at is None:
-                caller = Caller(name=key.name, label=f"key {key.name}", scopes=frozenset(key.scopes))
-                self._callers[bytes.fromhex(key.digest)] = caller
+        self._callers = {
+            bytes.fromhex(k.digest): Caller(name=k.name, label=f"key {k.name}", scopes=frozenset(k.scopes))
+            for k in keys
+            if k.revoked_at is None
+        }

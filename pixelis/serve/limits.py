@@ -15,9 +15,8 @@ from pixelis.errors import Overloaded
 
 MAX_RETRY_AFTER_S = 60.0
 BURST, BURST_S = 4, 10.0
-"""Without `serve.max_queue`, this many times as many requests may wait in the first seconds of an overload.
-
-A gateway that died, or a learner that starts, then costs callers time, but no refusal.
+"""Without `serve.max_queue`, this many times as many requests may wait in the first seconds of an overload,
+so that a gateway that died costs callers time, but no refusal.
 """
 AGE_S = 1.0
 """Each unit of priority equals this many seconds of waiting."""
@@ -26,7 +25,7 @@ MAX_CLIENTS = 10_000
 
 
 def running_limit(config: Config, generators: int | None = None) -> int:
-    """Requests of a replica that the generators (default `engine.workers`) can decode at once."""
+    """Requests of a replica that the generators can decode at once."""
     requests = (generators or config.engine.workers) * config.engine.max_num_seqs // config.serve.samples
     return max(1, -(-requests // (config.serve.replicas or 1)))
 
@@ -52,8 +51,8 @@ class Admission:
     """A bounded queue: ``running`` requests are processed, ``waiting`` may wait, more are refused at once.
 
     In the first BURST_S seconds of an overload, which ends when nobody waits, ``burst`` may wait. Lower
-    priorities go first; each priority unit equals AGE_S seconds of waiting. If places are short, requests
-    with a priority above ``live`` make room, except the next one, so that some of them are always answered.
+    priorities go first; each unit equals AGE_S seconds of waiting. If places are short, requests with a
+    priority above ``live`` make room, except the next one.
     """
 
     def __init__(
@@ -64,11 +63,8 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         live: int = 0,
     ):
-        self.running = running
-        self.waiting = waiting
-        self.burst = max(burst, waiting)
-        self.live = live
-        self.clock = clock
+        self.running, self.waiting, self.burst = running, waiting, max(burst, waiting)
+        self.live, self.clock = live, clock
         self.free, self.queue = running, list[Waiter]()
         self.inside = 0
         self.overloaded_since: float | None = None
@@ -76,7 +72,7 @@ class Admission:
         self.mean_s = 1.0
 
     def require_room(self) -> None:
-        """Raises Overloaded with the expected waiting time if no further request may enter."""
+        """Raises Overloaded if no further request may enter."""
         if self.inside < self.running + self.waiting:
             return
         now = self.clock()
@@ -88,7 +84,7 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self) -> Iterator[None]:
-        """Count a request as inside. Raises Overloaded."""
+        """Raises Overloaded."""
         self.require_room()
         self.inside += 1
         try:
@@ -99,14 +95,14 @@ class Admission:
                 self.overloaded_since = None
 
     def resize(self, running: int, waiting: int, burst: int = 0) -> None:
-        """Change the limits. A lower one takes effect as running requests end."""
+        """A lower limit takes effect as running requests end."""
         self.free += running - self.running
         self.running, self.waiting, self.burst = running, waiting, max(burst, waiting)
         self._admit()
 
     @contextlib.asynccontextmanager
     async def slot(self, priority: int) -> AsyncIterator[None]:
-        """Hold a slot; its duration updates the expected waiting time. Raises Overloaded if displaced."""
+        """Hold a slot. Raises Overloaded if displaced."""
         waiter = Waiter(priority, self._rank(priority), asyncio.get_running_loop().create_future())
         # Their tasks have not noticed yet
         self.queue = [other for other in self.queue if not other.ready.cancelled()]
@@ -123,9 +119,7 @@ class Admission:
         except asyncio.CancelledError:
             if waiter in self.queue:
                 self.queue.remove(waiter)
-            elif (
-                not waiter.ready.cancelled() and waiter.ready.exception() is None
-            ):  # admitted in the meantime
+            elif not waiter.ready.cancelled() and waiter.ready.exception() is None:  # admitted meanwhile
                 self.free += 1
                 self._admit()
             raise
@@ -172,7 +166,7 @@ class Uploads:
 
     @contextlib.contextmanager
     def enter(self, client: str) -> Iterator[Callable[[int], None]]:
-        """Count a body of ``client``. The result counts its bytes as received. Both raise Overloaded."""
+        """Count a body; the result counts its bytes as they arrive. Both raise Overloaded."""
         if self.clients[client] >= self.per_client:
             message = f"this client is sending {self.per_client} bodies already: wait until they have arrived"
             raise Overloaded(message, retry_after_s=1.0)
@@ -196,7 +190,7 @@ class Uploads:
 
 
 class ByteBudget:
-    """At most ``limit`` bytes in use at once, first come first served; at most as many are waited for."""
+    """At most ``limit`` bytes in use, first come first served; at most as many are waited for."""
 
     def __init__(self, limit: int):
         self.limit, self.used = limit, 0
@@ -204,7 +198,7 @@ class ByteBudget:
 
     @contextlib.asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Wait until ``size`` bytes, at most ``limit``, are free, and hold them. Raises Overloaded."""
+        """Wait until ``size`` bytes are free, and hold them. Raises Overloaded."""
         if self.queue or self.used + size > self.limit:
             if sum(waiting for waiting, _ in self.queue) + size > self.limit:
                 raise Overloaded("too many large pictures are being processed", retry_after_s=2.0)
@@ -237,10 +231,7 @@ class ByteBudget:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Remaining rate of a client: limit and rest of its tightest window, and seconds until that is empty.
-
-    ``retry_after_s`` is None if the request was accepted.
-    """
+    """Limit and rest of a client's tightest window; ``retry_after_s`` if the request was refused."""
 
     limit: int
     remaining: int
@@ -248,7 +239,7 @@ class Allowance:
     retry_after_s: float | None = None
 
     def headers(self) -> dict[str, str]:
-        """The ``x-ratelimit-*-requests`` headers as OpenAI names them, with durations such as ``1h2m3s``."""
+        """The ``x-ratelimit-*-requests`` headers of OpenAI, with durations such as ``1h2m3s``."""
         whole = math.ceil(self.reset_s)
         hours, minutes = whole // 3600, whole % 3600 // 60
         reset = f"{hours}h" * bool(hours) + f"{minutes}m" * bool(hours or minutes) + f"{whole % 60}s"
@@ -260,10 +251,7 @@ class Allowance:
 
 
 class RateLimits:
-    """Sliding windows: the most requests of a client in any minute and hour; 0 is no limit.
-
-    The windows are exact, from the times of accepted requests. Refused requests do not count.
-    """
+    """The most accepted requests of a client in any minute and hour; 0 is no limit."""
 
     def __init__(
         self,
@@ -278,7 +266,7 @@ class RateLimits:
         self.refused = 0
 
     def take(self, client: str) -> Allowance | None:
-        """Count a request of ``client`` unless refused; returns the remaining rate, None without limits."""
+        """Count a request of ``client`` unless refused; None without limits."""
         if not self.windows:
             return None
         now = self.clock()

@@ -29,18 +29,16 @@ CACHE_CHECK_S = 1.0
 async def signed(
     state: GatewayState, format: Callable[..., ReplyFormat], body: Any, started: float, caller: Caller
 ) -> ReplyFormat:
-    """The reply format of a request with its caller's files. Its query names the key that sent it."""
+    """The reply format of a request of ``caller``. Raises ApiError."""
     user = body.user
     body.user = caller.owner(user)
     if ids := set(body.file_ids()):
         body.use_files(await asyncio.to_thread(_file_urls, state, caller, ids))
     # In a thread: the check of a schema takes up to .4 s.
     reply_format = await asyncio.to_thread(format, state.config, body, started)
-    if reply_format.query.sampling.priority < state.config.serve.priority and "steer" not in caller.scopes:
-        message = (
-            f"a `priority` below {state.config.serve.priority} needs the scope steer, which "
-            f"{caller.label} lacks"
-        )
+    least = state.config.serve.priority
+    if reply_format.query.sampling.priority < least and "steer" not in caller.scopes:
+        message = f"{caller.label} lacks the scope steer, which a `priority` below {least} needs"
         raise ApiError(403, message, "missing_scope", "priority")
     reply_format.query = dataclasses.replace(reply_format.query, voter=caller.voter(user))
     reply_format.caller = caller
@@ -48,7 +46,7 @@ async def signed(
 
 
 def _file_urls(state: GatewayState, caller: Caller, ids: set[str]) -> dict[str, str]:
-    """The data URLs of the caller's files. Together they may be as large as a body."""
+    """The data URLs of the caller's files, which together may be as large as a body."""
     limit = state.config.serve.max_body_bytes
     if sum(state.files.get(caller.name, id).bytes for id in ids) > limit:
         raise ApiError(413, f"the files of the request have more than {limit} bytes", "body_too_large")
@@ -60,19 +58,19 @@ def _file_urls(state: GatewayState, caller: Caller, ids: set[str]) -> dict[str, 
 
 
 def shown_to(caller: Caller, answer: Answer) -> Answer:
-    """The answer as its caller may see it: of another key's experiences, only their weight in the verdict."""
+    """The answer as its caller may see it: of another key's experiences only the weight of their votes."""
     hidden = {n.experience.id for n in answer.neighbours if not caller.may_see(n.experience.user)}
     return dataclasses.replace(answer, verdict=_hide_votes(answer.verdict, hidden)) if hidden else answer
 
 
 def verdict_for(caller: Caller, verdict: Verdict) -> Verdict:
-    """A stored verdict as ``caller`` may see it: without the ids of other experiences."""
+    """A stored verdict as ``caller`` may see it."""
     votes = verdict.votes if "read" not in caller.scopes else []
     return _hide_votes(verdict, {vote.id for vote in votes if vote.source == "neighbour"})
 
 
 def _hide_votes(verdict: Verdict, hidden: set[str]) -> Verdict:
-    """The verdict without the ids and answers of these votes, and without what would reveal them."""
+    """The verdict without these votes' ids and answers, and without what would reveal them."""
     if not hidden:
         return verdict
     votes = [
@@ -83,7 +81,7 @@ def _hide_votes(verdict: Verdict, hidden: set[str]) -> Verdict:
 
 
 async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: float) -> Response:
-    """The reply to an admitted request. Raises ApiError 504 at ``deadline`` (time of the event loop)."""
+    """The reply to an admitted request. Raises ApiError 504 at ``deadline`` (event loop's time)."""
     try:
         async with asyncio.timeout_at(deadline), contextlib.AsyncExitStack() as stack:
             reply = await _cached_reply(state, reply_format)
@@ -93,26 +91,23 @@ async def respond(state: GatewayState, reply_format: ReplyFormat, deadline: floa
             if reply_format.stream and reply is None:
                 # Decoded first: once a stream has begun, its status can no longer report bad pictures.
                 pictures = await state.agent.decode(reply_format.query)
-                return EventStream(
-                    _stream(state, reply_format, pictures, deadline), deadline, stack.pop_all()
-                )
+                events = _stream(state, reply_format, pictures, deadline)
+                return EventStream(events, deadline, stack.pop_all())
             if reply is None:
                 async with state.admission.slot(reply_format.query.sampling.priority):
                     answer = await state.agent.answer(reply_format.query)
                 reply = await _complete(state, reply_format, answer)
     except TimeoutError:
         raise _timeout(state) from None
-    return (
-        EventStream(_stream_cached(reply_format, reply), deadline)
-        if reply_format.stream
-        else JSONResponse(reply)
-    )
+    if reply_format.stream:
+        return EventStream(_stream_cached(reply_format, reply), deadline)
+    return JSONResponse(reply)
 
 
 async def _stream(
     state: GatewayState, reply_format: ReplyFormat, pictures: Pictures, deadline: float
 ) -> AsyncGenerator[str, None]:
-    """The events of an answer as it develops. A failure, the deadline included, is the last event."""
+    """The events of an answer as it develops; a failure is the last one."""
     try:
         yield reply_format.stream_start()
         async with contextlib.AsyncExitStack() as stack:
@@ -125,15 +120,13 @@ async def _stream(
                 if isinstance(item, Answer):
                     answer = item
                     break
-                event = (
-                    reply_format.stream_text(item)
-                    if isinstance(item, TextEvent)
-                    else reply_format.stream_turn(item)
-                )
+                if isinstance(item, TextEvent):
+                    event = reply_format.stream_text(item)
+                else:
+                    event = reply_format.stream_turn(item)
                 if event:
                     yield event
-        if answer is None:
-            raise InfraFailure("the stream of turns ended without an answer")
+        assert answer is not None
         async with asyncio.timeout_at(deadline):
             reply = await _complete(state, reply_format, answer)
         last = reply_format.stream_end(reply)
@@ -155,8 +148,7 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
     partial = answer.verdict.partial
     state.counters.answered(answer.seconds, bool(answer.retrieval_id) or partial, partial)
     reply = await reply_format.reply(state.agent, shown_to(reply_format.caller, answer))
-    # With all shards available, or after the cold start, the answer may differ. A disk that refuses now may
-    # store later.
+    # With all shards, after the cold start, or on a disk that stores again, the next reply may differ.
     lasting = not partial and not answer.cold_start and answer.remembered in ("yes", "no")
     if reply_format.cache_key is not None and lasting:
         state.cache.put(reply_format.cache_key, reply, answer.group.policy_version, answer.experience_id)
@@ -164,10 +156,7 @@ async def _complete(state: GatewayState, reply_format: ReplyFormat, answer: Answ
 
 
 async def _cached_reply(state: GatewayState, reply_format: ReplyFormat) -> dict[str, Any] | None:
-    """The cached reply, if all generators serve its version and its experience is still stored.
-
-    It may have been deleted through another replica.
-    """
+    """The cached reply, if all generators serve its version and its experience was not deleted."""
     cached = None if reply_format.cache_key is None else state.cache.get(reply_format.cache_key)
     if cached is None:
         return None

@@ -23,16 +23,13 @@ T = TypeVar("T")
 
 LAST_S = 10.0
 """Seconds after its deadline in which a stream's last events must have been read."""
-NOT_FOUND = (
-    "not_found",
-    "file_not_found",
-    "unknown_experience",
-    "unknown_review",
-    "unknown_version",
-    "no_evolution",
-)
-CONFLICT = ("already_decided", "serves_already", "no_way_back", "no_version", "feedback_full")
-UNFULFILLED = ("response_format_failed",)
+STATUS = {
+    **dict.fromkeys(("not_found", "file_not_found", "unknown_experience"), 404),
+    **dict.fromkeys(("unknown_review", "unknown_version", "no_evolution"), 404),
+    **dict.fromkeys(("already_decided", "serves_already", "no_way_back", "no_version", "feedback_full"), 409),
+    "response_format_failed": 422,
+}
+"""Status of a BadInput by its code, others 400."""
 
 
 def add_exception_handlers(app: FastAPI) -> None:
@@ -46,18 +43,15 @@ async def _error_response(request: Request, error: Exception) -> Response:
         return validation_error(error.errors()).response()
     if not isinstance(error, HTTPException):
         return api_error(error).response()
-    # 404 and 405 of the router.
-    reasons = {404: "no such route", 405: "this route does not accept the method"}
-    message = (
-        f"{reasons.get(error.status_code, 'the request was refused')}: {request.method} "
-        f"{request.url.path[:200]}"
-    )
+    reasons = {404: "no such route", 405: "this route does not accept the method"}  # of the router
+    reason = reasons.get(error.status_code, "the request was refused")
+    message = f"{reason}: {request.method} {request.url.path[:200]}"
     code = "not_found" if error.status_code == 404 else "bad_request"
     return ApiError(error.status_code, message, code, extra_headers=dict(error.headers or {})).response()
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The failure as the caller may see it. Failures of the service are logged and described in general."""
+    """The failure as the caller may see it; those of the service are logged."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RayTaskError):
@@ -68,18 +62,10 @@ def api_error(error: BaseException) -> ApiError:
             return api_error(cause)
     if isinstance(error, BadInput):
         fix = f" ({error.fix})" if error.fix else ""
-        status = (
-            404
-            if error.code in NOT_FOUND
-            else 409
-            if error.code in CONFLICT
-            else 422
-            if error.code in UNFULFILLED
-            else 400
-        )
         place = f"`{error.place}`: " if error.place else ""
         param = error.place or ("image" if error.code.startswith("image") else None)
-        return ApiError(status, f"{place}{error.message}{fix}", error.code, param)
+        message = f"{place}{error.message}{fix}"
+        return ApiError(STATUS.get(error.code, 400), message, error.code, param)
     if isinstance(error, Overloaded):
         return ApiError(429, error.message, error.code, retry_after_s=error.retry_after_s)
     if isinstance(error, InfraFailure | RayError) and not isinstance(error, RayTaskError):
@@ -90,11 +76,9 @@ def api_error(error: BaseException) -> ApiError:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events.
+    """Server-sent events, until LAST_S seconds after ``deadline`` (event loop's time).
 
-    When the stream ends, by its last event, a disconnect, or LAST_S seconds after ``deadline`` (time of the
-    event loop), ``events`` is closed, and then ``resources``, which a generator that never began would not
-    release.
+    Then ``events`` is closed, and ``resources``, which a generator that never began would not release.
     """
 
     def __init__(
@@ -110,18 +94,16 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.resources, aclosing(self.events):
-            # A caller that stops reading would hold the stream, and its slot, at the event that it does not
-            # take.
+            # A caller that stops reading would hold the stream and its slot.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self.deadline + LAST_S):
                     await super().__call__(scope, receive, send)
 
 
 async def until(deadline: float, source: AsyncIterator[T]) -> AsyncGenerator[T, None]:
-    """The items of ``source``, closed at the end. Raises TimeoutError at ``deadline`` (event loop's time).
+    """The items of ``source``. Raises TimeoutError at ``deadline`` (event loop's time).
 
-    The timeout applies only while an item is awaited: around the whole generator it could also cancel its
-    consumer.
+    The timeout applies while an item is awaited: around the whole generator it could cancel its consumer.
     """
     try:
         while True:

@@ -28,10 +28,10 @@ Search = asyncio.Task[tuple[Question, SearchResult]]
 
 
 class Lookup:
-    """A search in progress. ``wait`` sets its results.
+    """A search in progress. ``wait`` sets its results; ``partial``: a shard did not answer in time.
 
-    ``vector`` is the question's, stored with the experience. ``stored_question`` is redacted like stored
-    questions. ``partial``: some memory shards did not answer in time.
+    ``vector`` is the question's, stored with the experience; ``stored_question`` is redacted like stored
+    questions.
     """
 
     def __init__(self, vector: asyncio.Task[np.ndarray] | None, search: Search | None, until: float):
@@ -42,7 +42,6 @@ class Lookup:
         self.partial = False
 
     async def wait(self) -> None:
-        """Wait for the results, until ``until`` (monotonic seconds)."""
         if self.search is None:
             return
         await asyncio.wait([self.search], timeout=max(0.0, self.until - time.monotonic()))
@@ -56,7 +55,7 @@ class Lookup:
 
 
 class Retrieval:
-    """The clients of the memory shards and the Embedder. ``memory`` is None without shards."""
+    """The clients of the memory shards and the Embedder."""
 
     def __init__(self, config: Config, backends: Backends, counts: Counter[str]):
         self.config, self.backends, self.counts = config, backends, counts
@@ -67,7 +66,6 @@ class Retrieval:
 
     @property
     def writes(self) -> bool:
-        """Whether experiences are stored: never in a read-only service, which has no cold start either."""
         return self.memory is not None and not self.config.serve.read_only
 
     async def ready(self) -> None:
@@ -78,7 +76,7 @@ class Retrieval:
             )
 
     async def cold(self) -> bool:
-        """Whether the memory holds fewer than ``evolution.cold_start`` experiences; False without memory."""
+        """Whether the memory holds fewer than ``evolution.cold_start`` experiences."""
         threshold = self.config.evolution.cold_start
         if not (threshold and self.writes and self.config.evolution.enabled):
             return False
@@ -87,31 +85,28 @@ class Retrieval:
             async with asyncio.timeout(self.config.memory.timeout_s):
                 return await self.memory.size() < threshold
         except (TimeoutError, RayError, InfraFailure):
-            self.counts["memory_unreachable"] += 1  # its size is unknown; the samples can still vote
+            self.counts["memory_unreachable"] += 1  # the samples can still vote
             return False
 
     @contextmanager
     def lookup(
         self, question: Question, views: Sequence[np.ndarray], search: bool, store: bool
     ) -> Iterator[Lookup]:
-        """Start to embed the question with its ``views``, and to search the memory if ``search``.
+        """Embed the question with its ``views``, and search the memory, while the context runs.
 
-        Leaving the context cancels the search, but not the vector, which the experience needs. Without
-        ``store`` nothing is written, not even that a search took place.
+        Its end cancels the search, but not the vector, which the experience needs. Without ``store`` nothing
+        is written, not even that a search took place.
         """
         k = self.config.evolution.neighbours.k
         search = search and k > 0 and self.memory is not None and self.config.evolution.enabled
-        vector = None
+        vector: asyncio.Task[np.ndarray] | None = None
+        task: Search | None = None
         if self.backends.embedder is not None and (search or (store and self.writes)):
             vector = asyncio.create_task(self._vector(question, views))
             vector.add_done_callback(self._count_failure)
-        task = (
-            asyncio.create_task(self._search(vector, question, k, store))
-            if search and vector is not None
-            else None
-        )
-        if task is not None:
-            task.add_done_callback(self._count_failure)
+            if search:
+                task = asyncio.create_task(self._search(vector, question, k, store))
+                task.add_done_callback(self._count_failure)
         try:
             yield Lookup(vector, task, time.monotonic() + self.config.memory.timeout_s)
         finally:
@@ -121,13 +116,8 @@ class Retrieval:
     async def find(
         self, question: Question, views: Sequence[np.ndarray], k: int, user: str | None, timeout_s: float
     ) -> SearchResult:
-        """The ``k`` experiences of ``user``, or of all, with the words of a question that are most similar to
-        it.
-
-        Writes nothing. Raises InfraFailure without a memory or an Embedder.
-        """
-        if self.memory is None:
-            raise InfraFailure("this service has no memory to search", code="no_memory")
+        """See ``Agent.search``. Writes nothing. Raises InfraFailure without an Embedder."""
+        assert self.memory is not None
         vector = await self._vector(question, views)
         return await self.memory.search(
             vector, k, track=False, user=user, text=question.question, timeout_s=timeout_s
@@ -161,7 +151,5 @@ class Retrieval:
     def _count_failure(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.counts["lookup_failed"] += 1
-            log.warning(
-                "memory lookup failed, the samples vote without neighbours: %s",
-                error if isinstance(error, PixelisError) else type(error).__name__,
-            )
+            reason = error if isinstance(error, PixelisError) else type(error).__name__
+            log.warning("memory lookup failed, the samples vote without neighbours: %s", reason)

@@ -1,4 +1,4 @@
-"""State shared by the routes of a gateway replica, with timeouts on the calls to the actors behind it."""
+"""State shared by the routes of a gateway replica, with timeouts on calls to actors."""
 
 from __future__ import annotations
 
@@ -35,18 +35,15 @@ CACHE_TTL_S = 3600.0
 CLIENT_UPLOADS = 32
 """Bodies that one client may be sending at once."""
 DECODED_BYTES = 600_000_000
-"""Size of the decoded pictures of all requests, of 3 bytes a pixel, above which requests wait."""
+"""Size of the decoded pictures of all requests above which requests wait."""
 UPLOADS = 16
 """Bodies of the largest size that may be arriving at once."""
 STATUS_TIMEOUT_S = 2.0
-"""Timeout of calls that only inform; the reply leaves a late part out."""
+"""Timeout of calls that only inform."""
 
 
 class GatewayState:
-    """The agent, the limits, the reply cache and the counters of a replica.
-
-    ``key_digest`` None requires no API key. ``replica`` labels the metrics.
-    """
+    """The agent, the limits, the reply cache and the counters of a replica."""
 
     def __init__(self, config: Config, agent: Agent, key_digest: bytes | None, replica: str = "0"):
         self.config, self.agent = config, agent
@@ -69,10 +66,7 @@ class GatewayState:
         return self.agent.backends.evolution is not None
 
     async def generator_health(self, since: float) -> list[dict[str, Any]]:
-        """Health of the generators that answer, requested at ``since`` (monotonic seconds) or later.
-
-        Concurrent callers share a request: at most two are under way at a time.
-        """
+        """Health of the generators that answer, requested at ``since`` (monotonic seconds) or later."""
         async with self._health_lock:
             requested_at, health = self._health
             if requested_at < since:
@@ -82,10 +76,7 @@ class GatewayState:
             return health
 
     async def memory_condition(self) -> tuple[str, int]:
-        """Why the memory stores nothing, as in ``remembered``, or ""; and its number of damaged experiences.
-
-        Both are at most MEMORY_CHECK_S old.
-        """
+        """Why the memory stores nothing, as in ``remembered``, or ""; and its damaged experiences."""
         memory = self.agent.memory
         if memory is None or self.config.serve.read_only:
             return "", 0
@@ -98,14 +89,14 @@ class GatewayState:
     async def call_evolution(
         self, method: str, *args: Any, timeout_s: float = ACTOR_TIMEOUT_S, **kwargs: Any
     ) -> Any:
-        """Call a method of the Evolution actor. Raises ApiError 404 without one, 504 after ``timeout_s``."""
+        """Raises ApiError 404 without an Evolution actor, 504 after ``timeout_s``."""
         if not self.evolves:
             raise ApiError(404, "this service does not learn: it runs without evolution", "no_evolution")
         actor = await self.agent.evolution_actor()
         return await self.with_timeout(getattr(actor, method).remote(*args, **kwargs), timeout_s)
 
     async def read_evolution(self, method: str, default: T, *args: Any) -> T:
-        """As ``call_evolution``, but return ``default`` without an answer."""
+        """As ``call_evolution``, but ``default`` without an answer."""
         if not self.evolves:
             return default
         try:
@@ -114,14 +105,13 @@ class GatewayState:
             return default
 
     async def with_timeout(self, answer: Awaitable[T], timeout_s: float = ACTOR_TIMEOUT_S) -> T:
-        """The awaited value. Raises ApiError 504 after ``timeout_s``."""
+        """Raises ApiError 504 after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            raise ApiError(
-                504, f"an actor did not answer within {timeout_s:g} s", "timeout", retry_after_s=1.0
-            ) from None
+            message = f"an actor did not answer within {timeout_s:g} s"
+            raise ApiError(504, message, "timeout", retry_after_s=1.0) from None
 
     def _values(self) -> dict[str, float]:
         version = {} if self.agent.version is None else {"policy_version": float(self.agent.version)}

@@ -84,7 +84,7 @@ def is_futile(step: Mapping[str, Any]) -> bool:
 
 
 def of_run(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why at least half of the steps of a run taught nothing, and what helps; None for other runs."""
+    """Why at least half of the steps of a run taught nothing, and what helps; else None."""
     futile = [step for step in steps if is_futile(step)]
     if 2 * len(futile) < max(len(steps), 1):
         return None
@@ -92,7 +92,7 @@ def of_run(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def of_evaluation(summary: Mapping[str, Any]) -> str | None:
-    """Why at least half of the episodes of an evaluation gave no answer, and what helps; None for others."""
+    """Why at least half of the episodes of an evaluation gave no answer, and what helps; else None."""
     ends = summary.get("stop_reasons") or {}
     episodes = sum(ends.values())
     silent = episodes - summary.get("answered", ends.get("answer", 0) + ends.get("done", 0))

@@ -1,8 +1,7 @@
-"""The event log of a run, `events.jsonl`: one JSON object per line, read by reports and resumed runs.
+"""The event log of a run, `events.jsonl`: one JSON object per line, appended by several processes.
 
-Several processes may append at once: each line is one `write` to a descriptor opened for appending, so lines
-do not mix. A process that dies may leave an incomplete line; the next writer starts a new line, and readers
-skip the incomplete one.
+Each line is one `write` to a descriptor opened for appending, so lines do not mix. A process that dies may
+leave an incomplete line: the next writer starts a new one, and readers skip it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 from pixelis.files import replacing
 
 FILE = "events.jsonl"
-RESERVED = frozenset({"time", "kind"})
 ALARM = "alarm"
 """Kind of the alarms of a run: `step` and `text`."""
 LEARNER_FAILURE = "learner/failure"
@@ -40,11 +38,7 @@ STAGE = "stage"
 
 
 class EventLog:
-    """Appends events to `run_dir/events.jsonl`; creates the file and its folder.
-
-    A crash of the process loses no event for which `write` returned; `close` also flushes to the disk. An
-    unpickled log appends to the same file.
-    """
+    """Appends events to `run_dir/events.jsonl`. A crash of the process loses none; `close` flushes to the disk."""
 
     def __init__(self, run_dir: str | Path):
         self.path = Path(run_dir) / FILE
@@ -52,12 +46,7 @@ class EventLog:
         self._descriptor: int | None = None
 
     def write(self, kind: str, /, **fields: Any) -> None:
-        """Append `{"time": unix seconds, "kind": kind, **fields}` as strict JSON, see `plain`.
-
-        Raises ValueError for the names `time` and `kind`, OSError if the file cannot be written.
-        """
-        if RESERVED & fields.keys():
-            raise ValueError(f"the fields {' and '.join(sorted(RESERVED))} of an event are reserved")
+        """Append `{"time": unix seconds, "kind": kind, **fields}` as strict JSON, see `plain`."""
         event = {"time": round(time.time(), 3), "kind": kind, **fields}
         line = json.dumps(plain(event), allow_nan=False).encode() + b"\n"
         with self._lock:
@@ -71,7 +60,7 @@ class EventLog:
                 line = line[os.write(self._descriptor, line) :]
 
     def close(self) -> None:
-        """Flush to the disk and close; a later `write` opens again."""
+        """Flush to the disk; a later `write` opens the file again."""
         with self._lock:
             if self._descriptor is not None:
                 os.fsync(self._descriptor)
@@ -101,6 +90,24 @@ def read(run_dir: str | Path, kind: str | None = None) -> list[dict[str, Any]]:
     return events
 
 
+class Tail:
+    """The events of a run that are written from now on."""
+
+    def __init__(self, run_dir: str | Path):
+        self.path = Path(run_dir) / FILE
+        self.position = self.path.stat().st_size if self.path.is_file() else 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """The complete events since the last call."""
+        if not self.path.is_file():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.position)
+            *lines, incomplete = file.read().split(b"\n")
+            self.position = file.tell() - len(incomplete)
+        return [event for line in lines if (event := _event(line)) is not None]
+
+
 def last(run_dir: str | Path, *kinds: str) -> dict[str, Any] | None:
     """The newest event of these kinds, None without one. Reads from the end."""
     path, tail = Path(run_dir) / FILE, b""
@@ -121,10 +128,7 @@ def last(run_dir: str | Path, *kinds: str) -> dict[str, Any] | None:
 
 
 def mark_replayed(run_dir: str | Path, step: int) -> int:
-    """Mark steps and evaluations after `step` as `replayed`, before a run repeats them; returns their number.
-
-    In place and without a change of length, because other processes append to the same file.
-    """
+    """Mark steps and evaluations after `step` as `replayed` in place, before a run repeats them; returns their number."""
     path, marked = Path(run_dir) / FILE, 0
     if not path.is_file():
         return 0
@@ -162,11 +166,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def plain(value: Any) -> Any:
-    """The value as strict JSON types.
-
-    Records, dataclasses, numpy values, paths and enums become plain JSON; NaN and infinities the texts "nan",
-    "inf" and "-inf"; any other value its repr.
-    """
+    """The value as strict JSON types; NaN and infinities become texts, values without a JSON form their repr."""
     if isinstance(value, enum.Enum):
         return plain(value.value)
     if value is None or isinstance(value, (bool, int, str)):

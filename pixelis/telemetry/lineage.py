@@ -1,7 +1,7 @@
-"""Lineage files: the inputs, configuration, code and seed of a data set, a checkpoint or another result.
+"""Lineage files: the inputs, configuration, code and seed of a result.
 
-A folder has a `lineage.json`, a file NAME a `NAME.lineage.json` beside it. Paths are relative to the result,
-so that a tree of runs can be moved.
+A folder has a `lineage.json`, a file NAME a `NAME.lineage.json` beside it. Paths are relative to the result, so
+that a tree of runs can be moved.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -50,6 +50,7 @@ MEDIA = frozenset(
         ".mp3",
     ]
 )
+"""Suffixes of files of which only name and size are hashed."""
 EXCLUDED = frozenset({NAME, "lock.json", "STOP"})
 """Files of a folder that are not part of its content."""
 
@@ -77,21 +78,17 @@ class Code(_Part):
 
 
 class Record(_Part):
-    """The content of a lineage file.
-
-    sha256: hash of the result, None for the folder of a run, which still grows. earlier: the records before
-    the run was resumed with other inputs, configuration or code.
-    """
-
     format: Literal[1] = 1
     kind: str
     sha256: str | None = None
+    """Hash of the result; None for the folder of a run, which still grows."""
     inputs: list[Input]
     config_sha256: str | None
     seed: int | None
     code: Code
     made: str
     earlier: list[Record] = []
+    """The records before the run was resumed with other inputs, configuration or code."""
 
     @property
     def provenance(self) -> tuple[object, ...]:
@@ -109,15 +106,13 @@ def record(
     kind: str,
     grows: bool = False,
 ) -> Path:
-    """Write the lineage of the result at ``path`` (a file or a folder that exists); returns the lineage file.
+    """Write the lineage of the result at ``path``; returns the lineage file.
 
-    inputs: files, folders, sources (`coco:/data/coco?split=val`, `cards:?split=train`), or Input when the
-    hash is known; the keys of a mapping are the roles. grows: the result is the folder of a run, which gets
-    no hash and keeps its earlier record. Raises MissingFile if the result or an input does not exist.
+    inputs: files, folders, sources (`coco:/data/coco?split=val`), or Input when the hash is known; the keys of a
+    mapping are the roles. grows: the result is the folder of a run, which gets no hash and keeps its earlier
+    record. Raises MissingFile if the result or an input does not exist.
     """
     path = Path(path)
-    if not path.exists():
-        raise MissingFile(f"cannot record the lineage of {path}: it does not exist")
     roles = inputs if isinstance(inputs, Mapping) else {"input": inputs}
     single = (str, Path, Input)
     by_role = {role: [sources] if isinstance(sources, single) else sources for role, sources in roles.items()}
@@ -137,9 +132,12 @@ def record(
             [previous.model_copy(update={"earlier": []})] if previous.provenance != new.provenance else []
         )
         new = new.model_copy(update={"earlier": [*previous.earlier, *changed]})
-    file = lineage_file(path)
-    write_json(file, new.model_dump(mode="json", exclude_defaults=True) | {"format": 1})
-    return file
+    write_json(lineage_file(path), _dump(new))
+    return lineage_file(path)
+
+
+def _dump(record: Record) -> dict[str, Any]:
+    return record.model_dump(mode="json", exclude_defaults=True) | {"format": 1}
 
 
 def lineage_file(path: str | Path) -> Path:
@@ -155,13 +153,12 @@ def read(path: str | Path) -> Record | None:
     try:
         return Record.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        problem = first_problem(error)
-        message = f"{file} is not a lineage file: {problem.path} {problem.message}"
-        raise BadInput(message, fix="make the result again") from None
+        problem = f"{file} is not a lineage file: {first_problem(error).message}"
+        raise BadInput(problem, fix="make the result again") from None
 
 
 def of_run(path: str | Path, kind: str) -> dict[str, object] | None:
-    """The lineage of the run that holds ``path``, with paths relative to ``path``; None outside of a run."""
+    """The lineage of the run around ``path``, with paths relative to ``path``; None outside of a run."""
     # Start above `path`: an older result of the same name may have a lineage file there.
     if (run := find_record(Path(path).absolute().parent)) is None:
         return None
@@ -177,7 +174,7 @@ def of_run(path: str | Path, kind: str) -> dict[str, object] | None:
             update={"inputs": inputs, "earlier": [moved(e) for e in record.earlier], "kind": kind}
         )
 
-    return moved(run_record).model_dump(mode="json", exclude_defaults=True) | {"format": 1}
+    return _dump(moved(run_record))
 
 
 def of_checkpoint(run_dir: str | Path) -> dict[str, object] | None:
@@ -193,7 +190,7 @@ def record_in_run(path: str | Path, kind: str) -> None:
 
 
 def find_record(path: str | Path) -> tuple[Path, Record] | None:
-    """The result at ``path``, or the folder up to three levels above that it was made in, and its record."""
+    """The result at ``path``, or the folder it was made in (up to three levels above), and its record."""
     path = Path(os.path.abspath(path))
     for result in (path, *list(path.parents)[: 1 if path.is_file() else 3]):
         if (known := read(result)) is not None:
@@ -203,16 +200,12 @@ def find_record(path: str | Path) -> tuple[Path, Record] | None:
     return None
 
 
-# -- hashes --------------------------------------------------------------------------------------------------
-
-
 def digest(path: str | Path, without: Path | None = None) -> tuple[str, int]:
     """(sha256, bytes) of a file, a folder, or the matches of a pattern with `*`. Raises MissingFile.
 
-    The hash of a folder covers names and contents, with two exceptions: names and sizes of pictures, clips
-    and sounds; size, first block and 64 evenly spread blocks of weights above 64 MiB, as in
-    `policy.model_path.fingerprint`. For a checkpoint it covers the hashes in the manifest. It excludes hidden
-    files, lineage files and everything below ``without``.
+    That of a folder covers names and contents: of pictures, clips and sounds only the size, of weights above
+    64 MiB evenly spread blocks, of a checkpoint the hashes in its manifest. It excludes hidden files, lineage
+    files and everything below ``without``.
     """
     path = Path(path)
     if path.is_file():
@@ -285,9 +278,6 @@ def code() -> Code:
     return Code(version=number, commit=commit, dirty=bool(git("status", "--porcelain", "--", ".")))
 
 
-# -- inputs --------------------------------------------------------------------------------------------------
-
-
 def _resolve_input(role: str, source: Source, result: Path) -> Input:
     base = result if result.is_dir() else result.parent
     if isinstance(source, Input):
@@ -304,8 +294,7 @@ def _resolve_input(role: str, source: Source, result: Path) -> Input:
 
 
 def relative_to(base: Path, item: Input, path: Path) -> Input:
-    """The input with its path, also inside its source, relative to ``base``; absolute if they share no
-    folder."""
+    """The input with its path, also inside its source, relative to ``base`` if they share a folder."""
     path, base = Path(os.path.abspath(path)), Path(os.path.abspath(base))
     unrelated = os.path.commonpath([path, base]) == path.anchor
     shown = str(path) if unrelated else os.path.relpath(path, base)
@@ -313,7 +302,7 @@ def relative_to(base: Path, item: Input, path: Path) -> Input:
 
 
 def local_path(source: str | Path) -> Path | None:
-    """The path of a local source (`shop.jsonl`, `coco:/data/coco?split=val`). Raises MissingFile."""
+    """The path of a source (`coco:/data/coco?split=val`); None if it is remote or generated. MissingFile."""
     if isinstance(source, Path) or os.path.exists(source):
         path = Path(source)
     else:
@@ -327,7 +316,7 @@ def local_path(source: str | Path) -> Path | None:
                 return None
             path = Path(rest)
     if not _exists(path):
-        raise MissingFile(f"no file or folder {path}", fix="every input must exist when the result is made")
+        raise MissingFile(f"no file or folder {path}")
     return path
 
 

@@ -16,10 +16,9 @@ WINDOW = 20
 
 
 class Progress:
-    """`with Progress("rft", total=40) as p: p.update(done, **metrics)`.
+    """`with Progress("rft", total=40) as p: p.update(done, **metrics)`; a resumed run passes `start`.
 
-    `done` counts from 0 to `total`; a resumed run passes `start`. On a stream that is not a terminal, a line
-    is printed at most every `every` seconds. `enabled=False` prints nothing.
+    On a stream that is not a terminal, a line is printed at most every `every` seconds.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class Progress:
 
 
 def stage(name: str, enabled: bool = True) -> None:
-    """Print a startup stage of a job."""
     if enabled:
         print(f"[starting] {name}", flush=True)
 

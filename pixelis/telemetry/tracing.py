@@ -1,7 +1,7 @@
 """OpenTelemetry traces, from a request to the update and promotion that learnt from it.
 
-Without ``telemetry.traces`` spans are not recorded, but the context of a caller (W3C ``traceparent``) is
-passed on. Ray calls carry it as an argument, because threads and actors do not inherit it.
+Ray calls carry the context (W3C ``traceparent``) as an argument: threads and actors do not inherit it. It is
+passed on also when spans are not recorded.
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ MAX_FILE_BYTES = 50_000_000
 """Size at which a span file is closed; the one before it is then deleted."""
 FLUSH_MS = 1000
 _W3C = TraceContextTextMapPropagator()
-_ID_KEYS = ("traceId", "spanId", "parentSpanId")
+_ID_KEYS = {"traceId", "spanId", "parentSpanId"}
 _started = threading.Lock()
 _tracer: trace.Tracer = trace.NoOpTracer()  # not the global one, which Ray Serve may have set
 
 
 def start(config: Config, service: str) -> None:
-    """Record this process's spans as ``telemetry.traces`` says. ``service`` names it in viewers.
-
-    With ``telemetry.logs`` alone, spans have ids, which the log names, and are not recorded.
-    """
+    """Record this process's spans as ``telemetry.traces`` says. With ``telemetry.logs`` alone they only have ids."""
     global _tracer
     destination = config.telemetry.traces
     if not (destination or config.telemetry.logs) or not _started.acquire(blocking=False):
@@ -75,7 +72,7 @@ def start(config: Config, service: str) -> None:
 def span(name: str, parent: str | None = None, **attributes: Any) -> Iterator[Span]:
     """A span of the enclosed work, below ``parent`` (a ``traceparent``) or the current span.
 
-    Use ``begin`` around the ``yield`` of a generator, whose steps may run in other contexts.
+    Not around the ``yield`` of a generator, whose steps may run in other contexts: see ``begin``.
     """
     with _tracer.start_as_current_span(name, _context(parent), attributes=_plain(attributes)) as current:
         yield current
@@ -131,13 +128,16 @@ def _file_exporter(path: Path) -> Any:
 
     class FileExporter(SpanExporter):
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-            line = json.dumps(_hex_ids(MessageToDict(encode_spans(spans))), separators=(",", ":"))
+            content = MessageToDict(encode_spans(spans))
+            for item in _spans(content):
+                for key in _ID_KEYS & item.keys():  # in hex, where protobuf has base64
+                    item[key] = base64.b64decode(item[key]).hex()
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
                     path.replace(path.with_suffix(".old.jsonl"))
                 with path.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                    file.write(json.dumps(content, separators=(",", ":")) + "\n")
             except OSError as error:  # a full disk must not cost more than the trace
                 log.warning("spans are not written to %s: %s", path.name, error.strerror)
                 return SpanExportResult.FAILURE
@@ -149,36 +149,24 @@ def _file_exporter(path: Path) -> Any:
     return FileExporter()
 
 
-def _hex_ids(value: Any) -> Any:
-    """OTLP's JSON has ids in hex, where protobuf's has base64."""
-    if isinstance(value, dict):
-        return {
-            key: base64.b64decode(item).hex() if key in _ID_KEYS else _hex_ids(item)
-            for key, item in value.items()
-        }
-    return [_hex_ids(item) for item in value] if isinstance(value, list) else value
-
-
-# -- reading -------------------------------------------------------------------------------------------------
+def _spans(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for resource in content["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            yield from scope["spans"]
 
 
 def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The spans of the files in ``folder`` by trace id, in order of their start.
-
-    A span has ``id``, ``parent``, ``name``, ``service``, ``start`` and ``end`` (seconds), ``failed`` and
-    ``attributes``. Lines that are not OTLP, such as incomplete ones, are skipped.
-    """
+    """The spans of the files in ``folder`` by trace id, in order of their start; see ``_span``."""
     traces: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         with path.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 try:
-                    for resource in json.loads(line)["resourceSpans"]:
-                        service = _attributes(resource["resource"]).get("service.name", "?")
-                        for scope in resource["scopeSpans"]:
-                            for item in scope["spans"]:
-                                traces.setdefault(item["traceId"], []).append(_span(item, service))
-                except (ValueError, KeyError, TypeError):
+                    content = json.loads(line)
+                    service = _attributes(content["resourceSpans"][0]["resource"])["service.name"]
+                    for item in _spans(content):
+                        traces.setdefault(item["traceId"], []).append(_span(item, service))
+                except (ValueError, KeyError, TypeError):  # an incomplete line
                     continue
     for spans in traces.values():
         spans.sort(key=lambda span: span["start"])

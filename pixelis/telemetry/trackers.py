@@ -35,7 +35,7 @@ PACKAGES = {
     "comet": "comet_ml",
     "trackio": "trackio",
 }
-"""Tracker in `config.telemetry` -> the package that it requires."""
+"""Tracker in `config.telemetry.trackers` -> the package that it requires."""
 ARTIFACT_BYTES = 2**30
 """Size up to which the files of a result are uploaded, not only its metadata."""
 
@@ -43,13 +43,13 @@ ARTIFACT_BYTES = 2**30
 def require_trackers(config: Config) -> None:
     """Raise MissingDependency for a configured tracker that is not installed."""
     for name, package in PACKAGES.items():
-        if getattr(config.telemetry, name) and importlib.util.find_spec(package) is None:
+        if name in config.telemetry.trackers and importlib.util.find_spec(package) is None:
             raise _not_installed(name)
 
 
 def log_results(config: Config) -> None:
-    """With telemetry.wandb, log the newest checkpoint and every result with a lineage file."""
-    if not config.telemetry.wandb:
+    """With the tracker wandb, log the newest checkpoint and every result with a lineage file."""
+    if "wandb" not in config.telemetry.trackers:
         return
     folder = Path(config.run.dir)
     results = [
@@ -68,15 +68,13 @@ def log_results(config: Config) -> None:
 class Tracker:
     """Sends a process's metrics to the trackers of `config.telemetry`, of those in ``only``.
 
-    `with Tracker(config) as tracker: tracker.log(step, {"reward/accuracy": 0.4})`.
-
-    resumed: step that the run continues from; TensorBoard hides what later steps logged before.
+    ``resumed``: step that the run continues from; TensorBoard hides what later steps logged before.
     """
 
     def __init__(self, config: Config, resumed: int | None = None, only: Container[str] = PACKAGES):
         self._trackers: dict[str, GeneralTracker] = {}
         for name in PACKAGES:
-            if name in only and getattr(config.telemetry, name):
+            if name in only and name in config.telemetry.trackers:
                 try:
                     self._trackers[name] = _start(name, config, resumed)
                 except ImportError as error:
@@ -86,11 +84,9 @@ class Tracker:
 
     @property
     def names(self) -> list[str]:
-        """The working trackers."""
         return list(self._trackers)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write the finite numbers of a step; steps must not decrease."""
         numbers = {key: number for key, value in values.items() if (number := as_number(value)) is not None}
         for name, tracker in list(self._trackers.items()):
             try:
@@ -117,7 +113,6 @@ class Tracker:
             self._drop("wandb", error)
 
     def close(self) -> None:
-        """Close all trackers."""
         for name, tracker in list(self._trackers.items()):
             try:
                 tracker.finish()
@@ -141,12 +136,12 @@ class Tracker:
 def _not_installed(name: str) -> MissingDependency:
     package = PACKAGES[name]
     return MissingDependency(
-        f"{package} is not installed", fix=f"pip install {package}, or telemetry.{name}=false"
+        f"{package} is not installed", fix=f"pip install {package}, or take {name} out of telemetry.trackers"
     )
 
 
 def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
-    """Start a tracker, which writes below ``run.dir`` unless its own environment says otherwise."""
+    """Start a tracker, below ``run.dir`` unless its own environment says otherwise."""
     from accelerate import PartialState, tracking
 
     PartialState()  # accelerate's logger requires it
@@ -182,7 +177,7 @@ def _start(name: str, config: Config, resumed: int | None) -> GeneralTracker:
 
 
 def _start_wandb(config: Config, folder: Path) -> GeneralTracker:
-    """Start W&B, offline in ``folder`` without an API key or a network. With a key it resumes its run."""
+    """Start W&B, offline without an API key or a network. With a key it resumes its run."""
     import wandb
     from accelerate.tracking import WandBTracker
 

@@ -29,7 +29,7 @@ RUN += [
     "rewards.weights.length=1.0",
     "learner.checkpoint_every=1",
     "telemetry.progress=false",
-    "telemetry.wandb=true",
+    "telemetry.trackers=[wandb]",
 ]
 
 

@@ -253,7 +253,7 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(
     Goal: no stall, a hung call ends within its timeout + 1 s, no failed reward enters an advantage, failures
     are counted by cause, and batches are filled to 90 % or refilled.
     """
-    own = {"own": {"chaos_rewards:faulty_reward": 1.0}, "own_timeout_s": TIMEOUT_S, "cpus": 0}
+    own = {"own": {"chaos_rewards:faulty_reward": 1.0}, "timeout_s": TIMEOUT_S, "cpus": 0}
     rewards = parse({**placed.config.model_dump(), "rewards": own}).rewards
     config = placed.config.model_copy(update={"rewards": rewards})
     runtime_env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}

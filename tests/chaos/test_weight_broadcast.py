@@ -106,7 +106,7 @@ def test_a_generator_that_dies_in_a_broadcast_costs_neither_version_nor_group(
     ("overrides", "message"),
     [
         (["policy_store.transfer=gloo"], "is for policy.full=true"),
-        (["policy_store.transfer=nccl", "policy.full=true"], "needs learner.gpus and engine.gpus"),
+        (["policy_store.transfer=nccl", "policy.full=true"], "needs a GPU for each learner"),
         (
             ["policy_store.transfer=nccl", "policy.full=true", "engine.colocate=true"],
             "which engine.colocate shares",

@@ -81,9 +81,7 @@ def test_answers_come_back_through_the_tokens(text):
 
 
 def _actions(scale: Scale) -> st.SearchStrategy[Action]:
-    """Actions on the grid of coordinates, of each operation that some dialect of the seed systems has a form
-    for, and of ours.
-    """
+    """Actions on the grid of coordinates: of the seed systems' operations, and of ours."""
     width, height = (1000, 1000) if scale.kind != "pixels" else scale.extent("img0")
 
     def zoom(target: str, box: list[float], padding: dict) -> Action:
@@ -161,17 +159,6 @@ def test_whatever_the_policy_writes_is_one_of_four_things(dialect, text, kind):
         assert reply.action or reply.error or reply.answer is not None
 
 
-@quick
-@given(NAMES, SOUP)
-def test_no_text_becomes_a_control_token(name, text):
-    r = renderer(name)
-    tokens = r.prompt(Question(id="q", question=text), [])[-1].tokens
-    controls = {i for i, t in r.tokenizer.added_tokens_decoder.items() if t.content.startswith("<")}
-    assert sum(t in controls for t in tokens) == 3  # opener, end, opener
-    if name == "nano":
-        assert text in r.tokenizer.decode(tokens, skip_special_tokens=False)
-
-
 CALLS = st.tuples(
     st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 3)
 )
@@ -208,18 +195,8 @@ def test_masks_cover_exactly_what_the_policy_generated_however_the_episode_ends(
 
     view = image_view("nano")
     session = Recorder(r, [*lines, "<answer>7</answer>"])
-    run = run_episode(
-        session,
-        r,
-        Question(id="q", question="?"),
-        [view],
-        [pixels(view)],
-        _Tools(),
-        limits,
-        SamplingParams(),
-        "g",
-        0,
-    )
+    fixed = (_Tools(), limits, SamplingParams(), "g", 0)
+    run = run_episode(session, r, Question(id="q", question="?"), [view], [pixels(view)], *fixed)
     episode = asyncio.run(run)
     t = episode.trajectory
     tokens, mask = t.token_ids(), t.loss_mask()
@@ -295,17 +272,11 @@ def test_crops_of_crops_show_exactly_the_pixels_their_boxes_name(path, width, he
         (image,) = observation.images
         rows, columns = here.shape[:2]
         x0, y0, x1, y1 = image.box
-        # The box that is recorded lies on pixel edges, at most half a pixel from the one asked for, and names
-        # what is shown.
+        # The recorded box lies on pixel edges, at most half a pixel off, and names what is shown
         edges = np.array([x0 * columns, y0 * rows, x1 * columns, y1 * rows])
         np.testing.assert_allclose(edges, edges.round(), atol=1e-6)
-        expected = geometry.clamp(box)
-        assert (
-            np.abs(
-                edges - [expected[0] * columns, expected[1] * rows, expected[2] * columns, expected[3] * rows]
-            ).max()
-            <= 0.5 + 1e-6
-        )
+        expected = np.array(geometry.clamp(box)) * [columns, rows, columns, rows]
+        assert np.abs(edges - expected).max() <= 0.5 + 1e-6
         left, top, right, bottom = edges.round().astype(int)
         np.testing.assert_array_equal(views[0], here[top:bottom, left:right])
         assert image.source_size == (right - left, bottom - top)

@@ -19,7 +19,7 @@ from pixelis.memory import Entry, Shard
 from pixelis.memory import index as index_module
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from memory_entries import entries, made, vectors
+from memory_entries import entries, listed, made, vectors
 
 KINDS = ("flat", "hnsw", "ivf")
 CHANGES = st.one_of(
@@ -117,7 +117,7 @@ def test_index_and_database_stay_equal(kind: str, changes: list, evict: str, cap
                     shard = Shard(folder, config, capacity)
                 names = {f"e{n}" for n in expected}
                 assert len(shard) == shard.stats()["size"] == shard.stats()["vectors"] == len(expected)
-                assert {e.id for e in shard.list(99)} == names
+                assert {e.id for e in listed(shard, 99)} == names
                 result = {name for line in shard.search(known, 61) for name, _ in line}
                 assert result <= names
                 if kind == "flat":

@@ -24,7 +24,7 @@ from pixelis.jobs import rft
 from pixelis.jobs.driver import run_folder
 from pixelis.operations import Environment, EnvironmentAction, EnvironmentResult, OperationArguments
 from pixelis.records import Action, Question
-from pixelis.telemetry import events, tracing
+from pixelis.telemetry import events
 
 pytestmark = pytest.mark.slow
 
@@ -122,32 +122,6 @@ def test_each_episode_keeps_its_state_on_the_worker_that_holds_it(
         assert error.value.code == "environment_lost"
 
     pool[0].run(body(pool[1]))
-
-
-def test_actions_of_an_environment_are_spans(
-    pool: tuple[asyncio.Runner, ToolboxPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    spans, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr(tracing, "_tracer", provider.get_tracer("test"))
-
-    async def body(pool: ToolboxPool) -> None:
-        (tools,) = await begin(pool, 1)
-        await add(tools, 1)
-        with pytest.raises(InfraFailure):
-            await add(tools, 13)
-        tools.close()
-
-    pool[0].run(body(pool[1]))
-    recorded = [
-        (span.name, dict(span.attributes or {}), span.status.is_ok) for span in spans.get_finished_spans()
-    ]
-    of_counter = {"pixelis.environment": "counter"}
-    assert recorded == [("reset", of_counter, True), ("add", of_counter, True), ("add", of_counter, False)]
 
 
 @pytest.mark.parametrize(

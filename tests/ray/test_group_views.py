@@ -109,14 +109,3 @@ def test_a_group_shows_the_new_picture_of_a_file_that_has_changed(
         shown.append(caller.ask(uri))
     for group, seed in zip(shown, (1, 2, 2), strict=True):
         assert np.array_equal(view_of(group), picture(seed, SIDE))
-
-
-def test_a_picture_of_the_caller_that_is_its_own_view_is_not_stored_again(generator: ActorHandle) -> None:
-    caller, pixels, base = Caller(generator), picture(3, SIDE), held_bytes()
-    decoded = {"img0": ray.put(pixels)}
-    groups = [caller.ask("sha256:3", pictures=decoded, stream=stream) for stream in (False, True)]
-    wait_until(lambda: held_bytes() - base < 1.05 * pixels.nbytes)
-    del decoded
-    assert all(np.array_equal(view_of(group), pixels) for group in groups)
-    groups.clear()
-    wait_until(lambda: held_bytes() <= base)

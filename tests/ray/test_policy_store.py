@@ -60,17 +60,6 @@ def test_a_restarted_learner_withdraws_versions_after_its_checkpoint(
     ray.kill(store)
 
 
-def test_rollback_serves_the_previous_version(ray_cluster: None, tmp_path: Path) -> None:
-    store = PolicyStore.remote(str(tmp_path), None)
-    ray.get(store.publish.remote(adapter(1), "evolve", 1))
-    candidate = ray.get(store.publish.remote(adapter(2), "evolve", 2, promote=False))
-    assert ray.get(store.promoted.remote()) == 1
-    ray.get(store.promote.remote(candidate))
-    assert ray.get(store.promoted.remote()) == 2
-    assert ray.get(store.roll_back.remote(candidate)) == 1
-    ray.kill(store)
-
-
 def test_rollback_works_after_any_number_of_refused_candidates(ray_cluster: None, tmp_path: Path) -> None:
     store = PolicyStore.remote(str(tmp_path), None, 2)
     first, second = (ray.get(store.publish.remote(adapter(i), "evolve", i)) for i in (1, 2))

@@ -116,6 +116,16 @@ def test_too_many_bad_rows_end_the_stream_with_a_typed_error(tmp_path: Path) -> 
     assert "a.jsonl, row 31 (q30), column question" in error.message
 
 
+def read_offsets(path: str) -> list[int]:
+    """Return the offsets in bytes of the processes that have the file open."""
+    offsets = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == path:
+                offsets.append(int((link.parents[1] / "fdinfo" / link.name).read_text().split()[1]))
+    return sorted(offsets)
+
+
 def test_the_readers_stay_a_bounded_number_of_rows_ahead(tmp_path: Path) -> None:
     """Take a few of 60 MB of rows, which are two parts; the readers' positions in the file then stop
     advancing.
@@ -131,24 +141,3 @@ def test_the_readers_stay_a_bounded_number_of_rows_ahead(tmp_path: Path) -> None
     assert offsets[-1]
     assert offsets[-1] == offsets[-4]
     assert all(offset % PART_BYTES < 20e6 for offset in offsets[-1])
-
-
-def read_offsets(path: str) -> list[int]:
-    """Return the offsets in bytes of the processes that have the file open."""
-    offsets = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(link) == path:
-                offsets.append(int((link.parents[1] / "fdinfo" / link.name).read_text().split()[1]))
-    return sorted(offsets)
-
-
-@pytest.mark.long  # a measure of the rest
-def test_a_slow_consumer_leaves_the_processor_to_others(tmp_path: Path) -> None:
-    stream = question_stream(DataConfig(train=file(tmp_path / "a.jsonl", 5000)), 0)
-    next(stream)
-    time.sleep(2)  # Ray Data has read as far ahead as it may
-    before = time.process_time()
-    time.sleep(3)
-    assert time.process_time() - before < 1.5
-    stream.close()  # type: ignore[attr-defined]

@@ -12,12 +12,12 @@ from pixelis.jobs import refine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-GATES = ("total", "per_task", "critical", "level_share", "level_tasks")
+GATES = ("per_task", "sizes")
 
 
 def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None, tmp_path: Path):
     overrides = [
-        "refinement.count=16",
+        "data.limit=16",
         "data.direct_share=0.3",
         "refinement.quality.provenance=false",
         "refinement.quality.min_score=0.5",
@@ -28,7 +28,6 @@ def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None
     overrides += [
         f"run.dir={tmp_path}",
         "telemetry.progress=false",
-        "refinement.examples=0",
         "policy.model=nano",
     ]
     summary = refine.run(load(None, overrides))

@@ -17,13 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixture
 RUN = [
     "policy.model=nano",
     "telemetry.progress=false",
-    "refinement.examples=2",
     "refinement.quality.provenance=false",
 ]
 RUN += ["refinement.quality.min_score=0.5", "refinement.gates.replay=0.1", "refinement.gates.corrupted=0.1"]
-RUN += [
-    f"refinement.gates.{name}=0" for name in ("total", "per_task", "critical", "level_share", "level_tasks")
-]
+RUN += [f"refinement.gates.{name}=0" for name in ("per_task", "sizes")]
 
 
 def refined(folder: Path, source: str, workers: int, *overrides: str) -> tuple[dict, dict[str, bytes]]:
@@ -79,8 +76,7 @@ def test_workers_write_the_files_of_one_process(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.long  # above: files of demonstrations
 def test_generated_demonstrations_are_checked_by_workers_too(tmp_path: Path) -> None:
     results = [
-        refined(tmp_path / str(workers), "cards:?split=train", workers, "refinement.count=20")
-        for workers in (0, 1)
+        refined(tmp_path / str(workers), "cards:?split=train", workers, "data.limit=20") for workers in (0, 1)
     ]
     assert results[0] == results[1]
     assert results[0][0]["rows"] == 20

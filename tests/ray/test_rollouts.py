@@ -14,35 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from exported import missing
+from exported import ACTOR_METRICS, missing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
-from placed_actors import (
-    PlacedJob,
-    check_group,
-    greedy_tokens,
-    health,
-    kill,
-    random_adapter,
-    stored_bytes,
-    temporary,
-    wait_until,
-)
+from placed_actors import PlacedJob, check_group, random_adapter, temporary
 
-from pixelis.actors import cluster, placement, reservations
+from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
-from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.group_views import fetch_groups
 from pixelis.actors.policy_store import PolicyStore
 from pixelis.actors.toolbox import Call, Toolbox
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
-from pixelis.dialogue.session import SamplingParams
-from pixelis.errors import BadInput, DataFailure, InfraFailure
-from pixelis.policy.adapters import Adapter, save_adapter
-from pixelis.records import Action, ImageView, Media, Question
-from pixelis.telemetry.metrics import ACTOR_METRICS, publish
+from pixelis.errors import BadInput, DataFailure
+from pixelis.policy.adapters import save_adapter
+from pixelis.records import Action, ImageView
+from pixelis.telemetry.metrics import publish
 
 pytestmark = pytest.mark.slow
 
@@ -135,31 +122,6 @@ def test_the_question_picture_is_one_array_in_all_rollouts_of_a_group(placed: Pl
         )
 
 
-def test_a_picture_is_stored_once_for_its_rollouts_and_not_again_for_the_next_group(
-    placed: PlacedJob, tmp_path: Path
-) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
-    Image.fromarray(picture).save(tmp_path / "picture.png")
-    question = Question(
-        id="again", question="which?", media=[Media(id="img0", uri=str(tmp_path / "picture.png"))]
-    )
-
-    def ask(number: int, views: bool) -> list[Any]:
-        request = RolloutRequest(
-            question, f"again-{number}", 8, SamplingParams(max_tokens=4), max_turns=1, views=views
-        )
-        results = placed.actors.generators[0].rollout.options(num_returns=3 if views else 2).remote(request)
-        return ray.get(list(results), timeout=120)[1:]
-
-    before = stored_bytes()
-    added, (view,) = ask(0, views=True)
-    assert (list(added.values()), view.ndim) == ([[]] * 8, 3)
-    assert picture.nbytes <= stored_bytes() - before < 1.1 * picture.nbytes
-    before = stored_bytes()
-    assert ask(1, views=False) == [{}], "as the canary asks"
-    assert stored_bytes() - before < 0.1 * picture.nbytes
-
-
 def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob) -> None:
     adapters = [random_adapter(Path(placed.config.policy.model), seed=i) for i in (1, 2)]
 
@@ -173,22 +135,6 @@ def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob
     assert version > 0
     states = ray.get([g.health.remote() for g in placed.actors.generators])
     assert {state["version"] for state in states} == {ray.get(placed.actors.store.promoted.remote())}
-
-
-def test_a_restarted_generator_loads_the_weights_of_the_version(placed: PlacedJob) -> None:
-    """Version 0 is the initial adapter, not the bare model, also after a restart."""
-    store, (one, two) = placed.actors.store, placed.actors.generators
-    version = ray.get(
-        store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=5), "rft", 9)
-    )
-    initial = greedy_tokens(one, 0)
-    assert greedy_tokens(one, version) != initial
-    kill(two)
-    wait_until(lambda: health(two))
-    assert greedy_tokens(two, 0) == initial
-    zero = {name: np.zeros_like(values) for name, values in placed.adapter.tensors.items()}
-    bare = ray.get(store.publish.remote(Adapter(zero, 8, 4, placed.adapter.base_sha256), "rft", 10))
-    assert greedy_tokens(two, bare) != initial, "the initial adapter has no effect"
 
 
 def test_bad_questions_end_the_run_with_their_error_without_retries(
@@ -235,30 +181,6 @@ def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(
     assert "llama" in caught.value.message
     assert caught.value.fix
     assert "Traceback" not in str(caught.value)
-
-
-# Above: the error of a generator; tests/unit/operations/test_segment_object_at.py: the message
-@pytest.mark.long
-def test_a_missing_segmenter_is_reported_when_the_job_starts(placed: PlacedJob, tmp_path: Path) -> None:
-    toolbox = placed.config.toolbox.model_copy(update={"segmenter": str(tmp_path / "sam")})
-    run = placed.config.run.model_copy(update={"dir": str(tmp_path)})
-    engine = placed.config.engine.model_copy(update={"workers": 1, "cpus": 0})
-    config = placed.config.model_copy(update={"toolbox": toolbox, "run": run, "engine": engine})
-    with (
-        pytest.raises(BadInput, match="toolbox\\.segmenter") as caught,
-        placement.placed(config, learner=False),
-    ):
-        pass
-    assert caught.value.fix
-
-
-def test_preflight_names_the_part_of_a_job_that_does_not_fit(placed: PlacedJob) -> None:
-    config = placed.config.model_copy(
-        update={"engine": placed.config.engine.model_copy(update={"workers": 40, "cpus": 1})}
-    )
-    with pytest.raises(InfraFailure) as caught:
-        reservations.preflight(config, learner=True, rollouts=True)
-    assert "generator with its toolboxes 40 x 1.25" in caught.value.message
 
 
 def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(

@@ -1,11 +1,10 @@
-"""Helpers of the gateway tests: waiting for a condition, chat messages, error bodies, published
-candidates.
-"""
+"""Helpers of the gateway tests."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -13,9 +12,26 @@ import numpy as np
 import ray
 from scripted import KEY
 
+from pixelis.config import Config
 from pixelis.policy.adapters import Adapter
+from pixelis.serve.agent import Agent
+from pixelis.serve.agent_types import Backends
+from pixelis.serve.gateway import create_app
+from pixelis.serve.state import GatewayState
 
 STORE = "store-under-test"
+
+
+@contextlib.asynccontextmanager
+async def own_client(
+    config: Config, backends: Backends, host: str = "localhost"
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a gateway without a key in this process."""
+    app = create_app(GatewayState(config, Agent(config, backends), None))
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}", timeout=60) as client:
+            yield client
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> bool:

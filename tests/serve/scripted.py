@@ -21,7 +21,6 @@ from PIL import Image
 from ray.actor import ActorHandle
 
 from pixelis.actors.generator_router import RolloutRequest
-from pixelis.actors.group_views import is_whole
 from pixelis.config import Config
 from pixelis.errors import BadImage, InfraFailure
 from pixelis.records import (
@@ -90,7 +89,7 @@ class ScriptedGenerator:
     async def rollout(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         self.counts["rollouts"] += 1
         group, views = await self._play(request)
-        return group, self._added(request, group, views), *self._first_views(request)
+        return group, views, *self._first_views(request)
 
     @ray.method(num_returns="streaming")
     async def stream(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
@@ -120,7 +119,7 @@ class ScriptedGenerator:
                     os._exit(1)
             self.counts["streamed"] += 1
             yield group
-            yield self._added(request, group, views)
+            yield views
             for nothing in self._first_views(request):
                 yield nothing
         except (GeneratorExit, asyncio.CancelledError):
@@ -132,13 +131,6 @@ class ScriptedGenerator:
     def _first_views(self, request: RolloutRequest) -> list[None]:
         """None for each medium: all views are returned with the episodes."""
         return [None] * len(request.question.media if request.views else [])
-
-    def _added(
-        self, request: RolloutRequest, group: Group, views: dict[str, list[np.ndarray]]
-    ) -> dict[str, list[np.ndarray]]:
-        """All views but the pictures of the caller that are their own views, which it has."""
-        whole = {t.id: sum(is_whole(id, t.images) for id in request.pictures) for t in group.trajectories}
-        return {id: of[whole[id] :] for id, of in views.items()}
 
     async def _play(self, request: RolloutRequest):  # type: ignore[no-untyped-def]
         self.sessions += request.samples

@@ -1,6 +1,4 @@
-"""The engines of a service as a Serve application, with scripted generators: stands in for
-`pixelis.jobs.serve:engines`.
-"""
+"""The engines of a service as a Serve application, with scripted generators."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from pixelis.actors.memory import Memory
 from pixelis.actors.memory_shard import place_shards
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
-from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.records import Feedback, Question, UpdateTask, Verdict
 from pixelis.serve.agent import Agent
@@ -169,40 +168,6 @@ def test_samples_vote(generators: list[ActorHandle]) -> None:
     assert (answer.neighbours, answer.cold_start, answer.experience_id) == ([], False, None)
 
 
-def test_turns_are_streamed_as_they_happen(generators: list[ActorHandle]) -> None:
-    async def watch() -> tuple[list[TurnEvent], list[float], Answer]:
-        events, times = [], []
-        agent = agent_without_memory("serve.augmentations=[grey_world]")
-        async for item in agent.stream(ask("say 7 pause 1", samples=2)):
-            if isinstance(item, Answer):
-                return events, times, item
-            if isinstance(item, TurnEvent):  # the text of a turn comes before it
-                events.append(item)
-                times.append(time.monotonic())
-        raise AssertionError("no answer")
-
-    events, times, answer = run(watch())
-    assert [(e.sample, e.samples, e.turn.role, e.attempt) for e in events] == [
-        (sample, 2, role, 0) for role in ("assistant", "tool", "assistant") for sample in (0, 1)
-    ]
-    assert {(e.sample, e.augmentation) for e in events} == {(0, None), (1, "grey_world")}
-    assert times[-1] - times[0] > 1  # two pauses lie between, the events did not wait for the answer
-    event = events[2]
-    assert event.turn.observation is not None
-    assert (event.images[0].id, event.images[0].box) == ("obs1", (0.25, 0.25, 0.75, 0.75))
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(event.images[0].uri.partition(",")[2]))))
-    assert (pixels == 200).all()
-    assert all(not e.turn.tokens and not e.turn.log_probs for e in events)
-    assert TurnEvent.model_validate_json(event.model_dump_json()) == event
-    assert answer.verdict.answer == "7"
-    assert all(t.turns[-1].tokens for t in answer.group.trajectories)
-    assert len(run(_views(answer))[answer.winner.id]) == 2
-
-
-async def _views(answer: Answer) -> Any:
-    return await answer.views.get()
-
-
 def test_requests_in_progress_share_a_decoded_picture(generators: list[ActorHandle]) -> None:
     async def decode() -> None:
         agent = agent_without_memory()
@@ -217,30 +182,7 @@ def test_requests_in_progress_share_a_decoded_picture(generators: list[ActorHand
     run(decode())
 
 
-def test_bad_pictures_are_refused_before_any_event(generators: list[ActorHandle]) -> None:
-    bad = AgentQuery("say 7", ["data:image/png;base64,AAAA"], 1, SamplingParams())
-
-    async def first() -> Any:
-        return await anext(agent_without_memory().stream(bad))
-
-    for work in (first(), agent_without_memory().answer(bad)):
-        with pytest.raises(BadInput) as error:
-            run(work)
-        assert error.value.code.startswith("image_")
-    # What the generator's toolbox says passes through
-    with pytest.raises(BadInput, match="not to our taste"):
-        run(agent_without_memory().answer(ask("nested")))
-
-
 # -- failures and deadlines ----------------------------------------------------------------------------------
-
-
-def test_another_generator_takes_over(generators: list[ActorHandle]) -> None:
-    agent = agent_without_memory()
-    assert run(agent.answer(ask("say 7 refuse0 refuse0"))).verdict.answer == "7"
-    with pytest.raises(InfraFailure, match="no generator"):
-        run(agent.answer(ask("refuse0 refuse1")))
-    assert agent.router.stats()["generators/running"] == 0
 
 
 def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(generators: list[ActorHandle]) -> None:
@@ -261,42 +203,6 @@ def test_a_generator_that_dies_during_a_stream_starts_a_new_attempt(generators: 
             return False
 
     run(until(back))
-
-
-@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_deadline_cancels_the_work(generators: list[ActorHandle], stream: bool) -> None:
-    async def wait() -> float:
-        agent = agent_without_memory()
-        before = await count(generators, "cancelled")
-        started = time.monotonic()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(
-                anext(agent.stream(ask("wait 30"))) if stream else agent.answer(ask("wait 30")), 2
-            )
-        waited = time.monotonic() - started
-        assert agent.router.stats()["generators/running"] == 0
-
-        async def ended() -> bool:
-            return await count(generators, "cancelled") > before
-
-        await until(ended)
-        return waited
-
-    assert run(wait()) < 20  # instead of the 30 s that the generator takes
-
-
-def test_closing_a_stream_cancels_the_work(generators: list[ActorHandle]) -> None:
-    async def leave() -> None:
-        before = await count(generators, "closed")
-        async with contextlib.aclosing(agent_without_memory().stream(ask("say 7 pause 20"))) as items:
-            await anext(items)
-
-        async def ended() -> bool:
-            return await count(generators, "closed") > before
-
-        await until(ended)
-
-    run(leave())
 
 
 # -- memory and evolution ------------------------------------------------------------------------------------
@@ -433,77 +339,6 @@ def test_a_task_says_how_many_votes_of_its_user_were_unclear_before(environment:
         if user in (ann, bob)
     ]
     assert counts == [(bob, 0), (ann, 2), (ann, 0)]
-
-
-def test_doubtful_and_opted_out_answers_are_not_learnt_from(environment: Environment) -> None:
-    before = environment.totals()
-
-    async def scenario() -> list[str | None]:
-        agent = environment.agent()
-        doubtful = await agent.answer(ask("say 7,7,8,9 of doubt"))
-        opted_out = await agent.answer(ask("say 7 of no use", learn=False))
-        unstored = await agent.answer(ask("say 7 of no trace", remember=False, learn=False))
-        await agent.drain()
-        assert (agent.counts["gated"], agent.counts["remembered"], agent.counts["update_sent"]) == (1, 2, 0)
-        return [doubtful.experience_id, opted_out.experience_id, unstored.experience_id]
-
-    ids = run(scenario())
-    assert ids[2] is None
-    assert environment.change(before)["size"] == 2
-    assert not set(ids) & set(environment.received()[0])
-
-
-def test_read_only_writes_nothing(environment: Environment) -> None:
-    run(_answer(environment.agent(), ask("say 7 to read")))
-    before, received = environment.totals(), [set(part) for part in environment.received()]
-    agent = environment.agent("serve.read_only=true", "evolution.cold_start=1000")
-    answer = run(_answer(agent, ask("say 7 to read")))
-    assert (answer.verdict.answer, len(answer.group.trajectories), answer.experience_id) == ("7", 4, None)
-    assert answer.neighbours
-    with pytest.raises(BadInput):
-        run(agent.feedback(answer.neighbours[0].experience.id, Feedback(correct=True)))
-    assert environment.totals() == before
-    assert [set(part) for part in environment.received()] == received
-
-
-async def _answer(agent: Agent, query: AgentQuery) -> Answer:
-    answer = await agent.answer(query)
-    await agent.drain()
-    return answer
-
-
-def test_feedback_reaches_the_experience_and_evolution(environment: Environment) -> None:
-    async def scenario() -> Any:
-        agent = environment.agent()
-        answer = await agent.answer(ask("say 7 and be told"))
-        feedback = Feedback(correct=False, answer="8", comment="ask jane.doe@example.org")
-        # Before the experience is stored
-        experience = await agent.feedback(answer.experience_id or "", feedback)
-        assert experience.id == answer.experience_id
-        await agent.drain()
-        return experience
-
-    experience = run(scenario())
-    feedback = environment.received()[1][experience.id]
-    assert (feedback.answer, feedback.correct) == ("8", False)
-    assert feedback == experience.feedback[0]
-    assert "jane" not in feedback.comment
-    assert feedback.created_at > 0
-    with pytest.raises(BadInput):
-        run(environment.agent().feedback("exp_unknown", Feedback(correct=True)))
-
-
-def test_a_full_background_skips_answers(environment: Environment) -> None:
-    async def scenario() -> None:
-        agent = environment.agent("evolution.queue=1")
-        answers = await asyncio.gather(*(agent.answer(ask("say 7 at once")) for _ in range(3)))
-        await agent.drain()
-        stored = [a for a in answers if a.experience_id is not None]
-        assert len(stored) == agent.counts["remembered"] >= 1
-        assert agent.counts["follow_skipped"] == 3 - len(stored)
-        assert not agent.after_reply.background
-
-    run(scenario())
 
 
 @pytest.mark.long

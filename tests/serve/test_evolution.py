@@ -1,6 +1,4 @@
-"""The Evolution actor on a real cluster: order, shares, drain, judgement of versions, and what happens when
-others misbehave.
-"""
+"""The Evolution actor on a real cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``POST /v1/experiences/search``: by words, by a picture, whose experiences a key finds, and what is
-refused.
-"""
+"""``POST /v1/experiences/search``."""
 
 from __future__ import annotations
 
@@ -17,17 +15,14 @@ import httpx
 import numpy as np
 import pytest
 import ray
-from gateway_helpers import STORE, error_of
+from gateway_helpers import STORE, error_of, own_client
 from PIL import Image
 from scripted import Deployed, picture_url
 
 from pixelis.actors.evolution import Evolution
 from pixelis.config import Config
-from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
-from pixelis.serve.gateway import create_app
 from pixelis.serve.keys import FILE, KeyFile
-from pixelis.serve.state import GatewayState
 
 pytestmark = pytest.mark.slow
 
@@ -144,13 +139,6 @@ def test_bad_searches_are_refused(
         assert error_of(reply)["param"] == param
 
 
-def test_a_search_needs_a_key_and_json(deployed: Deployed) -> None:
-    with deployed.client(key=None) as client:
-        assert client.post(PATH, json={"text": "a"}).status_code == 401
-    with deployed.client() as client:
-        assert client.post(PATH, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
-
-
 def test_an_experience_says_that_an_update_was_made_of_it(
     settings: Callable[..., Config], backends: Backends, tmp_path: Path
 ) -> None:
@@ -162,13 +150,7 @@ def test_an_experience_says_that_an_update_was_made_of_it(
     ray.get(evolution.health.remote())
 
     async def statuses() -> list[str]:
-        app = create_app(GatewayState(config, Agent(config, replace(backends, evolution="updating")), None))
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=30
-            ) as client,
-        ):
+        async with own_client(config, replace(backends, evolution="updating")) as client:
             bodies = [
                 {"question": f"say {say} tapir", "image": stripes(i)}
                 for i, say in enumerate(("7", "8", "1,2,3,4"))
@@ -199,9 +181,7 @@ def test_without_a_memory_nothing_can_be_searched(
     settings: Callable[..., Config], backends: Backends
 ) -> None:
     async def reply() -> httpx.Response:
-        config = settings("memory.enabled=false")
-        transport = httpx.ASGITransport(create_app(GatewayState(config, Agent(config, backends), None)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with own_client(settings("memory.enabled=false"), backends) as client:
             return await client.post(PATH, json={"text": "a"})
 
     refused = asyncio.run(reply())

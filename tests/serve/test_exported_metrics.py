@@ -8,10 +8,8 @@ import httpx
 import numpy as np
 import pytest
 import ray
-from exported import missing
+from exported import ACTOR_METRICS, missing
 from scripted import KEY, Deployed, picture_url
-
-from pixelis.telemetry.metrics import ACTOR_METRICS
 
 pytestmark = pytest.mark.slow
 

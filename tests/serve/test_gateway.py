@@ -299,15 +299,6 @@ def test_a_body_that_never_ends_is_refused(deployed: Deployed) -> None:
     error_of(response)
 
 
-def test_a_failing_generator_is_replaced_by_another(deployed: Deployed) -> None:
-    assert deployed.ask("refuse0 say 7", learn=False).json()["answer"] == "7"
-    assert deployed.ask("refuse1 say 7", learn=False).json()["answer"] == "7"
-    both = deployed.ask("refuse0 refuse1 say 7")
-    assert both.status_code == 503
-    assert int(both.headers["Retry-After"]) >= 1
-    error_of(both)
-
-
 def test_a_dying_generator_is_replaced_by_another(deployed: Deployed) -> None:
     for question in ("die0 say 7", "die1 say 8"):
         response = deployed.ask(question, learn=False)

@@ -108,36 +108,6 @@ ACCEPTED_PICTURES: dict[str, tuple[str, tuple[int, int]]] = {
     "tiff": (picture_url(format="TIFF"), (40, 30)),
 }
 
-QUESTIONS: dict[str, tuple[str, str]] = {
-    "empty": ("", "empty_question"),
-    "too long": ("x" * 501, "question_too_long"),
-    "a million characters, nearly": ("x" * 900_000, "question_too_long"),
-    "control token": ("what is <|image_pad|>?", "control_token"),
-}
-
-FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "a seed beyond 64 bits": ({"seed": 2**70}, {"seed": 2**70}),
-    "a user of a million letters": ({"user": "u" * 100_000}, {"user": "u" * 100_000}),
-    "more samples than votes": ({"samples": 5}, {"n": 9}),
-    "too many turns, another model": ({"max_turns": 99}, {"model": "gpt-9"}),
-    "a thousand pictures": (
-        {"image": [picture_url((1, 1))] * 1000},
-        {"messages": messages("q", *[picture_url((1, 1))] * 1000)},
-    ),
-    "a field that is unknown, one that is not supported": (
-        {"picture": "x"},
-        {"tools": [{"type": "function"}]},
-    ),
-}
-"""Fields of the agent's route and of chat completions; tests/unit/serve/test_protocol.py has many more."""
-
-BODIES: dict[str, bytes] = {
-    "nothing": b"",
-    "no utf-8": b"\xff\xfe\x00",
-    "depth": b"[" * 50_000,
-    "a comma too many": b'{"question": "q",}',
-}
-
 
 @pytest.fixture(scope="module")
 def http(deployed: Deployed) -> Iterator[httpx.Client]:
@@ -192,26 +162,6 @@ def test_bad_pictures_are_refused(both: Both, name: str) -> None:
         check_refused(response, code)
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_bad_questions_are_refused(both: Both, name: str) -> None:
-    question, code = QUESTIONS[name]
-    for response in both(agent(question), chat(question)):
-        check_refused(response, code)
-
-
-@pytest.mark.parametrize("name", FIELDS)
-def test_bad_fields_are_refused(both: Both, name: str) -> None:
-    of_agent, of_chat = FIELDS[name]
-    for response in both(agent(**of_agent), chat(**of_chat)):
-        check_refused(response)
-
-
-@pytest.mark.parametrize("name", BODIES)
-def test_bad_bodies_are_refused(both: Both, name: str) -> None:
-    for response in both(BODIES[name], BODIES[name]):
-        check_refused(response)
-
-
 @pytest.mark.parametrize("name", ACCEPTED_PICTURES)
 def test_unusual_pictures_are_accepted(deployed: Deployed, name: str) -> None:
     image, size = ACCEPTED_PICTURES[name]
@@ -227,20 +177,9 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 NAMES = [
-    "question",
-    "image",
-    "messages",
-    "model",
-    "samples",
-    "temperature",
-    "seed",
-    "stream",
-    "user",
-    "n",
-    "top_k",
-    "tools",
-    "max_turns",
-]
+    "question", "image", "messages", "model", "samples", "temperature", "seed", "stream", "user", "n",
+    "top_k", "tools", "max_turns",
+]  # fmt: skip
 
 
 @st.composite

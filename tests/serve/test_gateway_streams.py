@@ -43,33 +43,6 @@ def streamed(deployed: Deployed, question: str, **changes: Any) -> list[tuple[st
         return list(events(response.iter_lines()))
 
 
-def test_turns_arrive_before_the_answer(deployed: Deployed) -> None:
-    items = [item for item in streamed(deployed, "say 7,8,7,7") if item[0] != "text"]
-    assert [name for name, _ in items] == ["turn"] * 12 + ["answer"]
-    assert {(data["sample"], data["samples"]) for name, data in items if name == "turn"} == {
-        (i, 4) for i in range(4)
-    }
-    observations = [data for _, data in items if data.get("turn", {}).get("observation")]
-    assert len(observations) == 4
-    assert observations[0]["images"][0]["box"] == [0.25, 0.25, 0.75, 0.75]
-    assert observations[0]["images"][0]["uri"].startswith("data:image/png;base64,")
-    answer = items[-1][1]
-    assert (answer["object"], answer["answer"], answer["confidence"]) == ("agent.answer", "7", 0.75)
-    assert answer["experience_id"].startswith("exp_")
-
-
-def test_the_text_of_the_first_sample_arrives_before_its_turns(deployed: Deployed) -> None:
-    items, text = streamed(deployed, "say 8,7,7,7"), ""
-    for name, data in items:
-        if name == "text":
-            assert (data["sample"], data["samples"], data["attempt"]) == (0, 4, 0)
-            text += data["text"]
-        elif name == "turn" and data["sample"] == 0 and data["turn"]["role"] == "assistant":
-            assert text == data["turn"]["text"]
-            text = ""
-    assert items[-1][1]["answer"] == "7"
-
-
 def test_thoughts_are_streamed_letter_by_letter(client: openai.OpenAI) -> None:
     stream: Any = client.chat.completions.create(
         model="pixelis-nano", messages=messages("say 7", picture_url()), stream=True

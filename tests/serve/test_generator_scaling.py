@@ -92,8 +92,12 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
             return {"sessions": answer}
 
     monkeypatch.setattr(generator_scaler, "POLL_S", 0.001)
-    monkeypatch.setattr(generator_scaler, "HEALTH_S", 0.01)
-    overrides = [f"run.dir={tmp_path}", "engine.workers=1", "engine.max_workers=2"]
+    overrides = [
+        f"run.dir={tmp_path}",
+        "engine.health_timeout_s=0.01",
+        "engine.workers=1",
+        "engine.max_workers=2",
+    ]
     config = load(None, [*overrides, "serve.timeout_s=" + ("30" if asked else "1")])
     scaler = GeneratorScaler.__ray_metadata__.modified_class(config, "s", ["s-generator-0"], "store")
     generator, killed = Generator(), list[Any]()
@@ -106,25 +110,6 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
     else:
         assert 1 <= time.monotonic() - started < 20, "it is ended when its requests have timed out"
     assert killed == ([] if isinstance(answers[-1], ActorDiedError) else [generator])
-
-
-def test_a_generator_that_does_not_answer_counts_as_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Generator:
-        def __init__(self) -> None:
-            self.health = SimpleNamespace(remote=lambda: asyncio.sleep(60))
-
-    monkeypatch.setattr(generator_scaler, "HEALTH_S", 0.01)
-    overrides = [f"run.dir={tmp_path}", "engine.max_workers=2", "serve.upscale_delay_s=0"]
-    scaler = GeneratorScaler.__ray_metadata__.modified_class(
-        load(None, overrides), "s", ["s-generator-0"], "store"
-    )
-    scaler.handles["s-generator-0"] = Generator()
-    started = list[int]()
-    monkeypatch.setattr(scaler, "_start", lambda index: asyncio.sleep(0, started.append(index)))
-    asyncio.run(scaler._scale())
-    assert started == [1]
 
 
 @ray.remote(num_cpus=0)

@@ -1,6 +1,4 @@
-"""F24: half of the traffic from one caller, near-identical and wrong: its share of an update, and what the
-canary refuses.
-"""
+"""F24: the traffic of one caller stays below its share."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ Scripted = ScriptedGenerator.__ray_metadata__.modified_class
 
 @ray.remote(num_cpus=0)
 class Poisoned(Scripted):
-    """Answers 7; once it holds a version among ``bad``, 8 to every question but those of the labelled
-    canary.
-    """
+    """Answers 7; once it holds a bad version, 8 to all but the labelled questions of the canary."""
 
     def __init__(self, bad: tuple[int, ...]):
         super().__init__(0)

@@ -1,6 +1,4 @@
-"""The page of the deployed gateway in headless Chromium: asking, feedback, settings, failures, injected
-markup.
-"""
+"""The page of the deployed gateway in headless Chromium."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from typing import Any
 
 import av
 import httpx
-import numpy as np
 import pytest
 from browser_helpers import Opened, ask, fits, picture
 from gateway_helpers import until
@@ -20,8 +17,7 @@ from PIL import Image
 from playwright.sync_api import Route, expect
 from scripted import KEY, Deployed, picture_url
 
-from pixelis.config import load
-from pixelis.serve.routes.page import EXAMPLES, SWAGGER_FILES, page_files, page_settings
+from pixelis.serve.routes.page import SWAGGER_FILES, page_files
 
 pytestmark = pytest.mark.slow
 
@@ -72,12 +68,6 @@ def test_only_the_pages_files_are_served_with_strict_headers(deployed: Deployed)
             assert client.send(httpx.Request("GET", f"{deployed.url}/page/{path}")).status_code == 404
 
 
-def test_the_smaller_size_limit_applies_to_the_page() -> None:
-    configs = {size: load(None, [f"toolbox.max_image_bytes={size}"]) for size in (3000, 10**9)}
-    limit = {size: page_settings(config, False)["max_body_bytes"] for size, config in configs.items()}
-    assert limit == {3000: 4000, 10**9: load(None, []).serve.max_body_bytes}
-
-
 def test_the_page_loads_nothing_from_other_hosts() -> None:
     files = page_files()
     text = {
@@ -113,15 +103,6 @@ def test_the_page_of_the_api_shows_every_route(deployed: Deployed, opened: Opene
     assert all(url.startswith((deployed.url, "data:")) for url in requested)
 
 
-def test_the_examples_are_rendered_from_the_card_world() -> None:
-    from pixelis.datasets import cards
-
-    for file, uri, question in EXAMPLES:
-        shown = np.asarray(Image.open(io.BytesIO(page_files()[file])), np.float32)
-        assert np.abs(shown - cards.render(uri)).mean() < 3
-        assert any(f" {card.colour} frame" in question for card in cards.describe(uri).cards)
-
-
 def test_the_first_screen_says_what_the_model_can_do_and_examples_are_answered_with_one_click(
     opened: Opened,
 ) -> None:
@@ -146,12 +127,6 @@ def test_the_first_screen_says_what_the_model_can_do_and_examples_are_answered_w
     assert sent.value.post_data_json["image"].startswith("data:image/jpeg;base64,")
     expect(page.locator(".final")).to_have_text("7")
     expect(page.locator("#intro")).to_be_hidden()
-
-
-def test_another_model_is_not_introduced_as_a_reader_of_digits() -> None:
-    other = page_settings(load(None, ["policy.model=models/some-vl"]), False)
-    assert other["model"] == "some-vl"
-    assert "digits" not in " ".join(other["about"])
 
 
 # -- asking --------------------------------------------------------------------------------------------------
@@ -359,19 +334,6 @@ def test_feedback_reaches_the_experience(deployed: Deployed, opened: Opened) -> 
 
 
 @pytest.mark.long
-def test_the_user_can_enter_an_answer_that_no_sample_found(opened: Opened) -> None:
-    page = opened()
-    ask(page, "say none")
-    expect(page.locator(".final")).to_have_text("No answer")
-    assert "a turn was too long" in page.locator(".verdict").inner_text()
-    assert page.locator(".voted").all_text_contents() == ["no answer"]
-    page.get_by_role("button", name="Enter the answer").click()
-    page.keyboard.type("7")
-    page.keyboard.press("Enter")
-    expect(page.locator(".feedback")).to_have_text("Thank you. Saved.")
-
-
-@pytest.mark.long
 def test_the_request_follows_the_settings(opened: Opened) -> None:
     page = opened()
     page.click(".settings summary")
@@ -485,31 +447,3 @@ def test_a_phone_needs_no_sideways_scrolling(opened: Opened) -> None:
     page.click("nav a[href='#/evolution']")
     page.wait_for_selector("#evolution-versions tr")
     assert fits(page)
-
-
-@pytest.mark.long
-def test_the_keyboard_reaches_everything(opened: Opened) -> None:
-    page = opened()
-    focused = []
-    for _ in range(18):
-        page.keyboard.press("Tab")
-        focused.append(
-            page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()")
-        )
-    assert [
-        name
-        for name in (
-            "Ask",
-            "Evolution",
-            "choose",
-            "Which digit is in the red frame?",
-            "question",
-            "Settings",
-            "send",
-        )
-        if name not in focused
-    ] == []
-    page.focus("nav a[href='#/evolution']")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("#evolution:not([hidden])")
-    assert page.get_attribute("nav a[href='#/evolution']", "aria-current") == "page"

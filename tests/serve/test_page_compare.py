@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
-from browser_helpers import Opened, ask, fits, picture
+from browser_helpers import Opened, ask
 from playwright.sync_api import expect
 from scripted import Deployed
 
@@ -54,73 +53,3 @@ def test_both_ways_are_really_asked_and_nothing_is_stored(deployed: Deployed, op
     page.keyboard.press("Escape")
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator("#comparison")).to_be_empty()
-
-
-@pytest.mark.long
-def test_a_failed_way_is_explained_and_learning_is_told_by_its_tests(opened: Opened) -> None:
-    page = opened(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
-    judged = {
-        "version": 3,
-        "decision": "promote",
-        "accuracy": 0.9,
-        "reference_accuracy": 0.85,
-        "questions": 128,
-        "against": 2,
-    }
-    first = {
-        "version": 1,
-        "decision": "promote",
-        "accuracy": 0.85,
-        "reference_accuracy": 0.8,
-        "questions": 128,
-        "against": 0,
-    }
-    curve = [{**entry, "mean": 0.05, "se": 0.01, "time": time.time()} for entry in (first, judged)]
-    page.route(
-        "**/v1/evolution",
-        lambda route: route.fulfill(json={"enabled": True, "status": {"served": 3}, "canary": curve}),
-    )
-    page.set_input_files("#choose", picture())
-    page.get_by_role("button", name="Compare ways to answer").click()
-    expect(page.locator("#error")).to_contain_text("There is no question yet.")
-    page.fill("#question", "break")
-    page.get_by_role("button", name="Compare ways to answer").click()
-    arms = page.locator(".arm")
-    expect(arms.nth(0)).to_contain_text("The service failed")
-    expect(arms.nth(2)).to_contain_text("so version 0 is not asked your question here")
-    expect(arms.nth(2)).to_contain_text(
-        "Version 3: 90 % of 128 test questions right; version 2: 85 %. +5.0 points"
-    )
-    expect(arms.nth(2)).to_contain_text("Version 0: 80 %.")
-    assert fits(page)
-
-
-@pytest.mark.long
-def test_what_the_memory_knows_of_the_question_decides_nothing(opened: Opened) -> None:
-    page = opened()
-    votes = [
-        {"answer": None, "weight": 1, "source": "sample"},
-        {"answer": "7", "weight": 1, "source": "neighbour"},
-    ]
-    verdict = {"answer": "7", "confidence": 0.5, "votes": votes}
-    page.route(
-        "**/v1/agent",
-        lambda route: route.fulfill(json={"answer": "7", "verdict": verdict, "policy_version": 0}),
-    )
-    page.set_input_files("#choose", picture())
-    page.fill("#question", "which?")
-    page.get_by_role("button", name="Compare ways to answer").click()
-    expect(page.locator(".arm .final")).to_have_text(["No answer", "No answer"])
-    expect(page.locator(".arm .voted")).to_have_text(["no answer", "no answer"])
-
-
-@pytest.mark.long
-def test_a_comparison_is_cancelled(opened: Opened) -> None:
-    page = opened()
-    page.set_input_files("#choose", picture())
-    page.fill("#question", "wait 4 say 7")
-    page.get_by_role("button", name="Compare ways to answer").click()
-    expect(page.locator(".arm")).to_have_count(3)
-    page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#comparison")).to_be_empty()
-    expect(page.locator("#send")).to_be_enabled()

@@ -1,6 +1,4 @@
-"""The page's JavaScript against the Python code it mirrors: masks, locations, marks, turn texts, server-sent
-events.
-"""
+"""The page's JavaScript against the Python code it mirrors."""
 
 from __future__ import annotations
 
@@ -76,18 +74,6 @@ def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> No
         )
         assert location["root"] == "img0"
         assert location["box"] == pytest.approx(geometry.to_root(geometry.chain(views, "obs4")))
-
-
-@pytest.mark.long
-def test_the_box_of_a_track_is_missing_while_the_object_is_hidden(opened: Opened) -> None:
-    """Frames 2 and 3 are shown a second apart, as in a slow animation; frames 4 to 6 hide the object."""
-    drawn = opened().evaluate(
-        """async () => { const { atTime } = await import("/page/marks.js");
-            const frames = [1, 2, 3, 7, 8];
-            const mark = { frames, times: frames, boxes: frames.map((n) => [0, 0, n / 10, 1]), box: null };
-            return [0.5, 1, 2.5, 3, 3.5, 6, 7.1, 8.1, 9].map((time) => atTime(mark, time).box?.[2] ?? null); }"""
-    )
-    assert drawn == [None, 0.1, 0.2, 0.3, None, None, 0.7, 0.8, None]
 
 
 @pytest.mark.long

@@ -1,6 +1,4 @@
-"""The Evolution view of the deployed gateway's page in headless Chromium: what was learnt, orders, alerts,
-reviews, audit log.
-"""
+"""The Evolution view of the deployed gateway's page in headless Chromium."""
 
 from __future__ import annotations
 
@@ -181,10 +179,7 @@ def judged(version: int, accuracy: float, decision: str, **more: Any) -> dict[st
 
 
 def shown(opened: Opened, reviews: bool = False, **changes: Any) -> Page:
-    """The view of a service with four versions: 1 refused, 2 answers, 3 is not served.
-
-    Without ``reviews`` it has no queue.
-    """
+    """The view of a service with four versions."""
 
     reply = {
         "enabled": True,
@@ -260,109 +255,3 @@ def test_each_version_says_what_it_learnt_and_what_its_test_showed(opened: Opene
     expect(page.locator("#reviews")).to_contain_text("has no review queue")
     assert page.locator("img[src=x]").count() == 0
     assert page.title() == "Pixelis · Evolution"
-
-
-@pytest.mark.long
-def test_the_version_where_learning_began_says_so_and_an_open_test_is_no_failure(opened: Opened) -> None:
-    versions = [{"version": i, "status": "promoted", "step": 0} for i in range(2)]
-    versions.append({"version": 2, "status": "candidate", "step": 8})
-    waits = {
-        "actor": "canary",
-        "result": "skipped",
-        "details": {"version": 2, "accuracy": 0.79},
-        "time": time.time(),
-    }
-    audit = [
-        {**waits, "event": "promotion", "action": "wait"},
-        {**waits, "event": "canary", "action": "judge"},
-    ]
-    learnt = [{"version": 2, "tasks": 64, "users": 1, "user": "", "user_share": 1.0}]
-    page = shown(
-        opened,
-        versions=versions,
-        learnt=learnt,
-        audit=audit,
-        canary=[judged(2, 0.79, "wait", reason="inconclusive")],
-    )
-    first = page.locator(".versions tbody tr").nth(1)
-    expect(first).to_contain_text("nothing yet: where learning began")
-    expect(first).to_contain_text("none: it answers as the version before")
-    lines = page.locator(".audit tbody tr")
-    expect(lines.locator("[data-label='What']")).to_have_text(
-        ["Did not let version 2 answer yet", "Tested version 2: 79 % right"]
-    )
-    expect(lines.locator("[data-label='Result']")).to_have_text(["not decided", "not decided"])
-    expect(page.locator(".audit .wrong")).to_have_count(0)
-
-
-@pytest.mark.long
-def test_a_version_without_evidence_and_what_callers_asked_are_told(opened: Opened) -> None:
-    traffic = {"questions": 32, "accuracy": 0.9, "reference_accuracy": 0.8, "mean": 0.1, "se": 0.02}
-    canary = [judged(2, 0.85, "promote", traffic=traffic), judged(3, 0.79, "wait", reason="inconclusive")]
-    page = shown(opened, canary=canary)
-    rows = page.locator(".versions tbody tr")
-    expect(rows.nth(0)).to_contain_text("its test has not ruled out that it is worse; it learns on")
-    expect(rows.nth(1)).to_contain_text(
-        "Of 32 requests that it did not learn from, 90 % answered as voted; before: 80 %."
-    )
-    expect(rows.nth(1)).to_contain_text("+10.0 points (95 % interval +6.1 to +13.9).")
-    expect(page.locator(".chart .good")).to_have_count(1)
-    expect(page.locator(".chart circle.open")).to_have_count(1)
-    expect(page.locator(".chart .bad")).to_have_count(0)
-
-
-@pytest.mark.long
-def test_a_version_that_fails_its_test_is_not_served(opened: Opened) -> None:
-    page = shown(opened)
-    expect(page.locator(".versions .actions")).to_have_text(["Serve this", "", "", "Go back to this"])
-    result = {
-        "promoted": False,
-        "reason": "fell",
-        "accuracy": 0.6,
-        "reference_accuracy": 0.85,
-        "questions": 9,
-        "against": 2,
-    }
-    page.route("**/v1/evolution/promote", lambda route: route.fulfill(json={"result": result}))
-    page.get_by_role("button", name="Serve this").click()
-    expect(page.locator("#confirm-text")).to_contain_text("It is tested first")
-    with page.expect_request("**/v1/evolution/promote") as sent:
-        page.click("#confirm-yes")
-    assert sent.value.post_data_json == {"version": 3}
-    alert = page.locator("#evolution-result [role=alert]")
-    expect(alert).to_contain_text("Version 3 does not answer: its test failed.")
-    expect(alert).to_contain_text("60 % of 9 test questions right; version 2: 85 %.")
-
-
-def test_alerts_are_told_in_plain_words(opened: Opened) -> None:
-    def alert(metric: str, value: float, severity: str = "warning") -> dict[str, Any]:
-        limits = {"side": "over", "limit": 0.2, "message": "m"}
-        return {"time": time.time() - value, "metric": metric, "value": value, "severity": severity, **limits}
-
-    audit = {
-        "time": time.time(),
-        "event": "alert",
-        "actor": MARKUP,
-        "action": "a",
-        "result": "success",
-        "details": {"x": MARKUP},
-    }
-    alerts = [alert("learner_failed", 1, "critical"), alert("queue_fill", 2), alert(MARKUP, 3, "critical")]
-    page = shown(opened, alerts=alerts, audit=[audit])
-    lines = page.locator("#evolution-alerts li")
-    expect(lines.nth(0)).to_contain_text("Act now")
-    expect(lines.nth(0)).to_contain_text("The learner has failed. The service still answers")
-    expect(lines.nth(1)).to_contain_text("Have a look")
-    expect(lines.nth(2)).to_contain_text(f"{MARKUP} is 3, above 0.2")
-    expect(page.locator("#evolution-audit td").nth(1)).to_have_text(MARKUP)
-    assert page.locator("img[src=x]").count() == 0
-
-
-@pytest.mark.long
-def test_without_an_earlier_version_there_is_no_way_back(opened: Opened) -> None:
-    versions = [{"version": 0, "status": "promoted"}]
-    page = shown(opened, versions=versions, canary=[], learnt=[], status={"served": 0, "learning": True})
-    expect(page.locator(".status")).to_contain_text("There is no earlier version to go back to.")
-    expect(page.locator(".state")).to_contain_text("Version 0 answers now, the policy as it was trained.")
-    expect(page.locator("#evolution-canary")).to_contain_text("No version has been tested yet.")
-    assert page.get_by_role("button", name="Go back").count() == 0

@@ -1,6 +1,4 @@
-"""The Memory view of the deployed gateway's page in headless Chromium: the newest answers, search by words
-and picture.
-"""
+"""The Memory view of the deployed gateway's page in headless Chromium."""
 
 from __future__ import annotations
 
@@ -10,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser_helpers import Opened, fits
+from browser_helpers import Opened
 from PIL import Image
 from playwright.sync_api import expect
-from scripted import KEY, Deployed
+from scripted import Deployed
 
 pytestmark = pytest.mark.slow
 
@@ -99,35 +97,3 @@ def test_a_card_says_whether_the_model_has_learnt_from_it(opened: Opened, stored
     expect(marks).to_have_text(
         ["learnt from", "taken back with the version that answered", "not learnt from"]
     )
-
-
-@pytest.mark.long
-def test_a_pasted_picture_is_searched_and_bad_files_get_advice(opened: Opened, stored: list[str]) -> None:
-    page = opened("memory")
-    with page.expect_request("**/v1/experiences/search"):
-        page.evaluate(
-            """async (bytes) => {
-                const items = new DataTransfer();
-                items.items.add(new File([new Uint8Array(bytes)], "p.png", { type: "image/png" }));
-                window.dispatchEvent(new ClipboardEvent("paste", { clipboardData: items, bubbles: true }));
-            }""",
-            list(squares(0)["buffer"]),
-        )
-    expect(page.locator(".experience .question").first).to_have_text("say 7,7,7,8 gnu <b>one</b>")
-    page.set_input_files(
-        "#search-choose", {"name": "x.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"}
-    )
-    expect(page.locator("#memory-error")).to_contain_text("The file cannot be used.")
-    assert page.locator("#found b").count() == 0
-
-
-@pytest.mark.long
-def test_the_memory_view_asks_for_a_key_and_fits_a_phone(opened: Opened, stored: list[str]) -> None:
-    page = opened(
-        "memory", key="wrong", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
-    )
-    expect(page.locator("#memory-error")).to_contain_text("does not accept this key")
-    page.fill("#key", KEY)
-    page.keyboard.press("Enter")
-    expect(page.locator(".experience").first).to_be_visible()
-    assert fits(page)

@@ -12,10 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_service_on_loopback_binds_its_ports_to_loopback(deployed: Deployed) -> None:
-    """Serve's proxy and the gateway's server for calls between deployments.
-
-    Ray's core has one more port in each process.
-    """
+    """Serve's proxy and the gateway's server for calls between deployments."""
     mine = {p.pid: " ".join(p.cmdline()) for p in psutil.Process(os.getpid()).children(recursive=True)}
     addresses: dict[str, list[tuple[str, int]]] = {
         "ray::ProxyActor": [],

@@ -1,6 +1,4 @@
-"""The page for raters in a real browser: filling it in, going on after a reload, the saved file, and its
-results.
-"""
+"""The page for raters in a real browser."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rehearsal on a real cluster: updates imitate again what earlier ones taught, unless it was deleted or
-called wrong since.
-"""
+"""Rehearsal on a real cluster."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Faults of a service under load: processes killed (F11), and far more requests than it can answer (F12).
-
-Short here; PIXELIS_CHAOS=full keeps the load up for a minute.
-"""
+"""Faults of a service under load."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An ``experience_id`` is given only for what is on disk: at once, after SIGKILL, on a full and a read-only
-disk (F21).
-"""
+"""An ``experience_id`` is given only for what is on disk."""
 
 from __future__ import annotations
 
@@ -10,36 +8,23 @@ import dataclasses
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import ray
-from gateway_helpers import STORE
+from gateway_helpers import STORE, own_client
 from scripted import picture_url
 from small_disks import failing_disk, fill, freeze, small_disk
 
 from pixelis.actors.evolution import Evolution
 from pixelis.actors.memory_shard import place_shards
 from pixelis.config import Config
-from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Backends
-from pixelis.serve.gateway import create_app
-from pixelis.serve.state import GatewayState
 
 pytestmark = pytest.mark.slow
-
-
-@contextlib.asynccontextmanager
-async def gateway(config: Config, backends: Backends) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a gateway in this process."""
-    app = create_app(GatewayState(config, Agent(config, backends), None))
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
-            yield client
 
 
 async def ask(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
@@ -80,7 +65,7 @@ def test_an_experience_is_readable_at_once_and_after_a_kill(shard: tuple[Config,
     config, backends, actor = shard
 
     async def scenario() -> None:
-        async with gateway(config, backends) as client:
+        async with own_client(config, backends) as client:
             ids = []
             for _ in range(3):
                 replies = await asyncio.gather(*(ask(client) for _ in range(4)))
@@ -104,7 +89,7 @@ def test_remembering_later_gives_no_id(shard: tuple[Config, Backends, Any]) -> N
     config, backends, _ = shard
 
     async def scenario() -> None:
-        async with gateway(config, backends) as client:
+        async with own_client(config, backends) as client:
             assert await number_stored(client) == 0
             later, never = await ask(client, remember="later"), await ask(client, remember=False)
             assert (later["experience_id"], later["remembered"]) == (None, "later")
@@ -168,7 +153,7 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
         ray.get([*(actor.health.remote() for actor in shards), evolution.health.remote()])
 
         async def scenario() -> dict[str, int]:
-            async with gateway(
+            async with own_client(
                 config, dataclasses.replace(backends, memory=tuple(names), evolution=f"{service}-evolution")
             ) as client:
 
@@ -229,7 +214,7 @@ def test_a_shard_that_is_late_is_no_disk_that_refuses(
     pid = ray.get([evolution.health.remote(), actor.health.remote()])[1]["pid"]
 
     async def scenario() -> None:
-        async with gateway(config, dataclasses.replace(of_shard, evolution="late-evolution")) as client:
+        async with own_client(config, dataclasses.replace(of_shard, evolution="late-evolution")) as client:
             await ask(client)
             os.kill(pid, signal.SIGSTOP)
             async with asyncio.timeout(60):

@@ -45,9 +45,7 @@ def confident_task() -> UpdateTask:
 def test_a_question_held_out_for_the_canary_keeps_one_copy_of_its_own_picture(
     ray_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The picture itself: in the policy's view of it, operations would find no more detail than the policy
-    saw.
-    """
+    """The picture itself."""
     config = load(
         None, [f"run.dir={tmp_path}", "evolution.canary.traffic=8", "evolution.canary.traffic_share=1"]
     )

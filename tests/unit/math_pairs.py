@@ -13,30 +13,9 @@ from fractions import Fraction
 from math import gcd, isqrt, pi, sqrt
 
 WORDS = [
-    "red",
-    "blue",
-    "green",
-    "left",
-    "right",
-    "above",
-    "below",
-    "cat",
-    "dog",
-    "horse",
-    "table",
-    "chair",
-    "window",
-    "north",
-    "south",
-    "none",
-    "both",
-    "tea",
-    "eat",
-    "ate",
-    "stop",
-    "spot",
-    "post",
-]
+    "red", "blue", "green", "left", "right", "above", "below", "cat", "dog", "horse", "table", "chair",
+    "window", "north", "south", "none", "both", "tea", "eat", "ate", "stop", "spot", "post",
+]  # fmt: skip
 UNITS = {
     "cm": "centimeters", "m": "metres", "kg": "kilograms", "min": "minutes", "h": "hours", "km": "kilometres", "ml": "millilitres",
     "g": "grams", "s": "seconds", "mm": "millimeters",
@@ -65,23 +44,14 @@ def dressed(random: random.Random, text: str) -> str:
 def _integers(r: random.Random) -> tuple[list[str], list[str]]:
     n = r.choice([r.randint(-99, 99), r.randint(1000, 9_999_999)])
     forms = [
-        str(n),
-        f"{n:,}",
-        f"{n}.0",
-        str(n).translate(FULL_WIDTH),
-        f"{2 * n}/2",
+        str(n), f"{n:,}", f"{n}.0", str(n).translate(FULL_WIDTH), f"{2 * n}/2",
         rf"\frac{{{3 * n}}}{{3}}" if n >= 0 else str(n),
-    ]
+    ]  # fmt: skip
     if abs(n) >= 1000:
         forms.append(f"{n:,}".replace(",", "{,}"))
     return forms, [
-        str(-n or 1),
-        str(n + 1),
-        f"{n}0" if n else "10",
-        f"{n}.5",
-        f"{n}/3" if n else "5",
-        str(n + 10),
-    ]
+        str(-n or 1), str(n + 1), f"{n}0" if n else "10", f"{n}.5", f"{n}/3" if n else "5", str(n + 10),
+    ]  # fmt: skip
 
 
 def _fractions(r: random.Random) -> tuple[list[str], list[str]]:
@@ -91,24 +61,16 @@ def _fractions(r: random.Random) -> tuple[list[str], list[str]]:
         a, b = r.randint(1, 40), r.randint(2, 30)
     k = r.randint(2, 9)
     forms = [
-        f"{a}/{b}",
-        rf"\frac{{{a}}}{{{b}}}",
-        rf"\dfrac{{{a * k}}}{{{b * k}}}",
-        f"{a * k}/{b * k}",
+        f"{a}/{b}", rf"\frac{{{a}}}{{{b}}}", rf"\dfrac{{{a * k}}}{{{b * k}}}", f"{a * k}/{b * k}",
         f"{a}/{b}".translate(FULL_WIDTH),
-    ]
+    ]  # fmt: skip
     forms.append(f"{a / b:.6f}" if abs(a / b) >= 0.01 else f"{a}/{b}")
     if a > b:
         forms += [f"{a // b} {a % b}/{b}", rf"{a // b}\frac{{{a % b}}}{{{b}}}"]
     return forms, [
-        f"{b}/{a}",
-        f"{a + 1}/{b}",
-        f"{a}/{b + 1}",
-        f"-{a}/{b}",
-        rf"\frac{{{a}}}{{{b + 2}}}",
-        f"{a / b + 0.01:.4f}",
-        f"{a}{b}",
-    ]
+        f"{b}/{a}", f"{a + 1}/{b}", f"{a}/{b + 1}", f"-{a}/{b}", rf"\frac{{{a}}}{{{b + 2}}}",
+        f"{a / b + 0.01:.4f}", f"{a}{b}",
+    ]  # fmt: skip
 
 
 def _decimals(r: random.Random) -> tuple[list[str], list[str]]:
@@ -116,19 +78,12 @@ def _decimals(r: random.Random) -> tuple[list[str], list[str]]:
     text = f"{r.randint(1, 9999)}.{r.randint(1, 10**places - 1):0{places}d}"
     value = Fraction(text)
     forms = [
-        text,
-        f"{text}0",
-        f"{value.numerator}/{value.denominator}",
-        text.translate(FULL_WIDTH),
-        f"+{text}",
-    ]
+        text, f"{text}0", f"{value.numerator}/{value.denominator}", text.translate(FULL_WIDTH), f"+{text}",
+    ]  # fmt: skip
     return forms, [
-        f"-{text}",
-        f"{text}7" if len(text) < 6 else f"1{text}",
-        text.replace(".", ""),
-        f"{float(value) * 1.001:.5f}",
-        f"{float(value) + 10**-places:.{places}f}",
-    ]
+        f"-{text}", f"{text}7" if len(text) < 6 else f"1{text}", text.replace(".", ""),
+        f"{float(value) * 1.001:.5f}", f"{float(value) + 10**-places:.{places}f}",
+    ]  # fmt: skip
 
 
 def _roots(r: random.Random) -> tuple[list[str], list[str]]:
@@ -153,20 +108,13 @@ def _powers(r: random.Random) -> tuple[list[str], list[str]]:
     value = base**exponent
     raised = str(exponent).translate(RAISED)
     forms = [
-        f"{base}{raised}",
-        f"{base}^{exponent}",
-        f"{base}^{{{exponent}}}",
-        str(value),
+        f"{base}{raised}", f"{base}^{exponent}", f"{base}^{{{exponent}}}", str(value),
         f"{base}*{base ** (exponent - 1)}",
-    ]
+    ]  # fmt: skip
     return forms, [
-        f"{base}{exponent}",
-        str(base),
-        str(base * exponent + value),
-        f"{base + 1}{raised}",
-        f"-{value}",
+        f"{base}{exponent}", str(base), str(base * exponent + value), f"{base + 1}{raised}", f"-{value}",
         str(value + 1),
-    ]
+    ]  # fmt: skip
 
 
 def _powers_of_ten(r: random.Random) -> tuple[list[str], list[str]]:
@@ -197,61 +145,39 @@ def _multiples_of_pi(r: random.Random) -> tuple[list[str], list[str]]:
         else [rf"\frac{{{k}\pi}}{{{d}}}", f"{k}π/{d}", rf"\frac{{{k}}}{{{d}}}\pi"]
     )
     wrong = [
-        str(k),
-        r"\pi",
-        rf"{k + 1}\pi",
-        rf"{k}\pi^2",
-        f"{value:.0f}",
-        f"{value + 0.01:.4f}",
+        str(k), r"\pi", rf"{k + 1}\pi", rf"{k}\pi^2", f"{value:.0f}", f"{value + 0.01:.4f}",
         rf"\frac{{{k}}}{{\pi}}",
-    ]
+    ]  # fmt: skip
     return [*forms, r.choice([f"{value:.6f}", f"{value:.4f}"])], wrong if d == 1 else wrong[1:]
 
 
 def _expressions(r: random.Random) -> tuple[list[str], list[str]]:
     a, b, c = r.randint(2, 9), r.randint(2, 9), r.choice("xynt")
     forms = [
-        f"{a}{c}+{b}",
-        f"{b}+{a}{c}",
-        f"{a}*{c} + {b}",
-        f"{c} = {a}{c}+{b}".partition("= ")[2],
-        rf"{a}\cdot {c}+{b}",
-        f"({a}{c}+{b})",
-    ]
+        f"{a}{c}+{b}", f"{b}+{a}{c}", f"{a}*{c} + {b}", f"{c} = {a}{c}+{b}".partition("= ")[2],
+        rf"{a}\cdot {c}+{b}", f"({a}{c}+{b})",
+    ]  # fmt: skip
     wrong = [
-        f"{a}{c}",
-        str(b),
-        f"{a}{c}-{b}",
-        f"{a + 1}{c}+{b}",
-        f"{a}{c}+{b}+1",
-        f"{a}{c}^2+{b}",
-        f"{a}+{b}{c}" if a != b else f"{a}{c}",
-        f"{b}",
-    ]
+        f"{a}{c}", str(b), f"{a}{c}-{b}", f"{a + 1}{c}+{b}", f"{a}{c}+{b}+1", f"{a}{c}^2+{b}",
+        f"{a}+{b}{c}" if a != b else f"{a}{c}", f"{b}",
+    ]  # fmt: skip
     return forms, wrong
 
 
 def _e(r: random.Random) -> tuple[list[str], list[str]]:
     a = r.randint(1, 9)
     return [f"{a} - 1/e", rf"{a} - \frac{{1}}{{e}}", rf"{a} - \frac{{1}}{{\mathrm{{e}}}}"], [
-        f"{a} + 1/e",
-        f"{a} - e",
-        str(a),
-        f"{a + 1} - 1/e",
-    ]
+        f"{a} + 1/e", f"{a} - e", str(a), f"{a + 1} - 1/e",
+    ]  # fmt: skip
 
 
 def _times(r: random.Random) -> tuple[list[str], list[str]]:
     h, m = r.randint(1, 12), r.randint(0, 59)
     forms = [f"{h}:{m:02d}", f"{h:02d}:{m:02d}", f"{h}:{m:02d}".translate(FULL_WIDTH)]
     wrong = [
-        f"{h % 12 + 1}:{m:02d}",
-        f"{h}:{(m + 5) % 60:02d}",
-        f"{h % 12 + 1}:{(m + 5) % 60:02d}",
-        f"{h}",
-        f"{h}.{m:02d}",
-        f"{2 * h}:{2 * m % 60:02d}",
-    ]
+        f"{h % 12 + 1}:{m:02d}", f"{h}:{(m + 5) % 60:02d}", f"{h % 12 + 1}:{(m + 5) % 60:02d}", f"{h}",
+        f"{h}.{m:02d}", f"{2 * h}:{2 * m % 60:02d}",
+    ]  # fmt: skip
     return forms, wrong
 
 
@@ -277,11 +203,9 @@ def _ratios(r: random.Random) -> tuple[list[str], list[str]]:
     forms += [":".join(map(str, parts)).translate(FULL_WIDTH)]
     squared = [p * p for p in parts]
     wrong = [
-        ":".join(map(str, reversed(parts))),
-        ":".join(map(str, [*parts[:-1], parts[-1] + 1])),
-        str(parts[0]),
+        ":".join(map(str, reversed(parts))), ":".join(map(str, [*parts[:-1], parts[-1] + 1])), str(parts[0]),
         ":".join(map(str, [*parts, 1])),
-    ]
+    ]  # fmt: skip
     if len({Fraction(s, p) for s, p in zip(squared, parts, strict=True)}) > 1:
         wrong.append(":".join(map(str, squared)))
     return forms, [w for w in wrong if w != forms[0]]
@@ -297,11 +221,9 @@ def _sets(r: random.Random) -> tuple[list[str], list[str]]:
     ]
     changed = [items[0] + 61, *items[1:]]
     wrong = [
-        rf"\{{{', '.join(map(str, changed))}\}}",
-        str(items[-1]),
-        rf"\{{{', '.join(map(str, items[1:]))}\}}",
+        rf"\{{{', '.join(map(str, changed))}\}}", str(items[-1]), rf"\{{{', '.join(map(str, items[1:]))}\}}",
         rf"\{{{', '.join(map(str, [*items, 99]))}\}}",
-    ]
+    ]  # fmt: skip
     return forms, wrong
 
 
@@ -309,14 +231,9 @@ def _points(r: random.Random) -> tuple[list[str], list[str]]:
     a, b = r.sample(range(-20, 60), 2)
     forms = [f"({a}, {b})", f"({a},{b})", f"( {a} , {b} )", rf"\left({a}, {b}\right)", f"({a}.0, {b})"]
     return forms, [
-        f"({b}, {a})",
-        f"({a}, {b + 1})",
-        f"({a + 1}, {b})",
-        str(a),
-        str(b),
-        f"({a}, {b}, 0)",
+        f"({b}, {a})", f"({a}, {b + 1})", f"({a + 1}, {b})", str(a), str(b), f"({a}, {b}, 0)",
         rf"\{{{b}, {a}\}}",
-    ]
+    ]  # fmt: skip
 
 
 def _intervals(r: random.Random) -> tuple[list[str], list[str]]:
@@ -324,14 +241,9 @@ def _intervals(r: random.Random) -> tuple[list[str], list[str]]:
     b = a + r.randint(1, 30)
     forms = [f"[{a}, {b})", f"[{a},{b})", rf"\left[{a}, {b}\right)", rf"x \in [{a}, {b})"]
     return forms, [
-        f"[{a}, {b}]",
-        f"({a}, {b})",
-        f"({a}, {b}]",
-        f"[{a}, {b + 1})",
-        f"[{a - 1}, {b})",
-        str(a),
+        f"[{a}, {b}]", f"({a}, {b})", f"({a}, {b}]", f"[{a}, {b + 1})", f"[{a - 1}, {b})", str(a),
         f"[{b}, {a})",
-    ]
+    ]  # fmt: skip
 
 
 def _measures(r: random.Random) -> tuple[list[str], list[str]]:
@@ -342,14 +254,9 @@ def _measures(r: random.Random) -> tuple[list[str], list[str]]:
         f"**{n} {short}**", str(n).translate(FULL_WIDTH) + f" {short}",
     ]  # fmt: skip
     return forms, [
-        f"{n} {other}",
-        f"{n + 1} {short}",
-        f"{n}{other}",
-        f"{n}0 {short}",
-        f"-{n} {short}",
-        f"{n} {short}^2",
-        f"{n} apples",
-    ]
+        f"{n} {other}", f"{n + 1} {short}", f"{n}{other}", f"{n}0 {short}", f"-{n} {short}",
+        f"{n} {short}^2", f"{n} apples",
+    ]  # fmt: skip
 
 
 def _percentages(r: random.Random) -> tuple[list[str], list[str]]:
@@ -361,14 +268,8 @@ def _percentages(r: random.Random) -> tuple[list[str], list[str]]:
 def _letters(r: random.Random) -> tuple[list[str], list[str]]:
     a, b = r.sample("ABCDEFGH", 2)
     return [a, a.translate(FULL_WIDTH), f"({a})", rf"\text{{{a}}}", a.lower()], [
-        b,
-        b.lower(),
-        f"({b})",
-        a + b,
-        f"{a}, {b}",
-        f"{a} or {b}",
-        f"not {a}",
-    ]
+        b, b.lower(), f"({b})", a + b, f"{a}, {b}", f"{a} or {b}", f"not {a}",
+    ]  # fmt: skip
 
 
 def _words(r: random.Random) -> tuple[list[str], list[str]]:
@@ -376,14 +277,9 @@ def _words(r: random.Random) -> tuple[list[str], list[str]]:
     shuffled = "".join(r.sample(word, len(word)))
     other = r.choice([w for w in WORDS if w != word])
     wrong = [
-        other,
-        f"{word} {other}",
-        f"not {word}",
-        word[:-1],
-        word + "x",
-        f"{word}-{other}",
+        other, f"{word} {other}", f"not {word}", word[:-1], word + "x", f"{word}-{other}",
         *([shuffled] if shuffled != word else []),
-    ]
+    ]  # fmt: skip
     return [word, word.title(), word.upper(), rf"\text{{{word}}}", f'"{word}"'], wrong
 
 
@@ -405,12 +301,8 @@ def _codes(r: random.Random) -> tuple[list[str], list[str]]:
     while "".join(swapped) == code:
         r.shuffle(swapped)
     return [code, code.lower(), code.translate(FULL_WIDTH)], [
-        "".join(swapped),
-        code[:-1],
-        code + "1",
-        code[0],
-        "".join(c for c in code if c.isdigit()),
-    ]
+        "".join(swapped), code[:-1], code + "1", code[0], "".join(c for c in code if c.isdigit()),
+    ]  # fmt: skip
 
 
 def _counts(r: random.Random) -> tuple[list[str], list[str]]:
@@ -419,24 +311,16 @@ def _counts(r: random.Random) -> tuple[list[str], list[str]]:
         *r.sample(["cubes", "cars", "cards", "cats", "carts", "people", "trees", "books"], 2),
     )
     return [f"{n} {noun}", f"There are {n} {noun}", f"{n} red {noun}"], [
-        f"{n} {other}",
-        f"{n + 1} {noun}",
-        f"not {n}",
-        f"at least {n} {noun}",
-        f"{n} or {n + 1}",
+        f"{n} {other}", f"{n + 1} {noun}", f"not {n}", f"at least {n} {noun}", f"{n} or {n + 1}",
         f"{n} of {n + 5}",
-    ]
+    ]  # fmt: skip
 
 
 def _equations(r: random.Random) -> tuple[list[str], list[str]]:
     n, name = r.choice([-1, 1]) * r.randint(2, 50), r.choice("xyzn")
     return [f"{name} = {n}", f"{name}={n}", str(n)], [
-        f"{name} = {n + 1}",
-        f"{name} > {n}",
-        f"{name} = {n}.5",
-        f"{n}{name}",
-        f"{n} = {name} + 1",
-    ]
+        f"{name} = {n + 1}", f"{name} > {n}", f"{name} = {n}.5", f"{n}{name}", f"{n} = {name} + 1",
+    ]  # fmt: skip
 
 
 def _lists(r: random.Random) -> tuple[list[str], list[str]]:
@@ -444,12 +328,8 @@ def _lists(r: random.Random) -> tuple[list[str], list[str]]:
     text = ", ".join(map(str, items))
     changed = ", ".join(map(str, [*items[:-1], items[-1] + 100]))
     return [text, ",".join(map(str, items)), f"{', '.join(map(str, items[:-1]))} and {items[-1]}"], [
-        changed,
-        str(items[-1]),
-        str(items[0]),
-        ", ".join(map(str, items[:-1])),
-        "".join(map(str, items)),
-    ]
+        changed, str(items[-1]), str(items[0]), ", ".join(map(str, items[:-1])), "".join(map(str, items)),
+    ]  # fmt: skip
 
 
 def _superscripts_and_fractions(r: random.Random) -> tuple[list[str], list[str]]:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pixelis.memory import Entry
+from pixelis.memory import Entry, Shard
+from pixelis.memory.rows import Place, experience
 from pixelis.records import Experience, Question, Trajectory, Turn, Verdict, Vote
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -34,6 +35,10 @@ def made(number: int, **values: object) -> Experience:
             **values,  # type: ignore[arg-type]
         }
     )
+
+
+def listed(shard: Shard, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
+    return [experience(row) for _, row in shard.list_rows(limit, after, user)]
 
 
 def vectors(count: int, width: int = 16, seed: int = 0) -> np.ndarray:

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import ray
 import yaml
@@ -27,90 +26,6 @@ CLUSTER = ROOT / "configs/cluster"
 
 def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8"))
-
-
-def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": list(required),
-        "properties": properties,
-    }
-
-
-def items(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "minItems": 1, "items": schema}
-
-
-# The fields of KubeRay 1.6's custom resources (docs.ray.io, KubeRay CRD API reference) and of Kubernetes'
-# pods that the manifests may use. KubeRay and the API server refuse or prune unknown fields.
-TEXT, COUNT, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
-TEXTS = {"type": "object", "additionalProperties": TEXT}
-SECRET = fields(("secretKeyRef",), secretKeyRef=fields(("name", "key"), name=TEXT, key=TEXT))
-CONTAINER = fields(
-    ("name", "image"),
-    name=TEXT,
-    image=TEXT,
-    workingDir=TEXT,
-    env=items(fields(("name",), name=TEXT, value=TEXT, valueFrom=SECRET)),
-    ports=items(fields(("containerPort",), containerPort=COUNT, name=TEXT)),
-    resources=fields(requests=TEXTS, limits=TEXTS),
-    volumeMounts=items(fields(("name", "mountPath"), name=TEXT, mountPath=TEXT)),
-)
-VOLUME = fields(
-    ("name",),
-    name=TEXT,
-    persistentVolumeClaim=fields(("claimName",), claimName=TEXT),
-    emptyDir=fields(medium={"enum": ["Memory"]}, sizeLimit=TEXT),
-)
-POD = fields(("spec",), spec=fields(("containers",), containers=items(CONTAINER), volumes=items(VOLUME)))
-GROUP = {"rayStartParams": TEXTS, "template": POD}
-WORKERS = fields(
-    ("groupName", "minReplicas", "maxReplicas", *GROUP),
-    groupName=TEXT,
-    replicas=COUNT,
-    minReplicas=COUNT,
-    maxReplicas=COUNT,
-    **GROUP,
-)
-RAY_CLUSTER = fields(
-    ("headGroupSpec", "rayVersion"),
-    rayVersion=TEXT,
-    authOptions=fields(("mode",), mode={"enum": ["token"]}),
-    enableInTreeAutoscaling=FLAG,
-    autoscalerOptions=fields(
-        idleTimeoutSeconds=COUNT, upscalingMode={"enum": ["Default", "Conservative", "Aggressive"]}
-    ),
-    headGroupSpec=fields(("template",), **GROUP),
-    workerGroupSpecs=items(WORKERS),
-)
-SPECS = {
-    "RayJob": fields(
-        ("entrypoint", "rayClusterSpec"),
-        entrypoint=TEXT,
-        runtimeEnvYAML=TEXT,
-        shutdownAfterJobFinishes=FLAG,
-        ttlSecondsAfterFinished=COUNT,
-        backoffLimit=COUNT,
-        rayClusterSpec=RAY_CLUSTER,
-    ),
-    "RayService": fields(
-        ("serveConfigV2", "rayClusterConfig"),
-        upgradeStrategy=fields(type={"enum": ["None", "NewCluster"]}),
-        serveConfigV2=TEXT,
-        rayClusterConfig=RAY_CLUSTER,
-    ),
-}
-
-
-def resource(kind: str) -> dict[str, Any]:
-    return fields(
-        ("apiVersion", "kind", "metadata", "spec"),
-        apiVersion={"const": "ray.io/v1"},
-        kind={"const": kind},
-        metadata=fields(("name",), name=TEXT),
-        spec=SPECS[kind],
-    )
 
 
 def check_command(words: list[str]) -> None:
@@ -140,7 +55,7 @@ def test_ray_up_takes_the_cluster_file() -> None:
 )
 def test_kuberay_takes_the_manifest(file: str, kind: str, cluster: str) -> None:
     manifest = read(f"{file}.yaml")
-    jsonschema.validate(manifest, resource(kind))
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", kind)
     spec = manifest["spec"][cluster]
     assert spec["rayVersion"] == ray.__version__
     (workers,) = spec["workerGroupSpecs"]
@@ -213,16 +128,6 @@ def test_the_slurm_script_starts_ray_on_every_node_and_removes_its_token(tmp_pat
     assert entrypoint[:4] == ["pixelis", *job]
     check_command(entrypoint)
     assert subprocess.run(["bash", script], env=env, capture_output=True, text=True).returncode == 2
-
-
-def test_the_images_are_made_by_the_makefile() -> None:
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    stages = {match[1] for line in lines if (match := re.match(r"FROM \S+ AS (\w+)", line))}
-    assert stages == {"base", "cpu", "cuda"}
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    made = [line.removeprefix("RUN make ") for line in lines if line.startswith("RUN make ")]
-    assert made == ["install", "install-gpu"]
-    assert set(made) <= set(targets)
 
 
 def test_the_page_names_files_and_commands_that_exist() -> None:

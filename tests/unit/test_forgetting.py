@@ -42,21 +42,3 @@ def test_the_mean_over_worlds_resamples_pictures():
     transfer = summarise([run(dict.fromkeys(WORLDS, 10))])["backward_transfer"]
     assert transfer["mean"]["n"] == PICTURES
     assert transfer["mean"]["ci95"] == pytest.approx(transfer["plain"]["ci95"])
-
-
-def test_seeds_have_an_interval_of_their_own():
-    runs = [run({**dict.fromkeys(WORLDS, 20), "plain": right}) for right in (10, 12, 14)]
-    plain = summarise(runs)["backward_transfer"]["plain"]
-    assert plain["by_seed"] == pytest.approx([-0.5, -0.4, -0.3])
-    half = 4.302652729911275 * 0.1 / 3**0.5  # the 97.5 % point of Student's t with two degrees of freedom
-    assert plain["ci95_seeds"] == pytest.approx([-0.4 - half, -0.4 + half])
-
-
-def test_a_question_unscored_after_one_stage_is_left_out():
-    stages = run(dict.fromkeys(WORLDS, 10))
-    stages[-1]["plain"] = {
-        name: value for name, value in stages[-1]["plain"].items() if name != question("plain", 0)
-    }
-    transfer = summarise([stages])["backward_transfer"]
-    assert transfer["plain"]["n"] == transfer["mean"]["n"] == PICTURES - 1
-    assert transfer["plain"]["mean"] == pytest.approx(-10 / 19)

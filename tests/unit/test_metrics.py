@@ -6,7 +6,6 @@ import pytest
 
 from pixelis.evaluation.batches import batch_metrics, learnt_votes
 from pixelis.evaluation.metrics import (
-    correctness,
     exploration_efficiency,
     has_loop,
     operation_counts,
@@ -111,22 +110,6 @@ def test_groups_are_clusters_not_independent_episodes():
     assert (clustered["n"], clustered["questions"], clustered["accuracy"]) == (160, 20, 0.5)
     # 20 questions know far less than 160 episodes (whose Wilson interval is 0.15 wide)
     assert high - low > 0.35
-
-
-def test_fractional_scores_get_a_bootstrap():
-    summary = summarise([episode(f"q{i}", accuracy=0.2 + 0.1 * (i % 3)) for i in range(30)])
-    low, high = summary["ci95"]
-    assert low < summary["accuracy"] < high
-    assert high - low < 0.1
-
-
-def test_correctness_is_the_mean_of_a_question():
-    assert correctness(
-        [episode("a", accuracy=1.0), episode("a", accuracy=0.0), episode("b", accuracy=1.0), episode("c")]
-    ) == {
-        "a": 0.5,
-        "b": 1.0,
-    }
 
 
 @pytest.mark.parametrize(

@@ -62,29 +62,6 @@ def test_a_run_is_made_once_and_a_failed_one_again(tmp_path: Path) -> None:
     ) == [("x", 1.0, 3.0, (0.0, 1.0))]
 
 
-def test_what_a_smoke_run_gave_is_not_taken_for_figures(tmp_path: Path) -> None:
-    program = (
-        f"{shlex.quote(sys.executable)} -c 'import json, sys; "
-        "print(json.dumps(dict(smoke=len(sys.argv) - 1)))'"
-    )
-    run = Run(program, 1)
-
-    def value(more: str) -> float:
-        result = execute("own", program + more, run, tmp_path)
-        assert result is not None
-        return result["figures"][0]["value"]
-
-    assert [value(more) for more in (" --smoke", "", "", " --smoke")] == [1, 0, 0, 1]
-    record = tmp_path / "own" / "figures.json"
-    moved = json.loads(record.read_text()) | {"machine": "kept"}
-    record.write_text(
-        json.dumps(moved | {"command": moved["command"].replace(sys.executable, "/elsewhere/python")})
-    )
-    again = execute("own", program + " --smoke", run, tmp_path)
-    assert again is not None
-    assert again["machine"] == "kept"
-
-
 def test_an_earlier_time_is_a_folder_or_a_recorded_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

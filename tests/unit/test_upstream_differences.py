@@ -13,7 +13,7 @@ import json
 import pytest
 from PIL import Image
 from scored_episodes import episode, group
-from test_voting import NOW, QUESTION, samples, voting
+from votes import NOW, QUESTION, samples, voting
 
 from pixelis.config import RewardsConfig
 from pixelis.datasets.questions import read_questions
@@ -33,7 +33,7 @@ CAT = ("dog", "cat", "cow")
 
 @pytest.fixture(scope="module")
 def services():
-    services = Services(RewardsConfig(math={"timeout_s": 20.0}))
+    services = Services(RewardsConfig(timeout_s=20.0))
     yield services
     services.close()
 
@@ -178,7 +178,7 @@ def numbered(names: list[str | None]) -> list[int]:
 
 @pytest.mark.slow
 def test_an_answer_whose_comparison_never_ends_votes_alone() -> None:
-    services = Services(RewardsConfig(math={"timeout_s": 4.0}))
+    services = Services(RewardsConfig(timeout_s=4.0))
     try:
         test_votes_are_grouped_by_the_rewards_equality_in_rewards_ttrl_and_evolution(
             services, "math", ["7", "9^{9^{9^{9}}}", "7.0"], [0, 1, 0], [0, 1, 0]

@@ -1,12 +1,7 @@
 """Named algorithms: the settings of `rft` that `rft.algorithm: NAME` stands for. Explicit keys override them.
 
-An algorithm is an entry of ALGORITHMS: settings, an advantage function and a surrogate of the loss. A
-user-defined algorithm is an `Algorithm` in a user's module, named `package.module:NAME`. Functions are named
-by text and imported where they are used, so that the configuration stays plain data and loads no torch.
-
-Constants are from the paper, or from the code where the paper has none; each entry names its source. Without
-a named algorithm the defaults of `AdvantageConfig` and `LossConfig` apply: GRPO with mean and std, token mean
-and no KL term.
+Constants are from the paper, or from the code where the paper has none; each entry names its source.
+Functions are named by text and imported where they are used, so that the configuration loads no torch.
 """
 
 from __future__ import annotations
@@ -23,12 +18,11 @@ from pixelis.errors import BadConfig
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Settings and functions of an algorithm.
+    """Settings of `rft`, nested as in a file, and functions of an algorithm; docs/algorithms.md specifies
+    these.
 
-    settings: keys of `rft`, nested as in the configuration file. advantage: name in BASELINES,
-    `package.module:function`, or a function `(rewards, settings)`. surrogate: name in SURROGATES,
-    `package.module:function`, or a function `(ratio, log_probs, advantages, settings)`. docs/algorithms.md
-    specifies both functions.
+    advantage: name in BASELINES, `package.module:function`, or a function `(rewards, settings)`. surrogate:
+    the same with SURROGATES and `(ratio, log_probs, advantages, settings)`.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
@@ -46,9 +40,7 @@ BASELINES = {
     "pass_at_k": "pixelis.policy.advantages:pass_at_k",
     "second_best": "pixelis.policy.advantages:second_best",
 }
-"""Value of `rft.advantage.baseline` -> advantage function; `greedy`, `batch` and `critic` subtract their
-baseline elsewhere.
-"""
+"""`rft.advantage.baseline` -> function; `greedy`, `batch` and `critic` subtract their baseline elsewhere."""
 
 GROUP_BASELINES = ("mean", "loo", "pass_at_k", "second_best")
 """Baselines that compare the rollouts of a group: equal rewards give an advantage of exactly 0."""
@@ -64,259 +56,102 @@ SURROGATES = {
 INCOMPLETE = ["over_turn", "over_context", "over_images"]
 """Stop reasons of episodes that a limit cut off before the policy could answer."""
 
+WHITENED: dict[str, Any] = {"scale": "batch_std", "batch_over": "token", "eps": 1e-8}
+KL_IN_REWARD: dict[str, Any] = {"kl_estimator": "k1", "kl_in": "reward"}
+GSPO: dict[str, Any] = {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence"}
+
 ALGORITHMS: dict[str, Algorithm] = {
     # DeepSeekMath, arXiv 2402.03300: equal weight for every sequence, KL term k3 in the loss.
-    "grpo": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "sequence",
-                "kl": 0.04,
-                "kl_estimator": "k3",
-            },
-        }
-    ),
+    "grpo": Algorithm({"loss": {"aggregate": "sequence", "kl": 0.04}}),
     # Understanding R1-Zero-like training, arXiv 2503.20783: no division by the std or by the length of a
     # sequence.
-    "dr_grpo": Algorithm(
-        settings={
-            "advantage": {"scale": "none"},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant", "kl": 0.0},
-        }
-    ),
+    "dr_grpo": Algorithm({"advantage": {"scale": "none"}, "loss": {"aggregate": "constant"}}),
     # arXiv 2503.14476: clip-higher, token mean, replacement of groups without a signal. Its overlong penalty
     # is a reward term.
-    "dapo": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token", "kl": 0.0},
-            "filter": {"key": "accuracy"},
-        }
-    ),
+    "dapo": Algorithm({"loss": {"clip_high": 0.28}, "filter": {"key": "accuracy"}}),
     # Back to basics, arXiv 2402.14740: KL in the reward, REINFORCE with a whole sequence as one action.
     "rloo": Algorithm(
+        {
+            "advantage": {"scale": "none"},
+            "loss": {"aggregate": "constant", "constant_tokens": 1, **KL_IN_REWARD, "kl": 0.05},
+        },
         advantage="loo",
         surrogate="reinforce",
-        settings={
-            "advantage": {"scale": "none"},
-            "loss": {
-                "aggregate": "constant",
-                "constant_tokens": 1,
-                "kl": 0.05,
-                "kl_estimator": "k1",
-                "kl_in": "reward",
-            },
-        },
     ),
     # arXiv 1707.06347 with GAE, arXiv 1506.02438; for language models arXiv 2203.02155: the KL penalty of
     # each token is in its reward. Advantages are whitened over the tokens of the batch, KL weight and value
     # clip as in OpenRLHF.
     "ppo": Algorithm(
-        advantage="critic",
-        settings={
-            "advantage": {
-                "scale": "batch_std",
-                "batch_over": "token",
-                "eps": 1e-8,
-                "min_group": 1,
-                "gamma": 1.0,
-                "lam": 0.95,
-            },
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "token",
-                "kl": 0.01,
-                "kl_estimator": "k1",
-                "kl_in": "reward",
-            },
+        {
+            "advantage": {**WHITENED, "min_group": 1, "gamma": 1.0, "lam": 0.95},
+            "loss": {**KL_IN_REWARD, "kl": 0.01},
             "critic": {"clip": 0.2},
         },
+        advantage="critic",
     ),
     # arXiv 2501.03262: no groups; each token's reward minus KL, whitened over all tokens of the batch. KL
     # weight as in OpenRLHF.
     "reinforce_pp": Algorithm(
-        advantage="none",
-        settings={
-            "advantage": {"scale": "batch_std", "batch_over": "token", "eps": 1e-8, "min_group": 1},
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "token",
-                "kl": 0.01,
-                "kl_estimator": "k1",
-                "kl_in": "reward",
-            },
-        },
+        {"advantage": {**WHITENED, "min_group": 1}, "loss": {**KL_IN_REWARD, "kl": 0.01}}, advantage="none"
     ),
     # arXiv 2501.03262, for groups: minus the mean of the group, then whitened over the batch; KL term k2 in
     # the loss.
-    "reinforce_pp_baseline": Algorithm(
-        settings={
-            "advantage": {"scale": "batch_std", "batch_over": "token", "eps": 1e-8},
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "token",
-                "kl": 0.01,
-                "kl_estimator": "k2",
-            },
-        }
-    ),
+    "reinforce_pp_baseline": Algorithm({"advantage": WHITENED, "loss": {"kl": 0.01, "kl_estimator": "k2"}}),
     # arXiv 2310.10505: minus the reward of an additional greedy rollout of the question. Loss as in EasyR1.
-    "remax": Algorithm(
-        advantage="greedy",
-        settings={
-            "advantage": {"scale": "none", "min_group": 1},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.0},
-        },
-    ),
+    "remax": Algorithm({"advantage": {"scale": "none", "min_group": 1}}, advantage="greedy"),
     # arXiv 2507.18071.
-    "gspo": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {
-                "ratio": "sequence",
-                "clip_low": 3e-4,
-                "clip_high": 4e-4,
-                "aggregate": "sequence",
-                "kl": 0.0,
-            },
-        }
-    ),
-    "gspo_token": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {
-                "ratio": "sequence_token",
-                "clip_low": 3e-4,
-                "clip_high": 4e-4,
-                "aggregate": "sequence",
-                "kl": 0.0,
-            },
-        }
-    ),
+    "gspo": Algorithm({"loss": {**GSPO, "ratio": "sequence"}}),
+    "gspo_token": Algorithm({"loss": {**GSPO, "ratio": "sequence_token"}}),
     # MiniMax-M1, arXiv 2506.13585: no lower bound, the upper one as in EasyR1 and ScaleRL (5). The ratio is
     # the importance weight, so it is relative to the policy that sampled.
     "cispo": Algorithm(
-        surrogate="cispo",
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {
-                "clip_low": 1.0,
-                "clip_high": 4.0,
-                "proximal": "behaviour",
-                "aggregate": "token",
-                "kl": 0.0,
-            },
-        },
+        {"loss": {"clip_low": 1.0, "clip_high": 4.0, "proximal": "behaviour"}}, surrogate="cispo"
     ),
     # arXiv 2511.20347; token mean as in EasyR1.
-    "sapo": Algorithm(
-        surrogate="sapo",
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {"aggregate": "token", "kl": 0.0},
-        },
-    ),
+    "sapo": Algorithm(surrogate="sapo"),
     # Pass@k training, arXiv 2508.10751: the analytic advantage.
-    "pass_at_k": Algorithm(
-        advantage="pass_at_k",
-        settings={
-            "advantage": {"k": 4, "scale": "std", "eps": 1e-4},
-            "loss": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token", "kl": 0.0},
-        },
-    ),
+    "pass_at_k": Algorithm({"advantage": {"k": 4}, "loss": {"clip_high": 0.28}}, advantage="pass_at_k"),
     # arXiv 2503.19595, `grpo_passk` of verl and EasyR1: only the best rollout of a group is trained on.
     "second_best": Algorithm(
-        advantage="second_best",
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-6},
-            "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
-        },
+        {"advantage": {"eps": 1e-6}, "loss": {"clip_high": 0.3}}, advantage="second_best"
     ),
     # Settings of other systems. arXiv 2505.15966: mean only, its own clip-higher, token mean; kept rollouts
     # replace groups without a signal.
     "pixel_reasoner": Algorithm(
-        settings={
+        {
             "advantage": {"scale": "none"},
-            "loss": {"clip_low": 0.2, "clip_high": 0.35, "aggregate": "token", "kl": 0.0},
+            "loss": {"clip_high": 0.35},
             "filter": {"key": "accuracy", "max_oversampling": 1.0},
             "replay": {"capacity": 4096, "alpha": 1.0},
         }
     ),
     # arXiv 2503.20752, and R1-V: TRL's GRPO of early 2025.
-    "reason_rft": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "sequence",
-                "kl": 0.04,
-                "kl_estimator": "k3",
-            },
-        }
-    ),
-    "r1_v": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "sequence",
-                "kl": 0.04,
-                "kl_estimator": "k3",
-            },
-        }
-    ),
+    "reason_rft": Algorithm({"loss": {"aggregate": "sequence", "kl": 0.04}}),
+    "r1_v": Algorithm({"loss": {"aggregate": "sequence", "kl": 0.04}}),
     # arXiv 2504.16084.
-    "ttrl": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-6},
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "token",
-                "kl": 0.001,
-                "kl_estimator": "k3",
-            },
-        }
-    ),
+    "ttrl": Algorithm({"advantage": {"eps": 1e-6}, "loss": {"kl": 0.001}}),
     # arXiv 2509.07969: episodes that a limit cut off are masked in the loss. Its text leaves open whether
     # they count in the statistics of their group; its code counts them with reward 0. Groups of equal rewards
     # or with a failed judge call are replaced.
     "mini_o3": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-6, "exclude": INCOMPLETE, "count_excluded": True},
-            "loss": {"clip_low": 0.2, "clip_high": 0.3, "aggregate": "token", "kl": 0.0},
-            "filter": {"key": "reward", "min_std": 1e-4, "complete": True},
+        {
+            "advantage": {"eps": 1e-6, "exclude": INCOMPLETE, "count_excluded": True},
+            "loss": {"clip_high": 0.3},
+            "filter": {"key": "reward", "complete": True},
         }
     ),
     # arXiv 2505.14362.
-    "deepeyes": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-6},
-            "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token", "kl": 0.0},
-        }
-    ),
+    "deepeyes": Algorithm({"advantage": {"eps": 1e-6}}),
     # arXiv 2603.25091: half of a batch may be replayed from the rollouts with the largest advantages.
     "pixelis": Algorithm(
-        settings={
-            "advantage": {"scale": "std", "eps": 1e-4},
-            "loss": {
-                "clip_low": 0.2,
-                "clip_high": 0.2,
-                "aggregate": "token",
-                "kl": 0.001,
-                "kl_estimator": "k3",
-            },
+        {
+            "loss": {"kl": 0.001},
             "replay": {"capacity": 100, "min_advantage": 0.01, "quantile": 0.7, "share": 0.5},
         }
     ),
 }
+"""Without a key here it has its default: GRPO with mean and std, eps 1e-4, clip 0.2, token mean, no KL term.
+"""
 
 
 FUNCTIONS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
@@ -330,33 +165,22 @@ def algorithm_settings(name: str) -> dict[str, Any]:
     """The settings of `rft` of the algorithm `name`, or of the user-defined one `package.module:NAME`.
 
     A function object of a user-defined algorithm is named by the reference to the algorithm. Raises
-    ValueError for an unknown name, BadConfig for a reference that cannot be imported or is not an Algorithm,
-    and for settings that belong elsewhere.
+    ValueError for an unknown name, BadConfig for a faulty Algorithm.
     """
     if ":" in name:
         algorithm = load_reference(name, "rft.algorithm")
         if not isinstance(algorithm, Algorithm):
             raise BadConfig(
                 f"rft.algorithm: {name} is not an Algorithm but {type(algorithm).__name__}",
-                fix=(
-                    "make it a pixelis.config.Algorithm(settings=..., advantage=..., surrogate=...), see "
-                    "docs/algorithms.md"
-                ),
+                fix="make it a pixelis.config.Algorithm, see docs/algorithms.md",
             )
     else:
         check_name("algorithm", name, ALGORITHMS, ", or your own as package.module:NAME")
         algorithm = ALGORITHMS[name]
     settings = algorithm.settings
-    if not isinstance(settings, dict) or not all(
-        isinstance(settings.get(section, {}), dict) for section in ("advantage", "loss")
-    ):
-        raise BadConfig(
-            f"rft.algorithm: the settings of {name} are not a nested dict",
-            fix='write {"loss": {"clip_high": 0.3}}',
-        )
     if "algorithm" in settings:
         raise BadConfig(
-            f"rft.algorithm: {name} names another algorithm", fix="copy the settings with dataclasses.replace"
+            f"rft.algorithm: {name} names another algorithm", fix="copy its settings with dataclasses.replace"
         )
     for part, (path, *_) in FUNCTIONS.items():
         _, section, key = path.split(".")
@@ -371,10 +195,7 @@ def algorithm_settings(name: str) -> dict[str, Any]:
 
 
 def check_function(part: Literal["advantage", "surrogate"], name: str) -> None:
-    """Check the name of a function; only a user-defined one is imported.
-
-    Raises ValueError, or BadConfig as `find_function`.
-    """
+    """Check the name of a function; only a user-defined one is imported. ValueError, or BadConfig."""
     key, known, _ = FUNCTIONS[part]
     if ":" in name:
         find_function(part, name)
@@ -385,9 +206,8 @@ def check_function(part: Literal["advantage", "surrogate"], name: str) -> None:
 def find_function(part: Literal["advantage", "surrogate"], name: str) -> Callable[..., Any]:
     """Import the function of `rft.advantage.baseline` or `rft.loss.surrogate`.
 
-    name: a name in BASELINES or SURROGATES, `package.module:function`, or the reference to an Algorithm with
-    its own function. Raises BadConfig when it cannot be imported or does not accept the parameters in
-    FUNCTIONS.
+    name: in BASELINES or SURROGATES, `package.module:function`, or the reference to an Algorithm with its own
+    function. Raises BadConfig when it cannot be imported or does not accept the parameters in FUNCTIONS.
     """
     key, known, parameters = FUNCTIONS[part]
     function = load_reference(known.get(name, name), key)

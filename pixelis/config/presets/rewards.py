@@ -1,10 +1,7 @@
-"""Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for.
+"""Named rewards: the settings of `rewards` that `rewards.preset: NAME` stands for. Explicit keys override
+them.
 
-Explicit keys override them.
-
-`paper` follows a publication, `repo` its code; where the code has a defect (a sample judged by the flags of
-another group, exceptions that become rewards) the preset follows its intention. A preset sets the weights of
-terms. Each question names how its answer is compared (`Question.scorer`).
+`paper` follows a publication, `repo` its code, or where that has a defect its intention.
 """
 
 from __future__ import annotations
@@ -41,7 +38,6 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
         "extractor": "lenient",
         "curiosity": {
             "form": "paper",
-            "counts": "executed",
             "target": 0.3,
             "alpha": 0.5,
             "free_calls": 1,
@@ -51,7 +47,7 @@ REWARD_PRESETS: dict[str, dict[str, Any]] = {
     "pr-repo": {
         "weights": {"accuracy": 1.0, "unrepaired_error_zero": 1.0, "curiosity_bonus": 1.0, "efficiency": 1.0},
         "extractor": "lenient",
-        "curiosity": {"form": "repo", "counts": "requested", "target": 0.3, "free_calls": 1, "beta": 0.05},
+        "curiosity": {"form": "repo", "target": 0.3, "free_calls": 1, "beta": 0.05},
     },
     # Reason-RFT, arXiv 2503.20752; its options add the step markers and the length reward. Counts are equal
     # as text. Geometry has a tolerance in the paper and none in the code.

@@ -1,13 +1,9 @@
-"""Row formats: Pixelis's own and those of other systems, read into questions and demonstrations.
-
-A format is recognised by the columns of a row, or named by the source (``rows.parquet?format=deepeyes``).
-"""
+"""Row formats, recognised by the columns of a row or named by the source."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -30,11 +26,10 @@ from pixelis.records import Demonstration, Question
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a format is (``module:NAME`` in this package), and the columns by which its rows are recognised.
+    """Where a format is (``module:NAME`` in this package), and the columns, in one text, that tell it.
 
-    A row is of this format if it has all ``required`` columns, of which there must be some, one of ``any_of``
-    if there are some, none of ``excluded`` and no other than ``allowed``; each is one text of names separated
-    by spaces.
+    A row has all ``required`` columns, one of ``any_of`` (if any), none of ``excluded``, no other than
+    ``allowed``.
     """
 
     place: str
@@ -44,7 +39,6 @@ class Entry:
     allowed: str = ""
 
     def matches(self, columns: set[str]) -> bool:
-        """Whether a row with these columns may be of this format."""
         return (
             bool(self.required)
             and columns.issuperset(self.required.split())
@@ -72,8 +66,8 @@ FORMATS = {
     "sharegpt": Entry("sharegpt:CONVERSATIONS", "conversations", excluded="messages message_list"),
     "sharegpt_messages": Entry("sharegpt:MESSAGES", "messages", excluded="conversations message_list"),
     "ttrl": Entry("columns:TTRL", "prompt", any_of="answer source", excluded=_NO_MEDIA),
-    "ttrl_parquet": Entry("verl:TTRL_PARQUET", "prompt reward_model", excluded="images videos env_name"),
-    "deepeyes": Entry("verl:DEEPEYES", "prompt reward_model", any_of="images videos env_name"),
+    "ttrl_parquet": Entry("verl:VERL", "prompt reward_model", excluded="images videos env_name"),
+    "deepeyes": Entry("verl:VERL", "prompt reward_model", any_of="images videos env_name"),
     "mini_o3": Entry(
         "columns:MINI_O3", "problem solution", any_of="doc_id images", excluded="answer image cot"
     ),
@@ -89,53 +83,36 @@ FORMATS = {
 
 
 def load_format(name: str, columns: Mapping[str, str] | None = None) -> Format:
-    """The format of this name, whose module is imported on first use.
-
-    ``columns``: those that a source names of a table.
-    """
     module, _, attribute = FORMATS[name].place.partition(":")
     format_ = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return format_(columns or {}) if name == "table" else format_
 
 
 def detect(columns: Iterable[str], row: str = "the row") -> str:
-    """The name of the one format that has these columns, or ``table`` if they are those of a plain table.
-
-    BadInput lists all formats if there is none or more than one.
-    """
+    """The one format that has these columns, ``table`` for a plain table. BadInput ``unknown_format``."""
     names = set(columns)
     matches = [name for name, entry in FORMATS.items() if entry.matches(names)]
     if len(matches) == 1:
         return matches[0]
-    table_problem = ""
+    problem = f"match the formats {' and '.join(matches)}" if matches else "match no format"
     if not matches and not names & {"media", "turns"}:  # these are rows of Pixelis with another mistake
         try:
             find_columns(dict.fromkeys(columns), {})
             return "table"
         except RowError as error:
-            table_problem = f", and as a table {error.column} {error.message}"
-    lines = "\n".join(
-        f"    {name}: {', '.join(f'{entry.required} {entry.any_of}'.split())}"
-        for name, entry in FORMATS.items()
-    )
-    problem = f"match the formats {' and '.join(matches)}" if matches else f"match no format{table_problem}"
-    raise BadInput(
-        f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}",
-        code="unknown_format",
-        fix=(
-            "name the columns of a table, `?question=COLUMN&answer=COLUMN`, or the format, "
-            f"`?format=NAME`:\n{lines}"
-        ),
-    )
+            problem += f", and as a table {error.column} {error.message}"
+    entries = FORMATS.items()
+    lines = [f"    {name}: {', '.join(f'{e.required} {e.any_of}'.split())}" for name, e in entries]
+    fix = "name the columns, `?question=COLUMN&answer=COLUMN`, or the format, `?format=NAME`:"
+    message = f"{row}: the columns {', '.join(sorted(names)) or '(none)'} {problem}"
+    raise BadInput(message, code="unknown_format", fix="\n".join([fix, *lines]))
 
 
-# -- reading -------------------------------------------------------------------------------------------------
+# -- reading
 
 
 class Record(NamedTuple):
-    """A row with its file and number: the record, or what is wrong with it, and the labels that were cut
-    off.
-    """
+    """A row: the record, or what is wrong with it, and the labels that were cut off."""
 
     file: str
     row: str
@@ -145,59 +122,37 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a source of files; rows of the wrong schema, or that are not a ``kind``, are bad rows.
-
-    Without ``labels`` the truths are cut off, and rows may lack them. Rows without an id are named after
-    their file, with its suffix if that is ``ambiguous``: the name of another file but for the suffix.
-    """
+    """The records of a source of files, of a ``kind``; without ``labels`` the truths are cut off."""
 
     source: Source
     kind: type[Question]
     system: fs.FileSystem
     folder: str
     labels: bool = True
-    ambiguous: frozenset[str] = frozenset()
 
     @classmethod
     def open(
         cls, text: str, kind: type[Question] = Question, labels: bool = True
     ) -> tuple[Records, list[str]]:
-        """The records of a source, and its files in order.
-
-        MissingFile, or BadInput for an unknown format, scorer or template, and for demonstrations with
-        shuffled options.
-        """
+        """The records of a source, and its files in order. MissingFile, BadInput."""
         source = Source.of(text)
         if source.format is not None and source.format not in FORMATS:
-            raise BadInput(
-                f"{text}: no format `{source.format}`",
-                code="unknown_format",
-                fix=f"one of {', '.join(FORMATS)}",
-            )
+            fix = f"one of {', '.join(FORMATS)}"
+            raise BadInput(f"{text}: no format `{source.format}`", code="unknown_format", fix=fix)
         if source.columns and source.format not in (None, "table"):
             message = (
-                f"{text}: {' and '.join(source.columns)} name columns of a table, not of rows of "
-                f"{source.format}"
+                f"{text}: {' and '.join(source.columns)} name columns of a table, not of {source.format}"
             )
             raise BadInput(message, fix="leave out format, or the columns")
         question_changes(text, vars(source))
         if source.shuffle_options and issubclass(kind, Demonstration):
-            message = (
-                f"{text}: the turns of demonstrations name their options by letter, so that these "
-                "cannot be shuffled"
-            )
+            message = f"{text}: the turns of demonstrations name their options by letter"
             raise BadInput(message, fix="leave out shuffle_options")
         system, folder, files = source.files()
-        inside = [_inside(path, folder) for path in files]
-        stems = [_without_suffix(path) for path in inside]
-        names = Counter(stems) + Counter(set(inside))
-        ambiguous = frozenset(path for path, stem in zip(files, stems, strict=True) if names[stem] > 1)
-        return cls(source, kind, system, folder, labels, ambiguous), files
+        return cls(source, kind, system, folder, labels), files
 
     def parts(self, files: Iterable[str], size: int) -> list[tuple[Part, str | None]]:
-        """Parts of at least ``size`` bytes in order, each with the format of its file, None for that of its
-        first row.
-        """
+        """Parts of at least ``size`` bytes in order, with the format of their file (None: unknown yet)."""
         parts: list[tuple[Part, str | None]] = []
         for path in files:
             cut, name = split_file(self.system, path, size), self.source.format
@@ -209,14 +164,10 @@ class Records:
         return parts
 
     def read(self, part: Part, name: str | None = None) -> Iterator[Record]:
-        """The records of a part in order. name: of its format.
-
-        BadInput for a damaged file or an unknown format.
-        """
+        """The records of a part in order. BadInput."""
         name, format = name or self.source.format, None
-        file = _inside(part.path, self.folder)
-        if part.path not in self.ambiguous:
-            file = _without_suffix(file)
+        path = PurePosixPath(part.path).with_suffix("")
+        file = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path
         root = MediaRoot.of_source(self.system, self.folder, self.source.media, self.source.cache)
         change = question_changes(self.source.path, vars(self.source))
         for row in read_part(self.system, part):
@@ -225,17 +176,15 @@ class Records:
                 continue
             name = name or self._detect(row)
             format = format or load_format(name, self.source.columns)
-            arguments = f"{file}-{row.number}", name, format, root
+            arguments, place = (f"{file}-{row.number}", name, format, root), (row.file, str(row.number))
             values = self._records(row, *arguments, labels=self.labels)
             labelled = [] if self.labels else self._records(row, *arguments)[: len(values)]
             for value, known in itertools.zip_longest(values, labelled):
                 if isinstance(value, BadRow):
-                    yield Record(row.file, str(row.number), value)
-                    continue
-                labels = labels_of(change(known)) if isinstance(known, Question) else None
-                yield Record(
-                    row.file, str(row.number), change(value).read_from(row.file, str(row.number)), labels
-                )
+                    yield Record(*place, value)
+                else:
+                    labels = labels_of(change(known)) if isinstance(known, Question) else None
+                    yield Record(*place, change(value).read_from(*place), labels)
 
     def _detect(self, row: FileRow) -> str:
         if self.source.columns:
@@ -255,50 +204,39 @@ class Records:
     def _records(
         self, row: FileRow, id: str, name: str, format: Format, root: MediaRoot, labels: bool = True
     ) -> Sequence[Question | BadRow]:
-        """The records of a row, or what is wrong with it.
-
-        Without ``labels``: only the first, as others show its answer.
-        """
+        """The records of a row, or what is wrong with it; without ``labels`` only the first."""
         values, own_id = row.values, row.values.get("id")
-
-        def bad(column: str, code: str, message: str) -> list[BadRow]:
-            named = str(own_id) if isinstance(own_id, str | int) else ""
-            return [BadRow(row.file, str(row.number), column, code, message, named)]
-
         if not labels:
             answer = self.source.columns.get("answer")
             truths = [*MASKED, *filter(None, [answer])]
             required = FORMATS[name].required.split() or [answer or "answer"]
-            values = mask_truths(
-                {**{column: MASK for column in required if column in truths}, **values}, truths
-            )
+            masked = {column: MASK for column in required if column in truths}
+            values = mask_truths({**masked, **values}, truths)
+        read = (format.demonstrate if issubclass(self.kind, Demonstration) else None) or format.read
         try:
-            read = (format.demonstrate if issubclass(self.kind, Demonstration) else None) or format.read
             result = read(values, id, root)
             records = [result] if isinstance(result, Question) else result
             for i, record in enumerate(records):
                 if not isinstance(record, self.kind):
-                    raise RowError(
-                        "turns",
-                        "no_turns",
-                        f"not a {self.kind.__name__.lower()}: the row has no assistant turns",
-                    )
+                    raise RowError("turns", "no_turns", "the row has no assistant turns")
                 records[i] = record if labels else without_truths(record)
                 records[i].model_dump_json()  # fails on half of a surrogate pair
             return records if labels else records[:1]
         except RowError as error:
-            return bad(error.column, error.code, error.message)
+            problem = error.column, error.code, error.message
         except ValidationError as error:
-            problem = first_problem(error, self.kind.model_fields)
-            return bad(problem.path or "all", problem.code, problem.message)
-        except (UnicodeError, ValueError) as error:  # pydantic's serialiser raises a ValueError of its own
-            return bad("all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}")
+            path, code, message = first_problem(error, self.kind.model_fields)[:3]
+            problem = path or "all", code, message
+        except ValueError as error:  # pydantic's serialiser, and UnicodeError
+            problem = "all", "unicode", f"text is not valid Unicode: {' '.join(str(error).split())[:100]}"
+        named = str(own_id) if isinstance(own_id, str | int) else ""
+        return [BadRow(row.file, str(row.number), *problem, named)]
 
 
 def read_records(
     text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None
 ) -> Iterator[Question | BadRow]:
-    """All records of a source in order, as `Records` reads them; a repeated id is a bad row.
+    """All records of a source in order; a repeated id is a bad row.
 
     With ``on_labels`` truths are cut off and only passed to it.
     """
@@ -308,13 +246,3 @@ def read_records(
             if on_labels is not None and labels is not None and not isinstance(value, BadRow):
                 on_labels(value.id, labels)
             yield value if isinstance(value, BadRow) else ids.check(value.id, file, row) or value
-
-
-def _inside(path: str, folder: str) -> str:
-    """The path of a file below the folder of its source: several may be called `train`."""
-    whole = PurePosixPath(path)
-    return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
-
-
-def _without_suffix(path: str) -> str:
-    return str(PurePosixPath(path).with_suffix(""))

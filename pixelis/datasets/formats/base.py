@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.errors import BadInput
-from pixelis.records import Demonstration, Media, Question, place_media
+from pixelis.records import Media, Question, place_media
 
 Row = dict[str, Any]
 Read = Callable[[Row, str, MediaRoot], Question | list[Question]]
@@ -48,75 +46,57 @@ VIDEOS = ("video", "videos", "video_path", "clip")
 
 @dataclass(frozen=True)
 class Format:
-    """How rows of a format are read and written.
+    """How rows of a format are read: ``read(row, name, root)``, ``name`` for a row without an id.
 
-    ``read(row, name, root)`` returns the record, or the records of a chat with several questions; ``name`` is
-    the id of a row without one. ``demonstrate`` reads a question with its answer as a demonstration that
-    answers at once. ``write`` is None for formats that are only read. ``write_chat(record, replies, images)``
-    gets the assistant's replies, rendered in ``dialect``, and the image files that each operation returned.
+    ``demonstrate`` reads a question with its answer as a demonstration.
     """
 
     read: Read
-    write: Callable[[Question], Row] | None = None
-    write_chat: Callable[[Demonstration, list[str], list[list[str]]], Row] | None = None
     demonstrate: Read | None = None
-    dialect: str = ""
 
 
 def first_column(row: Row, names: Sequence[str]) -> str:
-    """The first of these columns that a row has a value in; empty without one."""
+    """The first of these columns that has a value in a row; empty without one."""
     return next((name for name in names if row.get(name) not in (None, "", [])), "")
 
 
 def find_columns(row: Row, named: Mapping[str, str]) -> tuple[str, str, str, str]:
-    """The columns of questions, answers, images and videos of a plain table; empty where there are no media.
+    """The question, answer, image and video columns of a table: those ``named``, or those with a usual name.
 
-    They are those ``named`` as question, answer and image, otherwise those with a usual name.
-    RowError ``missing_column`` or ``ambiguous_columns``, with the columns of the row.
+    RowError ``missing_column`` or ``ambiguous_columns``.
     """
     existing = {name.strip().lower(): name for name in reversed(row)}
-    there = f"the columns are {', '.join(row)}"
 
     def find(role: str, names: tuple[str, ...]) -> str:
-        if (column := named.get(role)) is not None:
-            if column not in row:
-                raise RowError(column, "missing_column", f"is missing; {there}")
-            return column
         matching = [existing[name] for name in names if name in existing]
-        if role == "image":
+        if role in named:
+            matching = [named[role]] if named[role] in row else []
+        elif role == "image":
             return first_column(row, matching)
         if not matching:
-            raise RowError(role, "missing_column", f"is missing; {there}")
+            message = f"is missing; the columns are {', '.join(row)}"
+            raise RowError(named.get(role, role), "missing_column", message)
         if len(matching) > 1 and matching[0] != existing.get(role):
-            raise RowError(
-                role, "ambiguous_columns", f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN"
-            )
+            message = f"may be {' or '.join(matching)}: name it with ?{role}=COLUMN"
+            raise RowError(role, "ambiguous_columns", message)
         return matching[0]
 
-    return (
-        find("question", QUESTIONS),
-        find("answer", ANSWERS),
-        find("image", IMAGES),
-        first_column(row, VIDEOS),
-    )
+    columns = find("question", QUESTIONS), find("answer", ANSWERS), find("image", IMAGES)
+    return *columns, first_column(row, VIDEOS)
 
 
 def check_marks(text: str, column: str, kinds: Sequence[str], checked: Iterable[str]) -> None:
-    """RowError ``media_count`` if a text has marks of a ``checked`` kind, but not one for each of the media
-    of ``kinds``.
-    """
+    """RowError ``media_count`` if the marks of a ``checked`` kind are not as many as its media."""
     for kind in checked:
         marks, count = text.count(f"<{kind}>"), kinds.count(kind)
         if marks and marks != count:
-            raise RowError(
-                column, "media_count", f"the text has {marks} <{kind}> and the row {count} of them"
-            )
+            raise RowError(column, "media_count", f"the text has {marks} <{kind}>, the row {count} of them")
 
 
 def question_text(text: str, column: str, media: Sequence[Media]) -> str:
     """The text without leading ``<image>`` and ``<video>``; RowError ``media_count`` or ``empty``.
 
-    Marks inside the text, or in another order than the media, stay: they say where the media are shown.
+    Marks inside the text, or in another order than the media, say where the media are shown.
     """
     kinds = [item.kind for item in media]
     check_marks(text, column, kinds, ("image", "video"))
@@ -128,71 +108,25 @@ def question_text(text: str, column: str, media: Sequence[Media]) -> str:
     return text
 
 
+def choices(question: str, options: list[str]) -> str:
+    """A question with its options as lines ``A. text``."""
+    return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
+
+
 def scorer_of(answers: Sequence[str], otherwise: str) -> str:
     """``mc_letter`` if every answer is the letter of a choice, or else ``otherwise``."""
     return "mc_letter" if all(_LETTER.fullmatch(answer) for answer in answers) else otherwise
 
 
 def other_columns(row: Row, *used: str) -> dict[str, Any]:
-    """The columns that are not ``used`` and can be written as JSON: they become ``meta``, which custom
-    rewards receive.
-    """
-    return {
-        key: value for key, value in row.items() if key not in used and value is not None and _is_json(value)
-    }
+    """The columns that are not ``used`` and can be written as JSON, for ``meta``."""
+    others = {key: value for key, value in row.items() if key not in used and value is not None}
+    return {key: value for key, value in others.items() if _is_json(value)}
 
 
 def _is_json(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(item) for key, item in value.items())
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    return (
-        value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-    )
-
-
-# -- writing -------------------------------------------------------------------------------------------------
-
-
-def marked(record: Question, placeholder: str) -> str:
-    """The text of a question with a mark for each of its media, unless it has marks already."""
-    if "<image>" in record.question or "<video>" in record.question:
-        return record.question
-    return "".join(placeholder.format(item.kind) for item in record.media) + record.question
-
-
-def image_paths(record: Question, limit: int | None = None, clips: bool = False) -> list[str]:
-    """The image files of a question; BadInput if there are more than ``limit``, or media other than images
-    and ``clips``.
-    """
-    paths = [item.uri for item in record.media if item.kind == "image" and item.uri]
-    unsupported = not clips and len(paths) != len(record.media)
-    if unsupported or (limit is not None and len(paths) > limit):
-        count = "any number of" if limit is None else f"at most {limit}" if limit else "no"
-        raise BadInput(f"{record.id}: rows of this format hold {count} images and no clips")
-    return paths
-
-
-def single_image(record: Question) -> str:
-    """The file of the one image of a question; BadInput otherwise."""
-    if not (paths := image_paths(record, 1)):
-        raise BadInput(f"{record.id}: rows of this format need an image", code="no_media")
-    return paths[0]
-
-
-def image_bytes(path: str) -> Row:
-    """An image as parquet files hold it."""
-    return {"bytes": Path(path).read_bytes(), "path": None}
-
-
-def whole_clip(record: Question, clip: Media) -> list[str] | str:
-    """The frames or the file of a clip; BadInput for spans of one, for which rows of other systems have no
-    column.
-    """
-    if clip.spans:
-        raise BadInput(
-            f"{record.id}: rows of this format hold whole clips, not spans of one",
-            fix="cut the clip into a file",
-        )
-    return clip.frames or clip.uri
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,14 +1,12 @@
 """Chats between a user and an assistant that calls operations, into demonstrations and back.
 
-Every turn keeps its own text. Observations are made anew when a demonstration is played: of the images of
-later user turns only number and size matter.
+Observations are made anew when a demonstration is played: only number and size of a chat's images matter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +14,14 @@ from pixelis.datasets import fields
 from pixelis.datasets.annotation_geometry import header_size
 from pixelis.datasets.fields import RowError
 from pixelis.datasets.formats.base import Row, other_columns, question_text
-from pixelis.datasets.formats.messages import RESPONSE, RESPONSE_END, ChatTurn
-from pixelis.dialogue.dialects import DIALECTS, Dialect, default_target
-from pixelis.errors import BadInput, OperationError
+from pixelis.datasets.formats.messages import RESPONSE, ChatTurn
+from pixelis.dialogue.dialects import DIALECTS, Dialect
 from pixelis.operations import OPERATIONS
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Demonstration, Exchange, Media, Question, Step, Verbatim, place_media
+from pixelis.records import Demonstration, Exchange, Media, Question, Step, Verbatim, place_media
 
 ERROR_RESULT = re.compile(r"\s*(<tool_response>)?\s*(execution error|error\b)", re.IGNORECASE)
-"""The beginning of a user turn that reports an error of the call before it."""
-_NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
+"""Beginning of a user turn that reports an error of the call before it."""
 
 
 def read_chat(
@@ -38,17 +34,12 @@ def read_chat(
     own_words: bool = True,
     learnt_turns: int | None = None,
 ) -> list[Question]:
-    """The demonstration of each question of a chat, with the earlier ones as its history; if it ``asks``,
-    only the last one.
+    """The demonstration of each question of a chat, with the earlier ones as its history.
 
-    Calls are parsed in the dialect they are written in, and each turn keeps its text; with several questions,
-    or without ``own_words``, the dialect of the run writes answers that have no tags. Out of the loss, but in
-    the context, stay calls that cannot be read, that were refused or whose box lies partly outside, and all
-    but the last ``learnt_turns`` turns.
-
-    ``used``: the columns that hold the chat and its media, the chat first. ``truths``: the accepted answers
-    to the last question. RowError ``no_question``, ``out_of_turn``, ``no_action``, ``no_answer``,
-    ``unknown_op``, or the code of a question without text.
+    If it ``asks``, the last question. ``used``: the columns of the chat and its media, the chat first.
+    ``truths``: answers to the last question. With several questions, or without ``own_words``, the run's
+    dialect writes answers that have no tags; other turns keep their text. All but the last ``learnt_turns``
+    are context. RowError.
     """
     column = used[0]
     system = "\n".join(turn.text for turn in chat if turn.role == "system")
@@ -60,13 +51,13 @@ def read_chat(
     meta = other_columns(row, *used, "id", "qid", "doc_id") | ({"system": system} if system else {})
     untagged = {turn.text.strip() for turn in chat if turn.role == "assistant"}
     records = list[Question]()
-    for i, exchange in enumerate(exchanges):
-        accepted, steps = truths if i == len(exchanges) - 1 else None, exchange.steps
+    for i, (exchange, steps, media_end) in enumerate(exchanges):
+        accepted = truths if i == len(exchanges) - 1 else None
         values = {
             "id": own_id if asks or len(exchanges) == 1 else f"{own_id}.{i + 1}",
-            "question": exchange.record.question,
+            "question": exchange.question,
             "history": [earlier.record for earlier in exchanges[:i]],
-            "media": media[: exchange.media_end],
+            "media": media[:media_end],
             "task": fields.identifier(row, "data_source") or "qa",
             "meta": meta,
         }
@@ -74,57 +65,46 @@ def read_chat(
             return [Question(**values, answers=accepted)]
         if not steps or steps[-1].answer is None:
             raise RowError(column, "no_answer", "the chat does not end with an answer")
-        if len(exchanges) > 1 or not own_words:
-            steps = [
-                step.model_copy(update={"verbatim": None}) if step.answer in untagged else step
-                for step in steps
-            ]
-        if learnt_turns is not None:
-            masked = len(steps) - learnt_turns
-            steps = [
-                step.model_copy(update={"learn": False}) if i < masked else step
-                for i, step in enumerate(steps)
-            ]
+        for number, step in enumerate(steps):
+            if (len(exchanges) > 1 or not own_words) and step.answer in untagged:
+                step.verbatim = None
+            if learnt_turns is not None and number < len(steps) - learnt_turns:
+                step.learn = False
         records.append(Demonstration(**values, answers=accepted or [str(steps[-1].answer)], turns=steps))
     return records
 
 
 class _Exchanged(NamedTuple):
-    """A question of a chat, the assistant's turns that answer it, and the number of the chat's media up to
-    it.
-    """
-
     record: Exchange
     steps: list[Step]
     media_end: int
 
 
 def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], list[Media]]:
-    """The questions of a chat with the turns that answer them, and all media in the order they are shown."""
     if not chat or chat[0].role != "user":
         raise RowError(column, "no_question", "the chat does not begin with a user turn")
     dialect = _dialect("\n".join(turn.text for turn in chat if turn.role == "assistant"))
     exchanges, media, steps = list[_Exchanged](), list[Media](), list[Step]()
-    reader = _Reader(dialect, media, column)
+    reader = _Reader(dialect, media)
     for i, turn in enumerate(chat):
+        place = f"{column}.{i}"
         # A call has one observation; none or two would shift the numbers of later ones
         if i and turn.role == chat[i - 1].role:
             raise RowError(column, "out_of_turn", f"turns {i - 1} and {i} are both of the {turn.role}")
         if turn.role == "assistant":
-            steps.append(reader.step(turn.text, chat[i + 1] if i + 1 < len(chat) else None, f"{column}.{i}"))
+            steps.append(reader.step(turn.text, chat[i + 1] if i + 1 < len(chat) else None, place))
             exchanges[-1].record.answer = steps[-1].answer or ""
         elif steps and steps[-1].answer is None:
-            steps[-1] = reader.with_result(steps[-1], turn, f"{column}.{i}")
+            steps[-1] = reader.with_result(steps[-1], turn, place)
         else:
             own = list[Media]()
             for item in turn.media:
                 number = sum(other.kind == item.kind for other in [*media, *own])
-                own.append(
-                    item.model_copy(update={"id": f"{'img' if item.kind == 'image' else 'vid'}{number}"})
-                )
+                prefix = "img" if item.kind == "image" else "vid"
+                own.append(item.model_copy(update={"id": f"{prefix}{number}"}))
             text = question_text(turn.text, column, own)
             media += [own[n] for n in place_media(text, [item.kind for item in own]) if isinstance(n, int)]
-            steps, reader = list[Step](), _Reader(dialect, media, column)
+            steps, reader = list[Step](), _Reader(dialect, media)
             record = Exchange(question=text, answer="", media=[item.id for item in own])
             exchanges.append(_Exchanged(record, steps, len(media)))
     return exchanges, media
@@ -133,13 +113,12 @@ def _exchanges(chat: list[ChatTurn], column: str) -> tuple[list[_Exchanged], lis
 class _Reader:
     """Reads the turns of one chat in order, and keeps the names and sizes of the images so far.
 
-    A call that cannot be read shows no image when it is played, even if it did in its own system, so that
-    later images have a lower number here. ``names`` maps the row's ids of images to ours, None for such an
-    image.
+    An unreadable call shows no image here, even if it did in its own system: ``names`` maps the row's image
+    ids to ours, None for such an image.
     """
 
-    def __init__(self, dialect: Dialect, media: list[Media], column: str):
-        self.dialect, self.column = dialect, column
+    def __init__(self, dialect: Dialect, media: list[Media]):
+        self.dialect = dialect
         self.sizes, self.clips = _ImageSizes(), tuple(item.id for item in media if item.kind == "video")
         self.names: dict[str, str | None] = {}
         self.shown = self.executed = 0
@@ -150,59 +129,46 @@ class _Reader:
                 self.sizes.add(f"{item.id}.{i}", path)
 
     def step(self, text: str, follower: ChatTurn | None, place: str) -> Step:
-        """The turn of an assistant, with as many of its calls as the following user turn has results.
-
-        RowError ``no_action``, ``no_answer``, ``unknown_op``, or the code of a last turn that is a broken
-        call.
-        """
-        calls = (
-            1
-            if follower is None or not self.dialect.parallel_calls
-            else max(1, follower.text.count(RESPONSE))
-        )
+        """The turn of an assistant, with as many of its calls as the following user turn has results."""
+        parallel = follower is not None and self.dialect.parallel_calls
+        calls = max(1, follower.text.count(RESPONSE)) if follower is not None and parallel else 1
         # Dialects with a scale of their own replace the kind
         scale = Scale("thousand", self.sizes, clips=self.clips)
         reply, learn = self.dialect.parse(text, OPERATIONS, scale, calls), True
         if reply.error is not None and reply.error.code == "out_of_range" and self.dialect.rows_clamp:
-            # The systems themselves clamp such a box and go on; the call is kept as they executed it, and not
-            # learnt.
+            # The systems themselves clamp such a box: the call is kept as they executed it, and not learnt
             reply = self.dialect.parse(text, OPERATIONS, dataclasses.replace(scale, clamp=True), calls)
             learn = False
         verbatim, think = Verbatim(dialect=self.dialect.name, text=text), (reply.think or "").strip() or None
         actions = [reply.action, *reply.further_actions] if reply.action is not None else []
         targets = [self.names.get(action.target, action.target) for action in actions]
         if actions and None not in targets:
-            first, *further = (
-                a.model_copy(update={"target": target}) for a, target in zip(actions, targets, strict=True)
-            )
+            pairs = zip(actions, targets, strict=True)
+            first, *further = (action.model_copy(update={"target": target}) for action, target in pairs)
             call = {"op": first.op, "target": first.target, "arguments": first.arguments, "further": further}
             return Step(think=think, learn=learn, verbatim=verbatim, **call)
         if reply.answer is not None:
             return Step(think=think, answer=reply.answer, verbatim=verbatim)
-        refused = follower is not None and ERROR_RESULT.match(follower.text)
-        if reply.error is not None and reply.error.code == "unknown_op" and not refused:
-            names = " or ".join(f"`{name}`" for name in _NAME.findall(text))
-            raise RowError(place, "unknown_op", f"no operation {names}: {reply.error.message}")
-        if reply.error is not None or reply.action is not None:
-            if follower is None and reply.error is not None:
-                raise RowError(place, reply.error.code, reply.error.message)
-            if follower is None:
-                raise RowError(place, "no_answer", "the chat ends with a call")
+        if (error := reply.error) is not None:
+            refused = follower is not None and ERROR_RESULT.match(follower.text)
+            if follower is None or (error.code == "unknown_op" and not refused):
+                raise RowError(place, error.code, f"{error.message}: {text[-200:]}")
+        elif actions and follower is None:
+            raise RowError(place, "no_answer", "the chat ends with a call")
+        if error is not None or actions:
             return Step(think=think, learn=False, verbatim=verbatim)
         if follower is not None and follower.is_result:
             raise RowError(place, "no_action", "the turn neither calls an operation nor answers")
         _, closed, rest = text.partition("</think>")
-        answer = rest if closed else text
-        if not answer.strip():
+        answer = (rest if closed else text).strip()
+        if not answer:
             raise RowError(place, "no_answer", "the turn is empty")
-        return Step(think=think if closed else None, answer=answer.strip(), verbatim=verbatim)
+        return Step(think=think if closed else None, answer=answer, verbatim=verbatim)
 
     def with_result(self, step: Step, turn: ChatTurn, place: str) -> Step:
-        """The call or calls with the user turn that followed; an error of a single call takes it out of the
-        loss.
+        """The call with the user turn that followed; an error of a single call takes it out of the loss.
 
-        RowError ``result_count`` for several calls without a result each, or of which one failed: the images
-        of the others would be numbered differently.
+        RowError ``result_count`` for several calls without a result each, or of which one failed.
         """
         assert step.verbatim is not None
         paths = [path for item in turn.media for path in (item.frames or [item.uri])]
@@ -213,11 +179,9 @@ class _Reader:
             if len(parts) != 1 + len(step.further) or sum(counts) != len(paths):
                 message = f"{1 + len(step.further)} calls, {len(parts)} results of {len(paths)} images"
                 raise RowError(place, "result_count", message)
-            if any(not count and ERROR_RESULT.match(part) for part, count in zip(parts, counts, strict=True)):
+            if any(ERROR_RESULT.match(part) for part in parts if "<image>" not in part):
                 raise RowError(
-                    place,
-                    "result_count",
-                    "one of several calls failed, which would shift the numbers of the others",
+                    place, "result_count", "one of several calls failed: later numbers would shift"
                 )
         verbatim = step.verbatim.model_copy(update={"result": turn.text, "images": paths, "failed": failed})
         if failed:
@@ -234,7 +198,6 @@ class _Reader:
 
 
 def _dialect(replies: str) -> Dialect:
-    """The dialect of the assistant's turns, recognised by the names of the tools they call."""
     if "<grounding>" in replies:
         return DIALECTS["mini_o3"]
     if "image_zoom_in_tool" in replies or "image_rotate_tool" in replies:
@@ -247,9 +210,7 @@ def _dialect(replies: str) -> Dialect:
 
 
 class _ImageSizes(dict[str, tuple[int, int]]):
-    """Width and height of images by id, in order; the header of a file is read when a call first needs its
-    size.
-    """
+    """Width and height of images by id; a file's header is read when a call first needs its size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,99 +226,4 @@ class _ImageSizes(dict[str, tuple[int, int]]):
 
 
 def _observation_ids(number: int, count: int) -> list[str]:
-    """Ids of the images of observation ``number``."""
     return [f"obs{number}"] if count == 1 else [f"obs{number}.{i}" for i in range(count)]
-
-
-# -- writing -------------------------------------------------------------------------------------------------
-
-
-def calls_of(record: Demonstration) -> list[Step]:
-    """The turns that a result follows: calls, also those that cannot be read."""
-    return [turn for turn in record.turns if turn.answer is None]
-
-
-def render_replies(record: Demonstration, dialect: str, images: Sequence[Sequence[str]]) -> list[str]:
-    """The assistant's turns of a demonstration in a dialect; BadInput if it cannot express one of them.
-
-    A turn that was read from a row in this dialect is written as it stood there. A dialect may number the
-    images: those of the question, the frames of its clips, and those of each successful operation.
-    """
-    sizes = dict[str, tuple[int, int]]()
-    for item in record.media:
-        for name in (item.id, *(f"{item.id}.{i}" for i in range(len(item.frames or [])))):
-            sizes[name] = (item.width or 0, item.height or 0)
-    clips = tuple(item.id for item in record.media if item.kind == "video")
-    replies, results, successes = [], iter(images), 0
-    for i, turn in enumerate(record.turns):
-        target = turn.target or default_target(sizes)
-        calls = [Action(op=turn.op or "", target=target, arguments=turn.arguments), *turn.further]
-        try:
-            if turn.verbatim is not None and turn.verbatim.dialect == dialect:
-                replies.append(turn.verbatim.text)
-            else:
-                if turn.further and not DIALECTS[dialect].parallel_calls:
-                    raise OperationError(f"a turn has one call, not {len(calls)}", code="limit")
-                content = turn.answer if turn.answer is not None else calls
-                replies.append(
-                    "".join(
-                        DIALECTS[dialect].render(content, Scale("thousand", sizes, clips=clips), turn.think)
-                    )
-                )
-        except OperationError as error:
-            message = f"{record.id}, turn {i}: the dialect {dialect} cannot express it: {error.message}"
-            raise BadInput(message, code=error.code) from None
-        if (
-            turn.answer is None
-            and not has_failed(turn, files := next(results))
-            and (turn.op is not None or files)
-        ):
-            for count in _counts(turn, files):
-                successes += 1
-                sizes |= dict.fromkeys(_observation_ids(successes, count), (0, 0))
-    return replies
-
-
-def _counts(turn: Step, files: Sequence[str]) -> list[int]:
-    """How many of the files each call of a turn returned; BadInput if that is unknown."""
-    if not turn.further:
-        return [len(files)]
-    result = turn.verbatim.result if turn.verbatim is not None else None
-    counts = (
-        [1] * (1 + len(turn.further))
-        if result is None
-        else [part.count("<image>") for part in result.split(RESPONSE)[1:]]
-    )
-    if sum(counts) != len(files):
-        raise BadInput(
-            f"a turn has {len(counts)} calls and {len(files)} images",
-            code="media_count",
-            fix="give one image a call",
-        )
-    return counts
-
-
-def result_text(turn: Step, files: Sequence[str], mark: str = "") -> str:
-    """The text of a user turn that reports the result of a call; that of an error is recognised when it is
-    read.
-
-    ``mark`` stands for each of the ``files`` in the text, if the format has marks.
-    """
-    if turn.verbatim is not None and turn.verbatim.result is not None:
-        text = turn.verbatim.result
-        return mark * (len(files) - text.count(mark)) + text if mark else text.replace("<image>", "")
-    if turn.further:
-        return "\n".join(f"{RESPONSE}{mark * count}{RESPONSE_END}" for count in _counts(turn, files))
-    text = turn.observation.text if turn.observation is not None else ""
-    if has_failed(turn, files):
-        return f"error: {text or 'the call was refused'}"
-    return mark * len(files) if files else text or "The operation returned text only."
-
-
-def has_failed(turn: Step, files: Sequence[str]) -> bool:
-    """Whether a call was an error, which takes no observation number."""
-    if turn.verbatim is not None and turn.verbatim.result is not None:
-        return turn.verbatim.failed
-    return (
-        turn.observation.status == "error" if turn.observation is not None else not turn.learn and not files
-    )

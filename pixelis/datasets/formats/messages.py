@@ -1,9 +1,4 @@
-"""Reads the messages of a chat, in any usual form, as turns of text and media.
-
-Messages have ``role`` and ``content`` or ``from`` and ``value``. A content is text with ``<image>`` and
-``<video>`` for the media of the row, or a list of parts. Calls are text in ``<tool_call>`` tags, messages
-with a role of their own, or ``tool_calls``.
-"""
+"""Reads the messages of a chat, in any usual form, as turns of text and media."""
 
 from __future__ import annotations
 
@@ -29,17 +24,12 @@ ROLES = {name: role for role, names in _ROLES.items() for name in names}
 RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
 """Around each result in the user turn that follows a turn with several calls."""
 _PARTS = {"text": "text", "image": "image", "image_url": "image", "video": "video", "video_url": "video"}
-"""Key of a part -> what it holds.
-
-A part may also have a ``type`` alone, if the media are in a column of the row.
-"""
+"""Key of a part -> what it holds; a part with a ``type`` alone shows a medium from a column of the row."""
 
 
 @dataclass
 class ChatTurn:
-    """One turn of a chat: ``user``, ``assistant`` or ``system``, text, and images and clips; ``is_result`` of
-    a call.
-    """
+    """One turn of a chat; ``role`` is ``user``, ``assistant`` or ``system``."""
 
     role: str
     text: str
@@ -48,37 +38,23 @@ class ChatTurn:
 
 
 def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
-    """The turns of the messages in a column, at least one, with the media inside them; consecutive calls or
-    results are one turn.
-
-    RowError ``wrong_type``, ``unknown_role``, ``unknown_part``, or the code of a medium.
-    """
+    """The turns of the messages in a column, at least one; consecutive calls or results are one turn."""
     if isinstance(value := row.get(column), str):
         value = fields.parse_json(value, column, list)
     if not (messages := fields.objects({column: value}, column)):
         raise RowError(column, "wrong_type", "the list of messages is empty")
-    turns, roles = list[ChatTurn](), list[str]()
+    turns, before = list[ChatTurn](), ""
     for i, message in enumerate(messages):
         place = f"{column}.{i}"
-        key = "from" if message.get("from") is not None else "role"
-        role = ROLES.get(name.lower()) if isinstance(name := message.get(key), str) else None
-        if role is None:
-            raise RowError(
-                f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}"
-            )
-        turn = ChatTurn(
-            "user" if role == "result" else "assistant" if role == "call" else role, "", [], role == "result"
-        )
-        calls = fields.optional(message, "tool_calls", list) or [
-            call for call in [message.get("function_call")] if call
-        ]
+        role = _role(message, place)
+        turn = ChatTurn({"result": "user", "call": "assistant"}.get(role, role), "", [], role == "result")
+        calls = fields.optional(message, "tool_calls", list, [])
         key = next((key for key in ("content", "value", "text") if message.get(key) is not None), "content")
         if message.get(key) is not None or not calls:
             turn.text, turn.media = _content(message.get(key), f"{place}.{key}", root)
         if role == "call":
             turn.text = _written_calls(turn.text, place)
         turn.text = "\n".join(filter(None, (turn.text, *(_tagged(call, place) for call in calls))))
-        before = roles[-1] if roles else ""
         if role == before == "result":
             turns[-1].text = _response(turns[-1].text) + "\n" + _response(turn.text)
             turns[-1].media += turn.media
@@ -86,15 +62,22 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
             turns[-1].text += "\n" + turn.text
         else:
             turns.append(turn)
-        roles.append(role)
+        before = role
     return turns
 
 
-def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[ChatTurn]:
-    """The turns with the media of their row, each at the next mark of its kind; without any such marks in the
-    first turn.
+def _role(message: Row, place: str) -> str:
+    key = "from" if message.get("from") is not None else "role"
+    name = str(message.get(key))
+    if name.lower() not in ROLES:
+        raise RowError(f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}")
+    return ROLES[name.lower()]
 
-    RowError ``media_count`` if there are more marks than media, or media that no mark shows.
+
+def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[ChatTurn]:
+    """The turns with the media of their row, each at the next mark of its kind, or all in the first turn.
+
+    RowError ``media_count`` if marks and media do not fit.
     """
     users = [turn for turn in turns if turn.role == "user"]
     for kind in ("image", "video"):
@@ -109,32 +92,26 @@ def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[C
             turn.media += left[:count]
             del left[:count]
         if left:
-            raise RowError(
-                column, "media_count", f"{len(left)} media of the row have no <{kind}> in the chat"
-            )
+            message = f"{len(left)} media of the row have no <{kind}> in the chat"
+            raise RowError(column, "media_count", message)
     return turns
 
 
 def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]:
-    """The text of a content, with a mark for each of its media unless it has marks already, and the media
-    inside it.
-    """
+    """The text of a content, marking each of its media unless it has marks already, and these media."""
     if isinstance(value, str):
         return value, []
     if not isinstance(value, list) or not all(isinstance(part, dict | str) for part in value):
         raise RowError(place, "wrong_type", "expected text or a list of parts")
-    pieces, media = list[str](), list[Media]()
-    for part in value:
-        kind, item = ("text", part) if isinstance(part, str) else _part(part, place)
-        if kind == "text":
-            pieces.append(str(item))
-            continue
-        pieces.append(f"<{kind}>")
-        if item is not None:
+    parts = [("text", part) if isinstance(part, str) else _part(part, place) for part in value]
+    media = list[Media]()
+    for kind, item in parts:
+        if kind != "text" and item is not None:
             media += root.media({place: item if kind == "image" else [item]}, **{f"{kind}s": place})
-    text = "".join(pieces)
-    own = "".join(piece for piece in pieces if piece not in ("<image>", "<video>"))
-    return own if "<image>" in own or "<video>" in own else text, media
+    own = "".join(str(item) for kind, item in parts if kind == "text")
+    if "<image>" in own or "<video>" in own:
+        return own, media
+    return "".join(str(item) if kind == "text" else f"<{kind}>" for kind, item in parts), media
 
 
 def _part(part: Row, place: str) -> tuple[str, Any]:
@@ -151,7 +128,6 @@ def _part(part: Row, place: str) -> tuple[str, Any]:
 
 
 def _written_calls(text: str, place: str) -> str:
-    """The text of a message that is calls alone, or after a thought: each one in tags."""
     thought, closing, body = text.rpartition("</think>")
     if "<tool_call>" in body:
         return text
@@ -159,15 +135,11 @@ def _written_calls(text: str, place: str) -> str:
         calls = json.loads(body)
     except ValueError:  # the parser of the turn says what is wrong
         return f"{thought}{closing}<tool_call>{body}</tool_call>"
-    return (
-        thought
-        + closing
-        + "\n".join(_tagged(call, place) for call in (calls if isinstance(calls, list) else [calls]))
-    )
+    written = [_tagged(call, place) for call in (calls if isinstance(calls, list) else [calls])]
+    return thought + closing + "\n".join(written)
 
 
 def _tagged(call: Any, place: str) -> str:
-    """A call as name and arguments in tags; arguments may be JSON in a text. RowError ``wrong_type``."""
     function = (call.get("function") or call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise RowError(place, "wrong_type", "a call is an object with name and arguments")
@@ -184,6 +156,5 @@ def _response(text: str) -> str:
 
 
 def reply_of(answer: Any) -> str:
-    """The reply of an assistant that gives an answer alone: a text, a number, or the first of several."""
-    first = next((item for item in answer if item), "") if isinstance(answer, list) else answer
+    first = next(filter(None, answer), "") if isinstance(answer, list) else answer
     return first if isinstance(first, str) else fields.answers({"answer": first}, "answer")[0]

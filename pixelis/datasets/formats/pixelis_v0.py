@@ -1,8 +1,8 @@
-"""The four layouts in which the published Pixelis wrote its trajectories; they are only read.
+"""The four layouts in which the published Pixelis wrote its trajectories.
 
-Steps have ``action`` and ``parameters`` (its generators), ``operation`` and ``arguments`` (its engine), or
-``type``, ``name`` and ``parameters`` (its documents); the fourth layout has two lists, ``chain_of_thought``
-and ``visual_operations``. Coordinates are 0..1 if no number is above 1, or else pixels of the image.
+Steps have ``action`` and ``parameters``, ``operation`` and ``arguments``, or ``name`` and ``parameters``; the
+fourth has the lists ``chain_of_thought`` and ``visual_operations``. Coordinates are 0..1 if no number is
+above 1, or else pixels.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ from typing import Any, NamedTuple, get_args
 from pixelis.datasets import fields
 from pixelis.datasets.annotation_geometry import header_size
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats.base import Format, Row, other_columns, question_text
+from pixelis.datasets.formats.base import Format, Row, first_column, other_columns, question_text
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.records import Demonstration, Level, Media, Provenance, SampleKind, Step
 
 OPERATIONS = {
-    **dict.fromkeys(("SEGMENT_OBJECT_AT", "SEGMENT"), "segment_object_at"),
-    **dict.fromkeys(("GET_PROPERTIES", "PROPERTIES"), "get_properties"),
+    "SEGMENT_OBJECT_AT": "segment_object_at",
+    "SEGMENT": "segment_object_at",
+    "GET_PROPERTIES": "get_properties",
+    "PROPERTIES": "get_properties",
     "READ_TEXT": "read_text",
-    **dict.fromkeys(("TRACK_OBJECT", "TRACK"), "track_object"),
-    **dict.fromkeys(("ZOOM_IN", "ZOOM"), "zoom_in"),
-    **dict.fromkeys(("SELECT_FRAME", "SELECT_FRAMES"), "select_frames"),
+    "TRACK_OBJECT": "track_object",
+    "TRACK": "track_object",
+    "ZOOM_IN": "zoom_in",
+    "ZOOM": "zoom_in",
+    "SELECT_FRAME": "select_frames",
+    "SELECT_FRAMES": "select_frames",
 }
 THOUGHTS = ("THINK", "REASONING", "CORRECTION")
 ANSWERS = ("ANSWER", "FINAL_ANSWER")
@@ -35,40 +40,15 @@ COORDINATES = {
 OBJECTS = ("object_id", "object", "mask")
 FRAMES = ("frames", "frame_indices", "indices", "frame_index")
 IGNORED = (
-    *(
-        "image",
-        "image_path",
-        "video_path",
-        "target_size",
-        "enhance",
-        "maintain_aspect",
-        "interpolation",
-        "language",
-    ),
-    *(
-        "threshold",
-        "return_scores",
-        "return_confidence",
-        "return_boxes",
-        "return_masks",
-        "confidence_threshold",
-    ),
-    *("properties", "max_frames", "track_id", "thought", "content"),
+    "image image_path video_path target_size enhance maintain_aspect interpolation language threshold "
+    "return_scores return_confidence return_boxes return_masks confidence_threshold properties max_frames "
+    "track_id thought content"
 )
-"""Parameters of the old operations that the configuration sets today, or that named objects in memory."""
-KINDS = {
-    "positive": "golden",
-    "golden_positive": "golden",
-    "golden": "golden",
-    "trap_sample": "trap_perceptual",
-}
+"""Parameters that the configuration sets today, or that named objects in memory."""
+KINDS = {"positive": "golden", "golden_positive": "golden", "trap_sample": "trap_perceptual"}
 
 
 class _Step(NamedTuple):
-    """One step of any layout: the name of the action, its parameters, its thought, its result and its place
-    in the row.
-    """
-
     action: str
     parameters: dict[str, Any]
     thought: Any
@@ -77,39 +57,25 @@ class _Step(NamedTuple):
 
 
 def _read_trajectory(row: Row, name: str, root: MediaRoot) -> Demonstration:
-    """A row with a list ``trajectory``: the layouts of the generators, the engine and the documents."""
     value = row.get("trajectory")
     value = (value.get("actions") or value.get("steps")) if isinstance(value, dict) else value
     steps = list[_Step]()
     for i, step in enumerate(fields.objects({"trajectory": value}, "trajectory")):
         column = f"trajectory.{i}"
-        layouts = [
-            key for key in ("action", "operation", "name") if isinstance(step.get(key), str) and step[key]
-        ]
+        layouts = [key for key in ("action", "operation", "name") if isinstance(step.get(key), str)]
         if len(layouts) > 1:
-            raise RowError(
-                column, "ambiguous_step", f"the step has {' and '.join(f'`{key}`' for key in layouts)}"
-            )
+            raise RowError(column, "ambiguous_step", f"the step has {' and '.join(layouts)}")
         action = step[layouts[0]] if layouts else step.get("type")
         parameters = step.get("parameters", step.get("arguments", step.get("params"))) or {}
         if not isinstance(action, str) or not isinstance(parameters, dict):
-            raise RowError(
-                column,
-                "wrong_type",
-                "a step has `action`, `operation` or `name`, and an object of parameters",
-            )
-        thought = next(
-            (part[key] for part in (step, parameters) for key in ("thought", "content") if part.get(key)),
-            None,
-        )
-        steps.append(_Step(action, parameters, thought, step.get("result", step.get("output")), column))
+            raise RowError(column, "wrong_type", "expected `action`, `operation` or `name`, and parameters")
+        thoughts = (part.get(key) for part in (step, parameters) for key in ("thought", "content"))
+        result = step.get("result", step.get("output"))
+        steps.append(_Step(action, parameters, next(filter(None, thoughts), None), result, column))
     return _demonstration(row, name, root, steps)
 
 
 def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
-    """A row with the lists ``chain_of_thought`` and ``visual_operations``: a thought before each operation,
-    the rest last.
-    """
     lists = {column: row.get(column) or [] for column in ("chain_of_thought", "visual_operations")}
     thoughts = [item.get("thought") for item in fields.objects(lists, "chain_of_thought")]
     operations, steps = fields.objects(lists, "visual_operations"), list[_Step]()
@@ -118,34 +84,24 @@ def _read_chain(row: Row, name: str, root: MediaRoot) -> Demonstration:
         parameters = operation.get("params", operation.get("parameters", {}))
         if not isinstance(action, str) or not isinstance(parameters, dict):
             raise RowError(column, "wrong_type", "`operation` is text and `params` an object")
-        steps.append(
-            _Step(
-                action,
-                parameters,
-                thoughts[i] if i < len(thoughts) else None,
-                operation.get("output"),
-                column,
-            )
-        )
-    steps += [
-        _Step("THINK", {}, thought, None, "chain_of_thought") for thought in thoughts[len(operations) :]
-    ]
+        thought = thoughts[i] if i < len(thoughts) else None
+        steps.append(_Step(action, parameters, thought, operation.get("output"), column))
+    later = thoughts[len(operations) :]
+    steps += [_Step("THINK", {}, thought, None, "chain_of_thought") for thought in later]
     return _demonstration(row, name, root, steps)
 
 
 def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step]) -> Demonstration:
-    images = next((column for column in ("image_path", "image", "images") if row.get(column) is not None), "")
-    media, answers = root.media(row, images, "video_path"), fields.answers(row, "answer")
+    media = root.media(row, first_column(row, ("image_path", "image", "images")), "video_path")
+    answers = fields.answers(row, "answer")
     turns, thoughts, final, boxes = list[Step](), list[str](), answers[0], dict[str, Any]()
     for action, parameters, thought, result, column in steps:
         kind = action.upper().removeprefix("VISUAL_OPERATION.")
         if kind in THOUGHTS:
             thought = thought or parameters.get("text") or result
         elif kind in ANSWERS:
-            answer = parameters.get(
-                "answer", parameters.get("text", result if isinstance(result, str) else None)
-            )
-            final = str(answer) if answer is not None else final
+            written = result if isinstance(result, str) else final
+            final = str(parameters.get("answer", parameters.get("text", written)))
         elif kind not in OPERATIONS:
             message = f"no operation {action[:40]!r}; known are {', '.join(OPERATIONS)}"
             raise RowError(column, "unknown_op", message)
@@ -163,10 +119,10 @@ def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step]) -> 
     return Demonstration(
         id=own_id,
         question=question_text(fields.text(row, "question"), "question", media)
-        if row.get("question") is not None
+        if row.get("question")
         else "",
         media=media,
-        answers=[str(truth)] if isinstance(truth, str | int | float) and str(truth) else answers,
+        answers=[str(truth)] if isinstance(truth, str | int | float) and truth != "" else answers,
         task=fields.identifier(row, "task_type", "task") or "qa",
         turns=turns,
         **_sample_fields(row, own_id),
@@ -174,40 +130,37 @@ def _demonstration(row: Row, name: str, root: MediaRoot, steps: list[_Step]) -> 
 
 
 def _sample_fields(row: Row, own_id: str) -> dict[str, Any]:
-    """Kind, weight, quality, difficulty, provenance and meta of a demonstration."""
     kind = fields.identifier(row, "sample_type", "type") or "golden"
     if KINDS.get(kind, kind) not in get_args(SampleKind):
         raise RowError("sample_type", "unknown_kind", f"no kind of sample {kind!r}")
     columns = {"difficulty": "difficulty_score", "quality": "quality_score", "weight": "sampling_weight"}
     numbers = {field: fields.optional(row, column, (int, float)) for field, column in columns.items()}
-    result: dict[str, Any] = {field: number for field, number in numbers.items() if number is not None}
-    if (level := row.get("difficulty")) in get_args(Level):
-        result["level"] = level
-    if isinstance(row.get("metadata"), dict):
-        result["meta"] = other_columns(row["metadata"])
     origin = row["provenance"] if isinstance(row.get("provenance"), dict) else {}
-    result["provenance"] = Provenance(
+    provenance = Provenance(
         source=str(origin.get("source_dataset", "pixelis")),
         original_id=str(origin.get("original_sample_id", own_id)),
         method=str(origin.get("synthesis_method", "published")),
         version=str(origin.get("synthesis_version", "")),
     )
-    return {**result, "kind": KINDS.get(kind, kind)}
+    level = row.get("difficulty")
+    return {
+        "kind": KINDS.get(kind, kind),
+        "provenance": provenance,
+        "level": level if level in get_args(Level) else None,
+        "meta": other_columns(row["metadata"]) if isinstance(row.get("metadata"), dict) else {},
+        **{field: number for field, number in numbers.items() if number is not None},
+    }
 
 
 def _arguments(
     op: str, parameters: dict[str, Any], media: list[Media], boxes: dict[str, Any], column: str
 ) -> dict[str, Any]:
-    """Today's arguments of an operation; ``boxes`` are those of the objects that earlier steps returned, by
-    object id.
-    """
+    """Today's arguments of an operation; ``boxes`` are those of earlier objects by id."""
     result: dict[str, Any] = {}
     for key, value in parameters.items():
-        name = f"{column}.{key}"
-        if key in COORDINATES:
-            result[COORDINATES[key]] = _fractions(
-                value, 4 if COORDINATES[key] == "box" else 2, media, column, name
-            )
+        name, place = f"{column}.{key}", COORDINATES.get(key)
+        if place is not None:
+            result[place] = _fractions(value, 4 if place == "box" else 2, media, column, name)
         elif key in OBJECTS and op in ("get_properties", "track_object"):
             if str(value) not in boxes:
                 raise RowError(name, "unknown_object", "no earlier step returned the bbox of this object")
@@ -215,12 +168,12 @@ def _arguments(
         elif key in FRAMES and op == "select_frames":
             result["frames"] = [value] if isinstance(value, int) else value
         elif key in ("x", "y") and op == "segment_object_at":
-            result["point"] = _fractions([parameters.get("x"), parameters.get("y")], 2, media, column, name)
+            result["point"] = _fractions(parameters, 2, media, column, name)
         elif key in ("zoom_factor", "factor") and op == "zoom_in":
             result["factor"] = value
         elif key in ("start", "start_frame", "end", "end_frame") and op == "track_object":
             result[key.removesuffix("_frame")] = value
-        elif key not in IGNORED:
+        elif key not in IGNORED.split():
             raise RowError(name, "unknown_argument", f"{op} has no such argument")
     return result
 
@@ -232,11 +185,10 @@ def _fractions(value: Any, count: int, media: list[Media], step: str, column: st
     if not isinstance(value, list) or len(value) != count or not all(type(v) in (int, float) for v in value):
         raise RowError(column, "bad_box" if count == 4 else "bad_point", f"expected {count} numbers")
     if max(value) > 1:
-        if (item := next((m for m in media if m.kind == "image" or m.frames), None)) is None:
-            raise RowError(
-                step, "unknown_size", "coordinates are in pixels, but the size of the clip is unknown"
-            )
-        width, height = header_size(Path(item.frames[0] if item.frames else item.uri), step)
+        path = next(((m.frames or [m.uri])[0] for m in media if m.kind == "image" or m.frames), None)
+        if path is None:
+            raise RowError(step, "unknown_size", "pixels of a clip of unknown size")
+        width, height = header_size(Path(path), step)
         value = [v / (height if i % 2 else width) for i, v in enumerate(value)]
     inside = all(0 <= v <= 1 for v in value)  # false for NaN
     if not inside or (count == 4 and (value[0] >= value[2] or value[1] >= value[3])):

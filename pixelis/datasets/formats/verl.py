@@ -1,12 +1,9 @@
-"""Parquet rows of verl: a chat in ``prompt`` and the answer in ``reward_model``.
-
-DeepEyes's rows also hold images, and the tools in ``env_name``. TTRL's have no media and may lack the answer.
-"""
+"""Parquet rows of verl, of DeepEyes (with images, and tools in ``env_name``) and TTRL (text)."""
 
 from __future__ import annotations
 
 from pixelis.datasets import fields
-from pixelis.datasets.formats.base import Format, Row, image_bytes, image_paths, marked, scorer_of
+from pixelis.datasets.formats.base import Format, Row, scorer_of
 from pixelis.datasets.formats.chat import read_chat
 from pixelis.datasets.formats.messages import show_media, turns_of
 from pixelis.datasets.media_root import MediaRoot
@@ -14,14 +11,11 @@ from pixelis.records import Question
 from pixelis.rewards.scorers import option_lines
 
 MATH_SOURCES = frozenset(("thinklite_eureka", "xince"))
-"""The sources that DeepEyes rewards as mathematics: task ``math``, whatever the question is."""
+"""The sources that DeepEyes rewards as mathematics."""
 
 
 def _read(row: Row, name: str, root: MediaRoot) -> Question:
-    """The question of the last user turn, with the earlier ones as history.
-
-    Rows without media may lack the answer, and their scorer follows from the question alone.
-    """
+    """The question of the last user turn, with the earlier ones as history; text rows may lack the answer."""
     source = fields.identifier(row, "data_source")
     turns = show_media(turns_of(row, "prompt", root), root.media(row, "images", "videos"), "prompt")
     extra = fields.optional(row, "extra_info", dict, {})
@@ -59,39 +53,4 @@ def _read(row: Row, name: str, root: MediaRoot) -> Question:
     return question.model_copy(update=own)
 
 
-def _write(record: Question, style: str, ability: str) -> Row:
-    """The row of a question without its images; ``style`` is how verl scores it."""
-    meta = record.meta
-    source, system = meta.get("data_source", record.task), meta.get("system")
-    model, extra = meta.get("reward_model", {}), meta.get("extra_info", {})
-    index = record.id.removeprefix(f"{source}-")
-    return {
-        "data_source": source,
-        "prompt": [
-            *([{"role": "system", "content": system}] if system else []),
-            {"role": "user", "content": marked(record, "<{}>\n")},
-        ],
-        "ability": meta.get("ability", ability),
-        "reward_model": {"style": style, **model}
-        | ({"ground_truth": record.answers[0]} if record.answers else {}),
-        "extra_info": {
-            **extra,
-            "split": record.split,
-            "index": extra["index"] if str(extra.get("index")) == index else index,
-        },
-    }
-
-
-def _write_deepeyes(record: Question) -> Row:
-    images = [image_bytes(path) for path in image_paths(record)]
-    tools = record.environment or ("visual_toolbox_v2" if record.tools != [] else "")
-    return _write(record, "model", "vl") | {"images": images, "env_name": record.meta.get("env_name", tools)}
-
-
-def _write_ttrl(record: Question) -> Row:
-    image_paths(record, 0)
-    return _write(record, "rule", "math")
-
-
-DEEPEYES = Format(_read, _write_deepeyes)
-TTRL_PARQUET = Format(_read, _write_ttrl)
+VERL = Format(_read)

@@ -1,8 +1,6 @@
-"""Readers of annotated data sets in their official layouts: each row becomes a question with ``annotations``.
+"""Readers of annotated data sets in their official layouts, ``NAME:ROOT?split=train&key=value``.
 
-A source is ``NAME:ROOT?split=train&key=value``, where `question_changes.OPTIONS` are keys of all sets. Images
-and clips are named, never opened; where an annotation file lacks the size of an image, only its header is
-read.
+Images and clips are named, never opened; at most the header of an image is read.
 """
 
 from __future__ import annotations
@@ -21,24 +19,17 @@ READERS = {name: DatasetReader(name, **entry) for name, entry in _CATALOG.items(
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source names one of these data sets."""
     name, colon, _ = source.partition(":")
     return bool(colon) and name in READERS
 
 
 def read(source: str) -> Rows:
-    """The rows of a source in the order of its files: questions, and the rows that cannot be used as values.
-
-    BadInput for an unknown name or option at once, and while reading for a file of the wrong kind;
-    MissingFile, which quotes the official layout, before the first row.
-    """
     root = find(source)
     change = question_changes(source, root.options)
     return (row if isinstance(row, BadRow) else change(row) for row in root.reader.rows(root))
 
 
 def find(source: str) -> DatasetRoot:
-    """The data set, folder and options that a source names; BadInput."""
     name, _, rest = source.partition(":")
     if name not in READERS:
         raise BadInput(

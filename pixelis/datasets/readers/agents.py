@@ -1,12 +1,4 @@
-"""Steps of people on web sites: Multimodal-Mind2Web.
-
-https://huggingface.co/datasets/osunlp/Multimodal-Mind2Web: parquet files with a row per step: a screenshot,
-the element of the step (``pos_candidates``: JSON, its attributes JSON again with ``bounding_box_rect``
-"left,top,width,height" in pixels,
--1 for elements that are not rendered), the operation, and the goal and all steps of the task
-(``confirmed_task``,
-``action_reprs``). Screenshots become files of the cache. The HTML of the pages is not read.
-"""
+"""Steps of people on web sites: Multimodal-Mind2Web. The HTML of the pages is not read."""
 
 from __future__ import annotations
 
@@ -22,17 +14,17 @@ from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, ima
 from pixelis.records import Annotations, Question, Region
 
 COLUMNS = [
-    *(
-        "action_uid",
-        "operation",
-        "pos_candidates",
-        "website",
-        "domain",
-        "subdomain",
-        "annotation_id",
-        "confirmed_task",
-    ),
-    *("screenshot", "action_reprs", "target_action_index"),
+    "action_uid",
+    "operation",
+    "pos_candidates",
+    "website",
+    "domain",
+    "subdomain",
+    "annotation_id",
+    "confirmed_task",
+    "screenshot",
+    "action_reprs",
+    "target_action_index",
 ]
 NOT_RENDERED = ["-1"] * 4
 _ELEMENT_NAME = re.compile(r"\[[^\]]*\]\s*(.*?)\s*->")

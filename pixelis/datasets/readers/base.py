@@ -1,6 +1,4 @@
-"""Shared parts of the readers: required paths, annotation files whose faulty rows are collected, and their
-questions.
-"""
+"""Shared parts of the readers: required paths, and annotation files whose faulty rows are collected."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import csv
 import functools
 import importlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
-from pydantic_core import PydanticSerializationError
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.fields import RowError, text
-from pixelis.datasets.files import Part, read_part
+from pixelis.datasets.fields import RowError, number, text
+from pixelis.datasets.files import FIELD_CHARACTERS, Part, read_part
+from pixelis.datasets.formats.base import choices
 from pixelis.datasets.media_root import MediaRoot
 from pixelis.errors import BadInput, MissingFile
 from pixelis.records import Annotations, Media, Question
@@ -29,33 +26,22 @@ from pixelis.records import Annotations, Media, Question
 Rows = Iterator[Question | BadRow]
 Size = tuple[int | None, int | None]
 """Width and height of an image in pixels, where they are known."""
-MAX_FIELD_CHARACTERS = 1 << 28
-"""Of one field of a table: some tables hold whole images."""
 
 
 @dataclass(frozen=True)
 class DatasetReader:
-    """One data set: the layout of its official release and the function that reads it; see ``datasets.toml``.
-
-    ``task`` is the capability it grounds. ``read``: the function, or its name as ``module:function`` in this
-    package. ``layout`` is the folder tree, quoted in errors, and ``source`` where it is described.
-    ``options`` are the keys that a source may set, with their defaults. ``exhaustive``: all objects of an
-    annotated category are annotated, so they can be counted.
-    """
+    """One data set and the layout of its official release, as ``datasets.toml`` describes it."""
 
     name: str
     task: str
-    read: Callable[[DatasetRoot], Rows] | str
+    read: str
     layout: str
     source: str
     options: Mapping[str, str] = field(default_factory=lambda: {"split": "train"})
     exhaustive: bool = False
 
     def rows(self, root: DatasetRoot) -> Rows:
-        """The rows below ``root``; imports the module of the reader."""
-        if not isinstance(self.read, str):
-            return self.read(root)
-        module, _, function = self.read.partition(":")
+        module, function = self.read.split(":")
         return getattr(importlib.import_module(f"pixelis.datasets.readers.{module}"), function)(root)
 
 
@@ -69,60 +55,46 @@ class DatasetRoot:
 
     @property
     def split(self) -> str:
-        """The requested split, as the data set calls it."""
         return self.options.get("split", "")
 
     def number(self, key: str) -> float:
-        """A numeric option; BadInput if it is not a number."""
         try:
-            value = float(self.options[key])
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
+            return number(self.options[key], key)
+        except RowError as error:
             raise BadInput(
-                f"{self.reader.name}: {key}={self.options[key]} is not a number", fix=f"write e.g. {key}=100"
-            )
-        return value
+                f"{self.reader.name}: {key}={error.message}", fix=f"write e.g. {key}=100"
+            ) from None
 
     def flag(self, key: str) -> bool:
-        """A ``yes`` or ``no`` option; BadInput if it is neither."""
         if self.options[key] not in ("yes", "no"):
             raise BadInput(f"{self.reader.name}: {key}={self.options[key]} is neither yes nor no")
         return self.options[key] == "yes"
 
     def _below(self, name: str) -> Path:
-        """A path below the folder with ``{option}`` filled in; BadInput if an option leads out of the
-        folder.
-        """
+        """A path below the folder with ``{option}`` filled in; BadInput if an option leads out of it."""
         path = self.folder / name.format_map(self.options)
         if not path.is_relative_to(self.folder) or ".." in path.relative_to(self.folder).parts:
             raise BadInput(f"{self.reader.name}: an option leads out of {self.folder}")
         return path
 
     def path(self, *names: str) -> Path:
-        """The first of these paths below the folder that exists, with ``{option}`` filled in; MissingFile
-        quotes the layout.
-        """
+        """The first of these paths that exists, options filled in; MissingFile quotes the layout."""
         paths = [self._below(name) for name in names]
         for path in paths:
             if path.exists():
                 return path
-        missing = " or ".join(str(path) for path in paths)
-        raise MissingFile(
-            f"{self.reader.name}: no {missing}", fix=f"the official layout is {self.reader.layout}"
-        )
+        message = f"{self.reader.name}: no {' or '.join(map(str, paths))}"
+        raise MissingFile(message, fix=f"the official layout is {self.reader.layout}")
 
     def paths(self, pattern: str, example: str) -> list[Path]:
-        """The files of a pattern below the folder in order, at least one; MissingFile without ``example``."""
         files = self.folder.glob(str(self._below(pattern).relative_to(self.folder)))
         return sorted(files) or [self.path(example)]
 
     def file(self, *names: str) -> AnnotationFile:
-        """The annotation file at the first of these paths that exists; MissingFile quotes the layout."""
         return AnnotationFile(self, self.path(*names))
 
     def media_root(self) -> MediaRoot:
-        """Where images that stand inside rows become files: the folder of the option ``cache``."""
+        """Where images inside rows become files."""
         return MediaRoot(fs.LocalFileSystem(), str(self.folder), self.options["cache"] or None)
 
 
@@ -137,30 +109,25 @@ class AnnotationFile:
 
     @contextlib.contextmanager
     def collect_errors(self, name: Any) -> Iterator[None]:
-        """Context for one row, or one part of a row: a RowError ends it, and is collected under ``name``."""
+        """Context for a row or a part of one: a RowError or ValueError ends it, and is collected."""
         try:
             yield
         except RowError as error:
             self._errors.append(BadRow(str(self.path), str(name), error.column, error.code, error.message))
+        except (TypeError, ValueError) as error:  # values that do not fit each other, or no record
+            message = " ".join(str(error).split())[:300]
+            self._errors.append(BadRow(str(self.path), str(name), "all", "wrong_type", message))
 
     def take_errors(self) -> list[BadRow]:
-        """The errors since the last call."""
         errors, self._errors = self._errors, []
         return errors
 
     def convert(self, name: Any, make: Callable[..., Question | None], *arguments: Any) -> Rows:
-        """The question ``make(*arguments)`` of one row after the errors collected in it; none if it raises or
-        returns None.
-        """
+        """The errors collected in ``make(*arguments)``, then its question, if any."""
         question = None
         with self.collect_errors(name):
             if (made := make(*arguments)) is not None:
-                try:
-                    made.model_dump_json()
-                except (
-                    PydanticSerializationError
-                ) as error:  # half a surrogate pair, which JSON can escape and no file store
-                    raise RowError("all", "wrong_type", f"a text that cannot be stored: {error}") from None
+                made.model_dump_json()  # fails on half a surrogate pair, which JSON can escape
                 question = made
         yield from self.take_errors()
         if question is not None:
@@ -170,17 +137,12 @@ class AnnotationFile:
 
     @functools.cached_property
     def data(self) -> dict[str, Any]:
-        """The whole file, a JSON object."""
         return read_json(self.path)
 
     def items(self, key: str) -> list[Any]:
-        """The list under ``key`` of the JSON object; BadInput if there is none, because then it is another
-        file.
-        """
         return self._part(key, list, "list")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """The object under ``key`` of the JSON object; BadInput if there is none."""
         return self._part(key, dict, "object")
 
     def _part(self, key: str, kind: type, noun: str) -> Any:
@@ -192,7 +154,7 @@ class AnnotationFile:
     def group(
         self, rows: Iterable[Any], column: str, list_name: str = ""
     ) -> dict[str, list[tuple[str, Any]]]:
-        """The rows of a list, each with its name, by the text in a column; rows without it are errors."""
+        """The rows of a list, each with its name, by the text in a column."""
         groups: dict[str, list[tuple[str, Any]]] = {}
         for i, row in enumerate(rows):
             with self.collect_errors(name := f"{list_name}[{i}]"):
@@ -200,21 +162,17 @@ class AnnotationFile:
         return groups
 
     def each_item(self, key: str, make: Callable[[Any], Question | None]) -> Rows:
-        """``make`` of each element of the list under ``key``."""
         for i, item in enumerate(self.items(key)):
             yield from self.convert(f"{key}[{i}]", make, item)
 
     def each_entry(self, entries: Mapping[str, Any], make: Callable[[str, Any], Question | None]) -> Rows:
-        """``make`` of each key and value of an object."""
         for key, value in entries.items():
             yield from self.convert(key, make, key, value)
 
     def each_row(
         self, make: Callable[[dict[str, Any]], Question | None], columns: list[str] | None = None
     ) -> Rows:
-        """``make`` of each row of a file that `files` can stream, of a parquet file only with these
-        columns.
-        """
+        """``make`` of each row of a file that `files` can stream; ``columns``: those to read of parquet."""
         for row in read_part(fs.LocalFileSystem(), Part(str(self.path)), columns):
             if isinstance(row, BadRow):
                 yield row
@@ -224,16 +182,13 @@ class AnnotationFile:
     def table_rows(
         self, columns: Iterable[str], delimiter: str = ","
     ) -> Iterator[tuple[str, dict[str, str]]]:
-        """The rows of a table with a header, with their names, streamed; BadInput if a column is missing."""
-        csv.field_size_limit(MAX_FIELD_CHARACTERS)
+        csv.field_size_limit(FIELD_CHARACTERS)
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
             reader = csv.DictReader(file, delimiter=delimiter, restval="")
-            missing = [name for name in columns if name not in (reader.fieldnames or [])]
-            if missing:
-                raise BadInput(
-                    f"{self.path} has no column {missing[0]}, only {reader.fieldnames}",
-                    fix="give the official file",
-                )
+            there = reader.fieldnames or []
+            if missing := [name for name in columns if name not in there]:
+                message = f"{self.path} has no column {missing[0]}, only {there}"
+                raise BadInput(message, fix="give the official file")
             try:
                 for row in reader:
                     yield f"line {reader.line_num}", row
@@ -250,23 +205,20 @@ class AnnotationFile:
         scorer: str = "exact",
         **meta: Any,
     ) -> Question:
-        """The question of one row; its ``meta`` tells the origin, and how many annotations were ``dropped``
-        as faulty.
-        """
+        """The question of one row; ``meta`` tells its origin and how many annotations were ``dropped``."""
         reader, split, annotations = self.root.reader, self.root.split, annotations or Annotations()
-        meta = {"dropped": len(self._errors) or None, **meta}
+        meta = {"source": reader.name, "original_id": str(key), "dropped": len(self._errors) or None, **meta}
         if annotations.regions and not reader.exhaustive:
             meta["not_exhaustive"] = sorted({region.label for region in annotations.regions})
-        nonempty = {name: value for name, value in meta.items() if value not in (None, [], {}, "")}
         return Question(
-            id=f"{reader.name}-{split}-{key}" if split else f"{reader.name}-{key}",
+            id="-".join(filter(None, (reader.name, split, str(key)))),
             question=question,
             media=media if isinstance(media, list) else [media],
             answers=answers,
             scorer=scorer,
             task=reader.task,
             split=split or "train",
-            meta={"source": reader.name, "original_id": str(key), **nonempty},
+            meta={name: value for name, value in meta.items() if value not in (None, [], {}, "")},
             annotations=annotations,
         )
 
@@ -281,11 +233,6 @@ class AnnotationFile:
         annotations: Annotations | None = None,
         **meta: Any,
     ) -> Question:
-        """A question with options; ``answer`` is the index of the right one, None if the split does not
-        publish it.
-
-        RowError ``no_label`` about ``column`` if there is no such option.
-        """
         if answer is not None and not 0 <= answer < len(options):
             raise RowError(column, "no_label", f"the answer names none of the {len(options)} options")
         letters = None if answer is None else [chr(ord("A") + answer)]
@@ -293,25 +240,24 @@ class AnnotationFile:
         return self.question(key, media, annotations, prompt, letters, "mc_letter", options=options, **meta)
 
 
-def image(uri: str, size: Size = (None, None)) -> Media:
-    """The image of a question."""
-    return Media(id="img0", uri=uri, width=size[0], height=size[1])
+def image(uri: str, size: Size = (None, None), id: str = "img0") -> Media:
+    return Media(id=id, uri=uri, width=size[0], height=size[1])
 
 
 def clip(
     uri: str = "", frames: list[str] | None = None, fps: float = 1.0, size: Size = (None, None)
 ) -> Media:
-    """The clip of a question: a file, or a list of frames."""
     return Media(id="vid0", kind="video", uri=uri, frames=frames, fps=fps, width=size[0], height=size[1])
 
 
-def choices(question: str, options: list[str]) -> str:
-    """A question with its options as lines ``A. text``."""
-    return "\n".join([question, *(f"{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))])
+def frames_in(folder: Path, column: str) -> list[str]:
+    frames = sorted(str(path) for path in folder.glob("*.jpg"))
+    if not frames:
+        raise RowError(column, "media_not_found", f"no frames in {folder}")
+    return frames
 
 
 def index_of(answer: str, options: list[str]) -> int:
-    """The index of the option with this text; -1 without one."""
     return options.index(answer) if answer in options else -1
 
 
@@ -324,7 +270,6 @@ def below(folder: Path, name: str, column: str) -> str:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """A whole JSON file, gzipped or not, that holds a ``kind``; BadInput names the place where it breaks."""
     try:
         with pa.input_stream(path, compression="detect") as file:
             value = json.load(file)
@@ -336,7 +281,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def read_json_row(path: Path) -> dict[str, Any]:
-    """A JSON file that is one row of many: RowError if it is missing or damaged."""
+    """A JSON file that is one row of many. RowError."""
     if not path.is_file():
         raise RowError("file", "missing_file", f"no {path}")
     try:

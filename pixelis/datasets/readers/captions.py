@@ -1,11 +1,4 @@
-"""Images and clips with captions: Flickr30k (with the boxes of Flickr30k Entities), Unsplash Lite, MSR-VTT.
-
-Flickr30k, https://shannon.cs.illinois.edu/DenotationGraph: ``results_20130124.token`` has lines
-``NAME.jpg#0<tab>caption``, five per image. Entities, https://github.com/BryanPlummer/flickr30k_entities:
-phrases marked ``[/EN#12/people a man]`` in ``Sentences/ID.txt`` and their boxes in ``Annotations/ID.xml``.
-Unsplash, https://github.com/unsplash/datasets: a table of photographs with their URLs. MSR-VTT (CVPR 2016):
-one JSON file of ``videos`` and ``sentences``.
-"""
+"""Images and clips with captions: Flickr30k, with the boxes of Entities, Unsplash, MSR-VTT."""
 
 from __future__ import annotations
 
@@ -33,23 +26,17 @@ def flickr30k(root: DatasetRoot) -> Rows:
     entities = root.path("Annotations", "Entities/Annotations").parent if root.flag("boxes") else None
 
     def question(name: str, captions: list[str]) -> Question:
-        key = Path(name).stem
+        key, media = Path(name).stem, below(folder, name, "name")
         regions, size = _entities(entities, key, file) if entities else ([], (None, None))
-        return file.question(
-            key, image(below(folder, name, "name"), size), Annotations(regions=regions, captions=captions)
-        )
+        return file.question(key, image(media, size), Annotations(regions=regions, captions=captions))
 
     def named_captions() -> Iterator[tuple[str, str]]:
         with file.path.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines, 1):
                 with file.collect_errors(f"line {number}"):
-                    match = _CAPTION.fullmatch(line.strip())
-                    if not match:
-                        raise RowError(
-                            "all",
-                            "wrong_type",
-                            f"{line.strip()!r:.60} is not NAME.jpg#0, a tab and a caption",
-                        )
+                    if not (match := _CAPTION.fullmatch(line.strip())):
+                        message = f"{line.strip()!r:.60} is not NAME.jpg#0, a tab and a caption"
+                        raise RowError("all", "wrong_type", message)
                     yield match[1], match[2].strip()
 
     for name, group in itertools.groupby(named_captions(), key=lambda pair: pair[0]):
@@ -61,62 +48,50 @@ def flickr30k(root: DatasetRoot) -> Rows:
 
 
 def _entities(folder: Path, key: str, file: AnnotationFile) -> tuple[list[Region], Size]:
-    """The regions of an image and its size; the label of a region is the phrase of the first caption that
-    mentions it.
-    """
     annotation = Path(below(folder, f"Annotations/{key}.xml", "name"))
     sentences = folder / "Sentences" / f"{key}.txt"
     try:
         document = annotation.read_text(encoding="utf-8")
         if "<!DOCTYPE" in document:  # its entities can expand without bound, or name other files
-            message = f"{annotation.name} declares a document type, which annotations do not have"
-            raise RowError("boxes", "not_xml", message)
+            raise RowError("boxes", "not_xml", f"{annotation.name} declares a document type")
         tree = ElementTree.fromstring(document)  # nosec B314
         mentions = _PHRASE.findall(sentences.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise RowError("boxes", "missing_file", f"no {error.filename}") from None
-    except (ElementTree.ParseError, UnicodeDecodeError) as error:
-        raise RowError("boxes", "not_xml", f"{annotation.name}: {error}") from None
+    except (FileNotFoundError, ElementTree.ParseError, UnicodeDecodeError) as error:
+        code = "missing_file" if isinstance(error, FileNotFoundError) else "not_xml"
+        raise RowError("boxes", code, f"{annotation.name}: {error}") from None
     phrases: dict[str, tuple[str, str]] = {}
     for chain, kinds, phrase in mentions:
         phrases.setdefault(chain, (phrase, kinds))
-    width, height = image_size(
-        *(whole(tree.findtext(f"size/{side}", ""), side) for side in ("width", "height"))
-    )
+    size = image_size(*(whole(tree.findtext(f"size/{side}", ""), side) for side in ("width", "height")))
     regions = []
     for i, item in enumerate(tree.iter("object")):
-        bounds = item.find("bndbox")
-        if bounds is None:
+        if (bounds := item.find("bndbox")) is None:
             continue  # a scene, or an object without a box
         with file.collect_errors(f"{annotation.name}, object {i}"):
-            left, top, right, bottom = (
-                whole(bounds.findtext(side, ""), side) for side in ("xmin", "ymin", "xmax", "ymax")
-            )
+            sides = ("xmin", "ymin", "xmax", "ymax")
+            left, top, right, bottom = (whole(bounds.findtext(side, ""), side) for side in sides)
             # Pixels are counted from 1, and the last one is inside.
-            box = box_xyxy([left - 1, top - 1, right, bottom], width, height, "bndbox")
+            box = box_xyxy([left - 1, top - 1, right, bottom], *size, "bndbox")
             for chain in (name.text or "" for name in item.iter("name")):
-                phrase, kinds = phrases.get(chain, ("", ""))
-                if phrase:
+                if chain in phrases:
+                    phrase, kinds = phrases[chain]
                     attributes = {"entity": chain, "kinds": kinds.split("/")}
                     regions.append(Region(id=f"{chain}.{i}", label=phrase, box=box, attributes=attributes))
-    return regions, (width, height)
+    return regions, size
 
 
 def unsplash(root: DatasetRoot) -> Rows:
     file, folder = root.file("photos.tsv000", "photos.tsv"), root.path("photos")
+    columns = ("photo_id", "photo_width", "photo_height", "photo_description", "ai_description")
 
     def question(row: dict[str, Any]) -> Question:
         key = text(row, "photo_id")
         size = image_size(*(whole(row[column], column) for column in ("photo_width", "photo_height")))
-        captions = [
-            caption.strip()
-            for caption in (row["photo_description"], row["ai_description"])
-            if (caption or "").strip()
-        ]
+        captions = [row[column].strip() for column in ("photo_description", "ai_description")]
         media = image(below(folder, f"{key}.jpg", "photo_id"), size)
-        return file.question(key, media, Annotations(captions=captions), url=row.get("photo_image_url"))
+        notes = Annotations(captions=[caption for caption in captions if caption])
+        return file.question(key, media, notes, url=row.get("photo_image_url"))
 
-    columns = ("photo_id", "photo_width", "photo_height", "photo_description", "ai_description")
     for name, row in file.table_rows(columns, "\t"):
         yield from file.convert(name, question, row)
 

@@ -1,19 +1,12 @@
-"""COCO's format for images and clips, COCO, LVIS, PartImageNet, YouTube-VIS and UVO, and SA-1B.
+"""COCO's format for images and clips (COCO, LVIS, PartImageNet, YouTube-VIS, UVO), and SA-1B.
 
-COCO: one file with ``images``, ``categories`` and ``annotations`` (polygons, or run lengths for crowds;
-``bbox`` x, y, w, h); https://cocodataset.org/#format-data. LVIS v1 adds the ``frequency`` (r, c, f) of each
-category, names images by ``coco_url`` and lists per image the categories that are absent or not annotated
-exhaustively; https://www.lvisdataset.org/dataset. In PartImageNet (arXiv 2112.00933) a category is a part of
-a super-category. YouTube-VIS (arXiv 1905.04804) and UVO
-(https://sites.google.com/view/unidentified-video-object) have ``videos`` instead of images, and an annotation
-per object with a mask and a box, or null, per frame; YouTube-VIS has every fifth frame of 30 a second, UVO
-all. SA-1B has one JSON file beside each image; https://github.com/facebookresearch/segment-anything#dataset.
+In PartImageNet (arXiv 2112.00933) a category is a part of a super-category. YouTube-VIS (arXiv 1905.04804)
+has every fifth frame of 30 a second, UVO all.
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +25,9 @@ from pixelis.datasets.readers.base import (
 from pixelis.records import Annotations, Question, Region
 
 Categories = dict[Any, dict[str, Any]]
-"""The name and other attributes of each category, by id."""
 
 
 def _categories(file: AnnotationFile, attribute: str = "") -> Categories:
-    """COCO's categories: ``name``, and ``attribute`` where they have it."""
     result: Categories = {}
     for i, row in enumerate(file.items("categories")):
         with file.collect_errors(f"categories[{i}]"):
@@ -55,36 +46,33 @@ def _category(annotation: Any, categories: Categories) -> dict[str, Any]:
 
 
 def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, list[Any]]:
-    """The annotations by the id of their image or video, which is an error where it is unknown."""
-    known = {
-        row["id"]
-        for row in file.items(owners)
-        if isinstance(row, dict) and isinstance(row.get("id"), (int, str))
-    }
-    groups: dict[Any, list[Any]] = defaultdict(list)
+    ids = [row.get("id") for row in file.items(owners) if isinstance(row, dict)]
+    groups: dict[Any, list[Any]] = {id: [] for id in ids if isinstance(id, (int, str))}
     annotations = file.items("annotations")
     for i, annotation in enumerate(annotations):
         with file.collect_errors(f"annotations[{i}]"):
             owner = need(annotation, key, (int, str))
-            if owner not in known:
+            if owner not in groups:
                 raise RowError(key, "unknown_id", f"{owner!r} is not among the {owners}")
             groups[owner].append(annotation)
     annotations.clear()  # the groups free the annotations of each image that was read
     return groups
 
 
-# -- images --------------------------------------------------------------------------------------------------
+# -- images
 
 
 def _images(
     *annotations: str, images: str = "{split}", category_attribute: str = "supercategory"
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of images in COCO's format: where ``annotations`` may lie, and the folder of ``images``."""
-
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*annotations), root.path(images)
         categories = _categories(file, category_attribute)
         groups = _annotations_by(file, "image_id", "images")
+
+        def names_of(row: dict[str, Any], column: str) -> list[str]:
+            ids = [id for id in optional(row, column, list, []) if isinstance(id, int)]
+            return [categories[id]["name"] for id in ids if id in categories]
 
         def question(row: dict[str, Any]) -> Question:
             key = need(row, "id", (int, str))
@@ -93,25 +81,16 @@ def _images(
                 path = below(folder, text(row, "file_name"), "file_name")
             else:  # LVIS: .../train2017/000000391895.jpg
                 path = below(root.folder, "/".join(text(row, "coco_url").split("/")[-2:]), "coco_url")
-            media = image(path, size)
             regions = []
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
                     regions.append(_region(annotation, _category(annotation, categories), *size))
-            # LVIS: categories that the image certainly lacks, and those of which it may show more than is
-            # annotated.
+            # LVIS: categories that the image lacks, and of which it may show more than is annotated
             meta: dict[str, Any] = {
-                name: [
-                    categories[c]["name"]
-                    for c in optional(row, column, list, [])
-                    if isinstance(c, int) and c in categories
-                ]
-                for name, column in (
-                    ("absent", "neg_category_ids"),
-                    ("not_exhaustive", "not_exhaustive_category_ids"),
-                )
+                "absent": names_of(row, "neg_category_ids"),
+                "not_exhaustive": names_of(row, "not_exhaustive_category_ids"),
             }
-            return file.question(key, media, Annotations(regions=regions), **meta)
+            return file.question(key, image(path, size), Annotations(regions=regions), **meta)
 
         yield from file.take_errors()
         yield from file.each_item("images", question)
@@ -132,12 +111,10 @@ def _region(annotation: dict[str, Any], category: dict[str, Any], width: int, he
     )
 
 
-# -- clips ---------------------------------------------------------------------------------------------------
+# -- clips
 
 
 def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot], Rows]:
-    """A reader of clips in COCO's format: where ``annotations`` may lie, and the folder of ``frames``."""
-
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*annotations), root.path(frames)
         categories, groups = _categories(file), _annotations_by(file, "video_id", "videos")
@@ -145,16 +122,12 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
         def question(video: dict[str, Any]) -> Question:
             key = need(video, "id", (int, str))
             size = image_size(video.get("width"), video.get("height"))
-            names = need(video, "file_names", list)
-            if not names or not all(isinstance(name, str) for name in names):
-                raise RowError("file_names", "wrong_type", "expected a list of file names")
+            paths = [below(folder, str(name), "file_names") for name in need(video, "file_names", list)]
             regions: list[Region] = []
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
-                    regions += _track(
-                        annotation, _category(annotation, categories)["name"], file, len(names), *size
-                    )
-            paths = [below(folder, name, "file_names") for name in names]
+                    label = _category(annotation, categories)["name"]
+                    regions += _track(annotation, label, file, len(paths), *size)
             return file.question(key, clip(frames=paths, fps=fps, size=size), Annotations(regions=regions))
 
         yield from file.take_errors()
@@ -166,7 +139,6 @@ def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot
 def _track(
     annotation: Any, label: str, file: AnnotationFile, frames: int, width: int, height: int
 ) -> list[Region]:
-    """The regions of one object, one per frame; faulty ones are left out."""
     track = str(need(annotation, "id", (int, str)))
     masks, boxes = need(annotation, "segmentations", list), need(annotation, "bboxes", list)
     # UVO may annotate an object from a later frame on.
@@ -193,13 +165,11 @@ def _track(
     return regions
 
 
-# -- SA-1B ---------------------------------------------------------------------------------------------------
+# -- SA-1B
 
 
 def sa1b(root: DatasetRoot) -> Rows:
-    """One JSON file per image, listed and read one after the other; masks below the thresholds are left
-    out.
-    """
+    """Masks below the thresholds are left out."""
     options = {"area": "area", "predicted_iou": "iou", "stability_score": "stability"}
     thresholds = {name: root.number(option) for name, option in options.items()}
 
@@ -211,8 +181,8 @@ def sa1b(root: DatasetRoot) -> Rows:
         regions, left_out = [], 0
         for i, annotation in enumerate(need(data, "annotations", list)):
             with file.collect_errors(f"annotations[{i}]"):
-                scores = {name: need(annotation, name, (int, float)) for name in thresholds}
-                if any(number(score, name) < thresholds[name] for name, score in scores.items()):
+                scores = {name: number(need(annotation, name, (int, float)), name) for name in thresholds}
+                if any(score < thresholds[name] for name, score in scores.items()):
                     left_out += 1
                 else:
                     regions.append(_unnamed_region(annotation, scores, *size))
@@ -228,9 +198,7 @@ def sa1b(root: DatasetRoot) -> Rows:
 
 
 def _json_files(folder: Path) -> Iterator[Path]:
-    """JSON files below a folder in the order of their names, listing one folder at a time: there are 11
-    million.
-    """
+    """JSON files below a folder in order, listing one folder at a time: there are 11 million."""
     with os.scandir(folder) as listing:
         entries = sorted(listing, key=lambda entry: entry.name)
     for entry in entries:
@@ -242,8 +210,6 @@ def _json_files(folder: Path) -> Iterator[Path]:
 
 def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width: int, height: int) -> Region:
     pairs = optional(annotation, "point_coords", list, [])
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise RowError("point_coords", "wrong_type", "expected a list of points")
     points = [[number(x, "point_coords") / width, number(y, "point_coords") / height] for x, y in pairs]
     return Region(
         id=str(need(annotation, "id", (int, str))),
@@ -254,7 +220,7 @@ def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width:
     )
 
 
-# -- data sets -----------------------------------------------------------------------------------------------
+# -- data sets
 
 coco = _images("annotations/instances_{split}.json")
 lvis = _images(

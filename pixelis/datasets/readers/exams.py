@@ -1,24 +1,19 @@
-"""Exams and free questions about pictures: MMMU, ScienceQA, MM-Vet.
-
-MMMU, https://huggingface.co/datasets/MMMU/MMMU: a folder of parquet files for each of 30 subjects, or all in
-``data``; options are a list written as Python does, pictures stand in ``image_1`` to ``image_7`` and are
-named ``<image 1>`` in the text. ScienceQA, https://github.com/lupantech/ScienceQA: ``problems.json`` by id,
-``pid_splits.json``, and a picture for about half of the questions. MM-Vet,
-https://github.com/yuweihao/MM-Vet: ``mm-vet.json`` by id, answers with ``<AND>`` and ``<OR>``.
-"""
+"""Exams and free questions about pictures: MMMU, ScienceQA, MM-Vet."""
 
 from __future__ import annotations
 
 import functools
 import re
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from pixelis.datasets.fields import RowError, need, optional, text, whole
+from pixelis.datasets.formats.base import choices
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, choices, image, read_json
+from pixelis.datasets.readers.base import AnnotationFile, DatasetRoot, Rows, below, image, read_json
 from pixelis.errors import BadInput
-from pixelis.records import Media, Question
+from pixelis.records import Question
 from pixelis.rewards.mmmu import list_text
 
 DISCIPLINES = {
@@ -26,30 +21,25 @@ DISCIPLINES = {
     "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
     "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
     "Health and Medicine": (
-        *(
-            "Basic_Medical_Science",
-            "Clinical_Medicine",
-            "Diagnostics_and_Laboratory_Medicine",
-            "Pharmacy",
-            "Public_Health",
-        ),
+        "Basic_Medical_Science",
+        "Clinical_Medicine",
+        "Diagnostics_and_Laboratory_Medicine",
+        "Pharmacy",
+        "Public_Health",
     ),
     "Humanities and Social Science": ("History", "Literature", "Psychology", "Sociology"),
     "Tech and Engineering": (
-        *(
-            "Agriculture",
-            "Architecture_and_Engineering",
-            "Computer_Science",
-            "Electronics",
-            "Energy_and_Power",
-            "Materials",
-        ),
+        "Agriculture",
+        "Architecture_and_Engineering",
+        "Computer_Science",
+        "Electronics",
+        "Energy_and_Power",
+        "Materials",
         "Mechanical_Engineering",
     ),
 }
 """MMMU's disciplines and their subjects."""
 IMAGES = 7
-MAX_OPTIONS = 26
 SUBJECTS = {"natural science": "NAT", "social science": "SOC", "language science": "LAN"}
 """ScienceQA's subjects and their names in its tables."""
 MIDDLE_GRADE = 6
@@ -73,39 +63,29 @@ def mmmu(root: DatasetRoot) -> Rows:
 def _mmmu_question(
     file: AnnotationFile, media_root: MediaRoot, only: str, row: dict[str, Any]
 ) -> Question | None:
-    """The question of a row; None if it is not of the subject ``only``."""
-    subject = str(row.get("id")).partition("_")[2].rpartition("_")[0]  # of the id validation_Art_Theory_1
+    key, prompt, answer = text(row, "id"), text(row, "question"), text(row, "answer")
+    subject = key.partition("_")[2].rpartition("_")[0]  # of the id validation_Art_Theory_1
     if only not in ("all", subject):
         return None
-    key = text(row, "id")
-    options = list_text(need(row, "options", str))
-    if options is None or len(options) > MAX_OPTIONS:
-        raise RowError(
-            "options", "wrong_type", f"{row['options']!r:.60} is no list of at most {MAX_OPTIONS} texts"
-        )
-    question = choices(text(row, "question"), options) if options else text(row, "question")
+    if (options := list_text(need(row, "options", str))) is None:
+        raise RowError("options", "wrong_type", f"{row['options']!r:.60} is no list of texts")
+    if options:
+        prompt = choices(prompt, options)
     names = [f"image_{i}" for i in range(1, IMAGES + 1) if row.get(f"image_{i}") is not None]
-    shown = [f"image_{number}" for number in _SHOWN.findall(question)]
+    shown = [f"image_{number}" for number in _SHOWN.findall(prompt)]
     if sorted(shown) == names:  # each picture is shown at its mark
-        names, question = shown, _SHOWN.sub("<image>", question)
-    media = [Media(id=f"img{i}", uri=media_root.reference(name, row[name])) for i, name in enumerate(names)]
+        names, prompt = shown, _SHOWN.sub("<image>", prompt)
+    media = [image(media_root.reference(name, row[name]), id=f"img{i}") for i, name in enumerate(names)]
     if not media:
         raise RowError("image_1", "no_media", "the row has no picture")
-    answer = text(row, "answer")
     # The answers of the test split are hidden
     truths = None if answer == "?" else list_text(answer) or [answer]
-    if (
-        options
-        and truths
-        and not all(len(letter) == 1 and 0 <= ord(letter) - ord("A") < len(options) for letter in truths)
-    ):
-        raise RowError(
-            "answer", "no_label", f"{answer!r:.60} is not the letter of one of {len(options)} options"
-        )
+    if options and not set(truths or ()) <= set(ascii_uppercase[: len(options)]):
+        raise RowError("answer", "no_label", f"{answer!r:.60} is no letter of {len(options)} options")
     return file.question(
         key,
         media,
-        question=question,
+        question=prompt,
         answers=truths,
         scorer="mmmu_choice" if options else "mmmu_open",
         options=options,
@@ -123,9 +103,7 @@ def scienceqa(root: DatasetRoot) -> Rows:
     def question(key: str) -> Question:
         row = need(file.data, key, dict)
         options = [str(option) for option in need(row, "choices", list)]
-        if not 2 <= len(options) <= MAX_OPTIONS:
-            raise RowError("choices", "bad_length", f"{len(options)} choices, not 2 to {MAX_OPTIONS}")
-        hint, grade = (optional(row, "hint", str) or "").strip(), text(row, "grade")
+        hint, prompt = (optional(row, "hint", str) or "").strip(), text(row, "question")
         media = []
         if picture := optional(row, "image", str):
             # Each split has a folder, also for the questions of its small copies, such as minitest.
@@ -133,11 +111,12 @@ def scienceqa(root: DatasetRoot) -> Rows:
             places = [Path(below(root.folder / place, name, "image")) for place in (".", "images")]
             media.append(image(str(next((place for place in places if place.is_file()), places[0]))))
         context = [*(["TXT"] if hint else []), *(["IMG"] if media else [])] or ["NO"]
-        years = "G1-6" if whole(grade.removeprefix("grade"), "grade") <= MIDDLE_GRADE else "G7-12"
+        grade = whole(text(row, "grade").removeprefix("grade"), "grade")
+        years = "G1-6" if grade <= MIDDLE_GRADE else "G7-12"
         return file.choice(
             key,
             media,
-            f"Context: {hint}\n{text(row, 'question')}" if hint else text(row, "question"),
+            f"Context: {hint}\n{prompt}" if hint else prompt,
             options,
             whole(need(row, "answer", int), "answer"),
             category=[*filter(None, [SUBJECTS.get(str(row.get("subject")))]), *context, years],

@@ -1,38 +1,28 @@
-"""Clips with events: DiDeMo, ActivityNet Captions, Assembly101, and the questions of STAR and TVQA.
+"""Clips with events: DiDeMo, ActivityNet Captions, Assembly101, STAR, TVQA.
 
-DiDeMo, https://github.com/LisaAnne/LocalizingMoments: spans ``times`` of several annotators in chunks of 5 s,
-from the first chunk to the last inclusive; the span that most of them chose counts. ActivityNet Captions
-(arXiv 1705.00754): ``duration``, ``timestamps`` and ``sentences`` by video. Assembly101,
-https://github.com/assembly-101/assembly101-annotations: a table of actions between frames, 30 a second. STAR,
-https://github.com/csbobby/STAR_Benchmark: ``choices``, ``start``, ``end`` and, by frame, a graph of objects
-(``bbox`` in pixels x0, y0, x1, y1) and relations, all by class number. TVQA,
-https://tvqa.cs.unc.edu/download_tvqa.html: five answers and a span ``ts`` in seconds of a clip of 3 frames a
-second.
+DiDeMo's spans count chunks of 5 s, both ends included; the most frequent one counts. STAR's objects and
+relations are class numbers, its boxes x0, y0, x1, y1 in pixels.
 """
 
 from __future__ import annotations
 
-import re
-import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from pixelis.datasets.annotation_geometry import box_xyxy, header_size, time_span
 from pixelis.datasets.fields import RowError, need, number, optional, text, whole
-from pixelis.datasets.readers.base import DatasetRoot, Rows, below, clip, index_of, read_json
+from pixelis.datasets.readers.base import DatasetRoot, Rows, below, clip, frames_in, index_of, read_json
 from pixelis.errors import BadInput
 from pixelis.records import Annotations, Event, Question, Region, Relation
 
 DIDEMO_CHUNK = 5
-"""Seconds of a chunk of a DiDeMo clip."""
 ASSEMBLY101_FPS = 30
 TVQA_SHOWS = ("castle", "friends", "grey", "house", "met")
-"""TVQA's shows by the beginning of a clip's name; a clip without one is of the Big Bang Theory."""
-_SECONDS = re.compile(r"\s*(\S+)\s*-\s*(\S+)\s*")
+"""By the beginning of a clip's name; one without is of the Big Bang Theory."""
 
 
-# -- descriptions --------------------------------------------------------------------------------------------
+# -- descriptions
 
 
 def didemo(root: DatasetRoot) -> Rows:
@@ -40,29 +30,23 @@ def didemo(root: DatasetRoot) -> Rows:
     by_video = file.group(read_json(file.path, list), "video")
     yield from file.take_errors()
 
+    def event(row: dict[str, Any]) -> Event:
+        spans = [(whole(first, "times"), whole(last, "times")) for first, last in need(row, "times", list)]
+        if not spans:
+            raise RowError("times", "empty", "no annotator marked a span")
+        first, last = Counter(spans).most_common(1)[0][0]
+        duration = DIDEMO_CHUNK * whole(row.get("num_segments", 6), "num_segments", 1)
+        seconds = DIDEMO_CHUNK * first, DIDEMO_CHUNK * (last + 1)
+        return time_span(text(row, "description"), *seconds, duration, "times")
+
     def question(video: str, rows: list[tuple[str, Any]]) -> Question:
-        events: list[Event] = []
+        media, events = clip(below(folder, video + root.options["suffix"], "video")), list[Event]()
         for name, row in rows:
             with file.collect_errors(name):
-                pairs = (_pair(span, "times") for span in need(row, "times", list))
-                spans = [(whole(first, "times"), whole(last, "times")) for first, last in pairs]
-                if not spans:
-                    raise RowError("times", "empty", "no annotator marked a span")
-                first, last = Counter(spans).most_common(1)[0][0]
-                duration = DIDEMO_CHUNK * whole(row.get("num_segments", 6), "num_segments", 1)
-                seconds = DIDEMO_CHUNK * first, DIDEMO_CHUNK * (last + 1)
-                events.append(time_span(text(row, "description"), *seconds, duration, "times"))
-        return file.question(
-            video, clip(below(folder, video + root.options["suffix"], "video")), Annotations(events=events)
-        )
+                events.append(event(row))
+        return file.question(video, media, Annotations(events=events))
 
     yield from file.each_entry(by_video, question)
-
-
-def _pair(span: Any, column: str) -> tuple[Any, Any]:
-    if not isinstance(span, list) or len(span) != 2:
-        raise RowError(column, "wrong_type", f"{span!r:.60} is not a pair of start and end")
-    return span[0], span[1]
 
 
 def activitynet(root: DatasetRoot) -> Rows:
@@ -70,17 +54,12 @@ def activitynet(root: DatasetRoot) -> Rows:
 
     def question(key: str, row: Any) -> Question:
         duration = number(need(row, "duration", (int, float)), "duration")
-        spans, sentences = need(row, "timestamps", list), need(row, "sentences", list)
-        if len(spans) != len(sentences):
-            raise RowError("timestamps", "bad_length", f"{len(spans)} spans for {len(sentences)} sentences")
         events: list[Event] = []
-        for i, (span, sentence) in enumerate(zip(spans, sentences, strict=True)):
+        spans = zip(need(row, "timestamps", list), need(row, "sentences", list), strict=True)
+        for i, (span, sentence) in enumerate(spans):
             with file.collect_errors(f"{key}[{i}]"):
-                events.append(
-                    time_span(
-                        text({"sentences": sentence}, "sentences"), *_pair(span, "timestamps"), duration
-                    )
-                )
+                start, end = need({"timestamps": span}, "timestamps", list)
+                events.append(time_span(text({"sentences": sentence}, "sentences"), start, end, duration))
         media = clip(below(folder, key + root.options["suffix"], "video"))
         return file.question(key, media, Annotations(events=events), duration=duration)
 
@@ -90,69 +69,57 @@ def activitynet(root: DatasetRoot) -> Rows:
 def assembly101(root: DatasetRoot) -> Rows:
     file, folder = root.file("fine-grained-annotations/{split}.csv", "{split}.csv"), root.path("recordings")
     if root.split == "test":
-        raise BadInput(
-            "assembly101: the actions of its test split are not public",
-            fix="use split=train or split=validation",
-        )
-    segments: dict[str, list[tuple[str, str, str, str]]] = {}
+        fix = "use split=train or split=validation"
+        raise BadInput("assembly101: the actions of its test split are not public", fix=fix)
+    segments = defaultdict[str, list[Event]](list)
     for name, row in file.table_rows(("video", "start_frame", "end_frame", "action_cls")):
         with file.collect_errors(name):
-            action = sys.intern(text(row, "action_cls"))
-            segments.setdefault(text(row, "video"), []).append(
-                (name, row["start_frame"], row["end_frame"], action)
-            )
+            frames = whole(row["start_frame"], "start_frame"), whole(row["end_frame"], "end_frame")
+            start, end = (frame / ASSEMBLY101_FPS for frame in frames)
+            event = time_span(text(row, "action_cls"), start, end, column="start_frame")
+            segments[text(row, "video")].append(event)
     yield from file.take_errors()
 
     def question(video: str) -> Question:
-        events: list[Event] = []
-        for name, start, end, action in segments.pop(video):
-            with file.collect_errors(name):
-                first, last = whole(start, "start_frame"), whole(end, "end_frame")
-                events.append(
-                    time_span(action, first / ASSEMBLY101_FPS, last / ASSEMBLY101_FPS, column="start_frame")
-                )
-        events.sort(key=lambda event: (event.start, event.end))
+        events = sorted(segments.pop(video), key=lambda event: (event.start, event.end))
         return file.question(video, clip(below(folder, video, "video")), Annotations(events=events))
 
     for video in list(segments):
         yield from file.convert(video, question, video)
 
 
-# -- questions -----------------------------------------------------------------------------------------------
+# -- questions
 
 
 def star(root: DatasetRoot) -> Rows:
     file, folder = root.file("STAR_{split}.json"), root.path("Charades_v1_480")
     situations = root.flag("situations")
     names = _star_classes(root) if situations else {}
-    frames_folder = root.path("frames") if situations else None
+    frames_folder = root.path("frames") if situations else folder
 
     def question(row: dict[str, Any]) -> Question:
-        key, video = text(row, "question_id"), text(row, "video_id")
-        prompt = text(row, "question")
+        key, video, prompt = text(row, "question_id"), text(row, "video_id"), text(row, "question")
         options = [text(choice, "choice") for choice in need(row, "choices", list)]
         answer = optional(row, "answer", str)
         annotations = Annotations()
         with file.collect_errors(f"{key}, span"):
             label = f"{prompt} {answer}" if answer else prompt
             annotations.events.append(time_span(label, row.get("start"), row.get("end"), column="start"))
-        if frames_folder is not None:
-            for frame, graph in need(row, "situations", dict).items():
-                with file.collect_errors(f"{key}, frame {frame}"):
-                    path = Path(below(frames_folder, f"{video}.mp4/{frame}.png", "situations"))
-                    regions, relations = _star_graph(frame, graph, path, names)
-                    annotations.regions += regions
-                    annotations.relations += relations
-        number = None if answer is None else index_of(answer, options)
+        for frame, graph in need(row, "situations", dict).items() if situations else ():
+            with file.collect_errors(f"{key}, frame {frame}"):
+                path = Path(below(frames_folder, f"{video}.mp4/{frame}.png", "situations"))
+                regions, relations = _star_graph(frame, graph, path, names)
+                annotations.regions += regions
+                annotations.relations += relations
+        index = None if answer is None else index_of(answer, options)
         media = clip(below(folder, f"{video}.mp4", "video_id"))
         program = row.get("question_program")
-        return file.choice(key, media, prompt, options, number, annotations=annotations, program=program)
+        return file.choice(key, media, prompt, options, index, annotations=annotations, program=program)
 
     yield from file.each_row(question)
 
 
 def _star_classes(root: DatasetRoot) -> dict[str, str]:
-    """Names of objects (o000) and relations (r000) by their class number, from lines ``o000 person``."""
     names = {}
     for kind in ("object", "relationship"):
         path = root.path(f"STAR_classes/{kind}_classes.txt", f"classes/{kind}_classes.txt")
@@ -165,21 +132,16 @@ def _star_classes(root: DatasetRoot) -> dict[str, str]:
 def _star_graph(
     frame: str, graph: Any, picture: Path, names: dict[str, str]
 ) -> tuple[list[Region], list[Relation]]:
-    """The objects and relations of one frame, numbered from 1 at the frame rate of the clip."""
-    size = header_size(picture)
-    boxes, labels = need(graph, "bbox", list), need(graph, "bbox_labels", list)
-    if len(boxes) != len(labels):
-        raise RowError("bbox", "bad_length", f"{len(boxes)} boxes for {len(labels)} labels")
-    number_ = whole(frame, "situations", 1) - 1
+    size, number = header_size(picture), whole(frame, "situations", 1) - 1
     regions = [
         Region(
             id=f"{frame}.{label}",
             label=names.get(str(label), str(label)),
             box=box_xyxy(corners, *size),
             media="vid0",
-            frame=number_,
+            frame=number,
         )
-        for corners, label in zip(boxes, labels, strict=True)
+        for corners, label in zip(need(graph, "bbox", list), need(graph, "bbox_labels", list), strict=True)
         if corners is not None
     ]
     ids = {region.id for region in regions}
@@ -202,22 +164,16 @@ def tvqa(root: DatasetRoot) -> Rows:
         options = [text(row, f"a{i}") for i in range(5)]
         answer = None if row.get("answer_idx") is None else whole(row["answer_idx"], "answer_idx")
         show = next((show for show in TVQA_SHOWS if name.startswith(f"{show}_")), "bbt")
-        frames_folder = Path(below(folder, f"{show}_frames/{name}", "vid_name"))
-        frames = sorted(str(path) for path in frames_folder.glob("*.jpg"))
-        if not frames:
-            raise RowError("vid_name", "media_not_found", f"no frames in {frames_folder}")
+        frames = frames_in(Path(below(folder, f"{show}_frames/{name}", "vid_name")), "vid_name")
         events: list[Event] = []
         if row.get("ts") is not None:
             with file.collect_errors(f"{key}, span"):
-                ends = _SECONDS.fullmatch(text(row, "ts"))
-                if not ends:
-                    raise RowError("ts", "wrong_type", f"{row['ts']!r:.60} is not a span of seconds")
+                start, end = text(row, "ts").split("-")
                 label = prompt if answer is None else f"{prompt} {row.get(f'a{answer}', '')}"
-                events.append(time_span(label, ends[1], ends[2], column="ts"))
-        media, show_name = clip(frames=frames, fps=3), row.get("show_name")
-        notes = Annotations(events=events)
+                events.append(time_span(label, start, end, column="ts"))
+        media, meta = clip(frames=frames, fps=3), {"show": row.get("show_name")}
         return file.choice(
-            key, media, prompt, options, answer, "answer_idx", annotations=notes, show=show_name
+            key, media, prompt, options, answer, "answer_idx", Annotations(events=events), **meta
         )
 
     return file.each_row(question)

@@ -1,12 +1,6 @@
-"""Images with annotated text: DocVQA, InfographicsVQA, TextCaps, HierText, ICDAR ArT.
+"""Images with annotated text: DocVQA, InfographicsVQA, TextCaps, HierText, ArT.
 
-DocVQA (task 1) and InfographicsVQA (task 3) of https://rrc.cvc.uab.es/?ch=17: ``{"data": [question, ...]}``
-and a file per image with the text recognised by Azure (``recognitionResults``, corners in pixels) or by
-Textract (``LINE``, ``WORD``, 0..1). The boxes of the words of an answer are in ``meta``. TextCaps,
-https://textvqa.org/textcaps/dataset: a row per caption; Rosetta's words, 0..1, whose rotation is not applied.
-HierText, https://github.com/google-research-datasets/hiertext: paragraphs, lines and words. ArT,
-https://rrc.cvc.uab.es/?ch=14: polygons of words (Latin) and lines (Chinese); ``###`` and ``illegibility``
-mark unreadable text.
+The rotation of TextCaps' words is not applied; ``###`` and ``illegibility`` mark ArT's unreadable text.
 """
 
 from __future__ import annotations
@@ -44,12 +38,11 @@ _read_recognised = functools.lru_cache(maxsize=4)(read_json_row)
 def _add_line(
     lines: list[Line], item: Any, content: str, corners: str, size: tuple[int, int], level: Level
 ) -> None:
-    """Add a text with the box around the polygon in its column ``corners``."""
     points = polygon_points(need(item, corners, list), *size, corners)
     lines.append(Line(text=content, box=enclosing_box(points, corners), level=level))
 
 
-# -- questions about documents -------------------------------------------------------------------------------
+# -- questions about documents
 
 
 def _documents(
@@ -59,10 +52,6 @@ def _documents(
     image_column: str,
     lines_of: Callable[[dict[str, Any], AnnotationFile, str], tuple[list[Line], Size]],
 ) -> Callable[[DatasetRoot], Rows]:
-    """A reader of questions about documents; ``lines_of`` converts the file of text recognised in an
-    image.
-    """
-
     def read(root: DatasetRoot) -> Rows:
         file, folder = root.file(*questions), root.path(*images)
         texts = root.path(*recognised) if root.flag("ocr") else None
@@ -101,7 +90,7 @@ def _documents(
 
 
 def _answer_boxes(answers: list[str] | None, lines: list[Line]) -> list[Box]:
-    """The boxes, 0..1, around each run of words that spells an accepted answer."""
+    """The boxes around each run of words that spells an accepted answer."""
     words = [(_letters(line.text), line.box) for line in lines if line.level == "word" and line.box]
     boxes: dict[tuple[int, int], Box] = {}
     for answer in answers or []:
@@ -148,7 +137,7 @@ def _textract_lines(data: dict[str, Any], file: AnnotationFile, name: str) -> tu
     return lines, (None, None)
 
 
-# -- text in images ------------------------------------------------------------------------------------------
+# -- text in images
 
 
 def textcaps(root: DatasetRoot) -> Rows:
@@ -170,15 +159,13 @@ def textcaps(root: DatasetRoot) -> Rows:
             with file.collect_errors(name):
                 if root.split != "test" or row.get("caption_str"):
                     captions.append(text(row, "caption_str"))
-        for i, item in enumerate(
-            item for _, row in words.get(key, []) for item in optional(row, "ocr_info", list, [])
-        ):
+        items = [item for _, row in words.get(key, []) for item in optional(row, "ocr_info", list, [])]
+        for i, item in enumerate(items):
             with file.collect_errors(f"image {key}, ocr_info[{i}]"):
                 bounds = need(item, "bounding_box", dict)
                 sides = [bounds.get(side) for side in ("top_left_x", "top_left_y", "width", "height")]
-                lines.append(
-                    Line(text=text(item, "word"), box=box_xywh(sides, 1, 1, "bounding_box"), level="word")
-                )
+                box = box_xywh(sides, 1, 1, "bounding_box")
+                lines.append(Line(text=text(item, "word"), box=box, level="word"))
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
         return file.question(key, media, Annotations(lines=lines, captions=captions))
 
@@ -186,43 +173,29 @@ def textcaps(root: DatasetRoot) -> Rows:
 
 
 def hiertext(root: DatasetRoot) -> Rows:
-    """Lines in the order of the tree: a paragraph, its first line, the words of that line, its next line,
-    ...
-    """
+    """Lines in the order of the tree: a paragraph, its first line, that line's words, its next line, ..."""
     file, folder = root.file("gt/{split}.jsonl", "gt/{split}.jsonl.gz"), root.path("{split}")
 
     def question(row: dict[str, Any]) -> Question:
         key = text(row, "image_id")
         size = image_size(row.get("image_width"), row.get("image_height"))
-        lines: list[Line] = []
-        unreadable = 0
-
-        def add(item: Any, level: Level, content: str, part: str) -> None:
-            nonlocal unreadable
-            with file.collect_errors(f"image {key}, {part}"):
-                if content.strip():
-                    _add_line(lines, item, content.strip(), "vertices", size, level)
-                else:
-                    unreadable += 1
-
+        items = list[tuple[Any, Level, str, str]]()
         for i, paragraph in enumerate(need(row, "paragraphs", list)):
-            inner = need(paragraph, "lines", list)
-            add(
-                paragraph,
-                "paragraph",
-                "\n".join(optional(line, "text", str, "") for line in inner),
-                f"paragraphs[{i}]",
-            )
+            inner, place = need(paragraph, "lines", list), f"paragraphs[{i}]"
+            content = "\n".join(optional(line, "text", str, "") for line in inner)
+            items.append((paragraph, "paragraph", content, place))
             for j, line in enumerate(inner):
-                add(line, "line", optional(line, "text", str, ""), f"paragraphs[{i}].lines[{j}]")
+                items.append((line, "line", optional(line, "text", str, ""), f"{place}.lines[{j}]"))
                 for k, word in enumerate(optional(line, "words", list, [])):
-                    add(
-                        word,
-                        "word",
-                        optional(word, "text", str, ""),
-                        f"paragraphs[{i}].lines[{j}].words[{k}]",
-                    )
+                    content = optional(word, "text", str, "")
+                    items.append((word, "word", content, f"{place}.lines[{j}].words[{k}]"))
+        lines = list[Line]()
+        readable = [item for item in items if item[2].strip()]
+        for item, level, content, place in readable:
+            with file.collect_errors(f"image {key}, {place}"):
+                _add_line(lines, item, content.strip(), "vertices", size, level)
         media = image(below(folder, f"{key}.jpg", "image_id"), size)
+        unreadable = len(items) - len(readable)
         return file.question(key, media, Annotations(lines=lines), unreadable=unreadable or None)
 
     yield from file.each_item("annotations", question)
@@ -241,16 +214,13 @@ def art(root: DatasetRoot) -> Rows:
                 content, box = text(item, "transcription"), enclosing_box(points, "points")
                 readable = content != "###" and not item.get("illegibility")
                 attributes: dict[str, Any] = {"readable": readable}
-                if isinstance(item.get("language"), str):
-                    attributes["language"] = item["language"]
-                label = "unreadable text"
+                if isinstance(language := item.get("language"), str):
+                    attributes["language"] = language
                 if readable:
-                    label, attributes["text"] = "text", content
-                    lines.append(
-                        Line(
-                            text=content, box=box, level="word" if item.get("language") == "Latin" else "line"
-                        )
-                    )
+                    attributes["text"] = content
+                    level: Level = "word" if language == "Latin" else "line"
+                    lines.append(Line(text=content, box=box, level=level))
+                label = "text" if readable else "unreadable text"
                 regions.append(
                     Region(id=f"text{i}", label=label, box=box, outline=[points], attributes=attributes)
                 )

@@ -1,9 +1,6 @@
-"""Clips whose objects are segmented over time, in formats of their own: YouTube-VOS and EPIC-KITCHENS VISOR.
+"""Clips with masks over time: YouTube-VOS (arXiv 1809.03327) and VISOR.
 
-YouTube-VOS (arXiv 1809.03327): ``meta.json`` names the objects, palette images hold their masks by number.
-VISOR, https://github.com/epic-kitchens/VISOR-VIS: one JSON file per video, with polygons in 1920 x 1080 of
-few frames; a sequence in which the objects stay the same is one clip here, and its frames are not evenly
-spaced.
+VISOR: a sequence in which the objects stay the same is one clip, and its frames are not evenly spaced.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ from pixelis.operations.masks import Mask, decode
 from pixelis.records import Annotations, Question, Region, Relation
 
 VISOR_SIZE = (1920, 1080)
-"""Width and height of the frames that VISOR's sparse polygons refer to."""
 
 
 def youtube_vos(root: DatasetRoot) -> Rows:
@@ -71,17 +67,15 @@ def youtube_vos(root: DatasetRoot) -> Rows:
 
 
 def _object_numbers(path: Path) -> np.ndarray:
-    """The values of a palette image, uint8 [height, width]: the number of the object at each pixel."""
     try:
         with Image.open(path, formats=("PNG",)) as palette:
             image_size(palette.width, palette.height)
             if palette.mode not in ("P", "L"):
                 raise RowError("Annotations", "bad_mask", f"{path} is not a palette image")
             return np.asarray(palette)
-    except FileNotFoundError:
-        raise RowError("Annotations", "missing_file", f"no {path}") from None
     except (OSError, SyntaxError, ValueError) as error:
-        raise RowError("Annotations", "bad_mask", f"{path}: {error}") from None
+        code = "missing_file" if isinstance(error, FileNotFoundError) else "bad_mask"
+        raise RowError("Annotations", code, f"{path}: {error}") from None
 
 
 def visor(root: DatasetRoot) -> Rows:
@@ -101,32 +95,27 @@ def visor(root: DatasetRoot) -> Rows:
 
 
 def _visor_sequence(file: AnnotationFile, folder: Path, name: str, frames: list[tuple[str, Any]]) -> Question:
-    video = file.path.stem
-    regions: list[Region] = []
-    relations: list[Relation] = []
-    paths = []
+    video, paths = file.path.stem, list[str]()
+    regions, relations = list[Region](), list[Relation]()
     for number, (frame_name, frame) in enumerate(frames):
         paths.append(below(folder, f"{video.split('_')[0]}/{video}/{frame_name}", "name"))
         by_id, contacts = {}, {}
-        for annotation in need(frame, "annotations", list):
-            with file.collect_errors(
-                f"{frame_name}, annotation {annotation.get('id') if isinstance(annotation, dict) else ''}"
-            ):
+        for i, annotation in enumerate(need(frame, "annotations", list)):
+            with file.collect_errors(f"{frame_name}, annotations[{i}]"):
                 region = _visor_region(annotation, number)
                 by_id[region.id] = region
                 contacts[region.id] = optional(annotation, "in_contact_object", str)
         regions += by_id.values()
-        # Other values mean that a hand touches nothing, touches something without a segment, or that it is
-        # unclear.
+        # Other values: a hand touches nothing, something without a segment, or it is unclear
         touching = ((hand, thing) for hand, thing in contacts.items() if thing in by_id)
         relations += [
             Relation(subject=hand, predicate="in contact with", object=thing) for hand, thing in touching
         ]
-    key = f"{video}-{name.removeprefix(video + '_')}"
-    annotations = Annotations(regions=regions, relations=relations)
-    return file.question(
-        key, clip(frames=paths, fps=1, size=VISOR_SIZE), annotations, video=video, even=False
+    media, notes = (
+        clip(frames=paths, fps=1, size=VISOR_SIZE),
+        Annotations(regions=regions, relations=relations),
     )
+    return file.question(f"{video}-{name.removeprefix(video + '_')}", media, notes, video=video, even=False)
 
 
 def _visor_region(annotation: Any, frame: int) -> Region:

@@ -1,6 +1,4 @@
-"""Demonstrations as sequences of actions, the basis of lengths, scores, duplicates and cycles; groups of
-tasks and kinds.
-"""
+"""Demonstrations as sequences of actions; groups of tasks and kinds."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def kind_group(kind: SampleKind) -> str:
 
 
 def signature(step: Step, places: int = 4) -> str:
-    """A text that is equal for equal calls: operation, target and arguments, with numbers rounded."""
+    """Equal for equal calls: operation, target and rounded arguments."""
     return json.dumps(
         [step.op, step.target, rounded(step.arguments, places)],
         sort_keys=True,
@@ -76,7 +74,7 @@ def rounded(value: Any, places: int) -> Any:
 
 
 def location(step: Step) -> str | None:
-    """The target and coordinates of a call as text; None without coordinates."""
+    """The target and coordinates of a call; None without coordinates."""
     coordinates = {key: step.arguments[key] for key in PLACES if step.arguments.get(key) is not None}
     return (
         json.dumps([step.target, rounded(coordinates, 3)], sort_keys=True, default=str)

@@ -1,6 +1,4 @@
-"""The card of a data set: one HTML file with its content, what was left out and why, its gates, and some
-demonstrations.
-"""
+"""The card of a data set: one HTML file with its content, what was left out and why, its gates, and examples."""
 
 from __future__ import annotations
 
@@ -43,10 +41,7 @@ def write_card(
 
 
 def render_card(facts: Mapping[str, Any], examples: Sequence[EpisodePage], title: str) -> str:
-    """The document as text.
-
-    ``facts`` is the content of ``summary.json``; ``examples`` come from ``example``.
-    """
+    """The document. ``facts``: content of ``summary.json``; ``examples``: of ``example``."""
     gates = facts.get("gates", [])
     brief = {**facts, "gates": [{k: v for k, v in gate.items() if k != "ids"} for gate in gates]}
     brief.pop("held_out", None)
@@ -71,9 +66,7 @@ def render_card(facts: Mapping[str, Any], examples: Sequence[EpisodePage], title
 
 
 def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
-    """Name, count, share of all and width in percent of the widest bar; names beyond the first 40 are summed
-    up.
-    """
+    """Name, count, share of all and width in percent of the widest bar; names beyond MAX_BARS are summed up."""
     items = list(counts.items())
     bars = items[:MAX_BARS] + (
         [("others", sum(n for _, n in items[MAX_BARS:]))] if len(items) > MAX_BARS else []
@@ -86,9 +79,9 @@ def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
 
 
 def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int = 8) -> EpisodePage:
-    """A demonstration with its pictures; the views that its operations returned are cut from them again.
+    """A demonstration with its pictures; the views of its operations are cut from them again.
 
-    ``frames``: number of frames of a clip that the policy sees at first. The page names missing media.
+    ``frames``: of a clip that the policy sees at first.
     """
     opened: dict[str, np.ndarray | Clip] = {}
     for media in demonstration.media:
@@ -135,9 +128,7 @@ def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int =
 
 
 def as_trajectory(demonstration: Demonstration, first: Sequence[ImageView] = ()) -> Trajectory:
-    """A demonstration as an episode without tokens; ``first`` are the views that it sees before its first
-    turn.
-    """
+    """A demonstration as an episode without tokens that begins with the views ``first``."""
     media = [m.id for m in demonstration.media]
     images = list(first)
     turns = [Turn(role="user", text=demonstration.conversation, images=[view.id for view in first])]
@@ -173,9 +164,7 @@ def _turn_text(step: Step, action: str) -> str:
 def _crop(
     view: ImageView, images: Sequence[ImageView], pictures: Mapping[str, np.ndarray], data: Mapping[str, Any]
 ) -> np.ndarray | None:
-    """The pixels of a view, at its size, with the found objects drawn on them; None when its picture is
-    missing.
-    """
+    """The pixels of a view with the found objects drawn on them; None when its picture is missing."""
     try:
         links = geometry.chain(images, view.id)
         first = links[0]

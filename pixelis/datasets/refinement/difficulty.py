@@ -1,7 +1,5 @@
-"""Difficulty of demonstrations, and the split of a set into simple, medium and hard.
-
-Score = 0.30 T + 0.25 O + 0.20 R + 0.15 E + 0.10 K, clipped to 0.1..1 (Pixelis, arXiv 2603.25091): length,
-operations, share of reasoning, errors and corrections, task.
+"""Difficulty of demonstrations, and the split of a set into simple, medium and hard (Pixelis, arXiv
+2603.25091).
 """
 
 from __future__ import annotations
@@ -64,9 +62,7 @@ def score(demonstration: Demonstration) -> float:
 
 
 def components(d: Demonstration) -> dict[str, float]:
-    """The five components by name, unweighted; ``length`` counts thoughts and operations as one action
-    each.
-    """
+    """The five components by name, unweighted."""
     names = actions(d)
     n, operations, share = len(names), 0.3, 0.0
     if n:
@@ -89,7 +85,6 @@ def components(d: Demonstration) -> dict[str, float]:
 
 
 def task_difficulty(task: str) -> float:
-    """The component ``task`` by the task's name; 0.5 for a task that the paper does not list."""
     name = task.casefold()
     return next((value for value, parts in TASKS if any(part in name for part in parts)), OTHER_TASK)
 
@@ -106,8 +101,8 @@ def outliers(scores: Sequence[float]) -> list[bool]:
 def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
     """The level of each score: simple below the 33rd percentile, hard above the 66th, otherwise medium.
 
-    Many demonstrations have equal scores: a hash of their ids decides their ranks, so that the levels keep
-    their shares and the split does not depend on the order of a set.
+    A hash of the ids decides the ranks of equal scores, so that levels keep their shares in any order of the
+    set.
     """
     order = sorted(
         range(len(scores)), key=lambda i: (round(scores[i], 9), hashlib.sha256(ids[i].encode()).digest())
@@ -120,7 +115,7 @@ def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
 
 
 def grade(demonstrations: Iterable[Demonstration]) -> list[tuple[float, Level | None]]:
-    """The difficulty of each and its level, None for outliers in difficulty."""
+    """The difficulty of each and its level, None for outliers."""
     scores, ids = [], []
     for d in demonstrations:
         scores.append(round(score(d), 6))
@@ -131,7 +126,7 @@ def grade(demonstrations: Iterable[Demonstration]) -> list[tuple[float, Level | 
 
 
 def statistics(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:
-    """By level: count, share, mean score, mean length, and the number of demonstrations by task."""
+    """Count, share, mean score, mean length, and tasks by level."""
     graded = [(d.level, d.difficulty or 0.0, len(actions(d)), d.task) for d in demonstrations]
     result: dict[str, Any] = {}
     for level in LEVELS:

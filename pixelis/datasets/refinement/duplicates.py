@@ -1,8 +1,4 @@
-"""Exact and near duplicates among demonstrations.
-
-Near duplicates have the same kind and answer, similar pictures, and similar TF-IDF vectors of question,
-thoughts and calls.
-"""
+"""Exact and near duplicates among demonstrations."""
 
 from __future__ import annotations
 
@@ -57,11 +53,9 @@ def exact(hashes: Sequence[str]) -> dict[int, int]:
 def near(
     demonstrations: Sequence[Demonstration], pictures: Sequence[tuple], similarity: float
 ) -> dict[int, int]:
-    """The index of each near duplicate, mapped to the index of the earlier demonstration that stays in its
-    place.
+    """The index of each near duplicate, mapped to that of the earlier demonstration that stays.
 
-    ``pictures``: values that are equal for demonstrations with similar pictures. ``similarity``: the lowest
-    cosine of two texts.
+    They have the same kind and answer, equal values in ``pictures``, and a TF-IDF cosine of ``similarity``.
     """
     blocks: dict[tuple, list[int]] = defaultdict(list)
     for i, d in enumerate(demonstrations):
@@ -83,13 +77,10 @@ def near(
 
 
 def greedy(matrix: csr_matrix, similarity: float) -> dict[int, int]:
-    """Each row that has a similar earlier row, mapped to the most similar of those that stay.
+    """Each row (a unit vector) that has a similar earlier row, mapped to the most similar of those that stay.
 
-    Rows are unit vectors.
-
-    Only rows that share one of their largest terms are compared: by Cauchy-Schwarz, two rows of this
-    similarity share a term among those without which a row is shorter than ``similarity``. So 100,000 rows
-    take minutes at most.
+    By Cauchy-Schwarz, two rows of this similarity share a term among those without which a row is shorter
+    than ``similarity``: only rows that share such a term are compared.
     """
     heads = matrix.copy()
     for i in range(matrix.shape[0]):

@@ -1,6 +1,4 @@
-"""The policy's episodes on the remaining questions, stored in the run's folder so that they are played
-once.
-"""
+"""The policy's episodes on the remaining questions, stored so that they are played once."""
 
 from __future__ import annotations
 
@@ -21,9 +19,8 @@ RELEVANT_SECTIONS = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rew
 
 
 class Episodes:
-    """The questions to play, in the file ``source`` with ``config``, and the stored scores.
-
-    ``arms``: whether episodes have operations, by the name of the arm.
+    """The questions to play, in the file ``source``, and the stored scores by arm, with operations or
+    without.
     """
 
     def __init__(self, config: Config, folder: Path, questions: Sequence[Question]):

@@ -1,8 +1,4 @@
-"""Filters questions by pass rate, by perception utility, and by occurrence in evaluation sets.
-
-Sources: Mini-o3 and Pixel-Reasoner (questions that the policy always or never answers), DeepEyes (perception
-utility).
-"""
+"""Filters questions by pass rate, perception utility (DeepEyes), and occurrence in evaluation sets."""
 
 from __future__ import annotations
 
@@ -22,9 +18,7 @@ MIN_UTILITY, MAX_RATE_WITHOUT = 0.25, 0.5
 
 @dataclass
 class Outcomes:
-    """Scores of the episodes of one question, with operations (``looking``) and without (``glance``); no
-    unscored ones.
-    """
+    """Scores of the episodes of one question, with operations (``looking``) and without (``glance``)."""
 
     looking: list[float] = field(default_factory=list)
     glance: list[float] = field(default_factory=list)
@@ -36,7 +30,7 @@ class Outcomes:
 
     @property
     def utility(self) -> float | None:
-        """Pass rate with operations minus that without; None when either is unknown."""
+        """Gain in pass rate by operations; None when unknown."""
         return (
             self.rate - sum(self.glance) / len(self.glance) if self.rate is not None and self.glance else None
         )
@@ -57,9 +51,7 @@ def group_outcomes(rows: Iterable[Row]) -> dict[str, Outcomes]:
 
 
 def drop_cause(outcomes: Outcomes | None, settings: PassRateConfig) -> str | None:
-    """Why a question is dropped: ``no_pass_rate``, ``too_hard``, ``too_easy``, ``looking_does_not_pay``; None
-    to keep it.
-    """
+    """Why a question is dropped; None to keep it."""
     if outcomes is None or outcomes.rate is None:
         return "no_pass_rate"
     if outcomes.rate < settings.low:
@@ -83,8 +75,8 @@ def leaks(
 ) -> dict[str, str]:
     """The ids of questions that occur in an evaluation set, mapped to their ids there.
 
-    ``media``: content hashes by question id. ``match``: ``question`` compares the text and all pictures,
-    ``picture`` any picture.
+    ``media``: content hashes by id. ``match``: ``question`` compares the text and all pictures, ``picture``
+    any picture.
     """
 
     def keys(question: Question, pictures: Sequence[str]) -> Sequence[str]:

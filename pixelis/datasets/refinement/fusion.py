@@ -1,7 +1,7 @@
-"""Selects sets by recipe: demonstrations for SFT, questions for RFT, and experiences for online learning.
+"""Recipes: the demonstrations and questions that a set takes (Pixelis, arXiv 2603.25091).
 
-A recipe divides its size between groups of tasks and of kinds (Pixelis, arXiv 2603.25091). No cell exceeds
-its share of the available demonstrations, and unfilled shares are reported.
+A recipe divides its size between groups of tasks and of kinds. No cell exceeds its share of the available
+demonstrations, and unfilled shares are reported.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pixelis.config.refinement import OnlineConfig, RecipeConfig, RftRecipeConfig
-from pixelis.datasets.refinement.actions import WRONG_KINDS, actions, category, kind_group
+from pixelis.config.refinement import RecipeConfig, RftRecipeConfig
+from pixelis.datasets.refinement.actions import WRONG_KINDS, category, kind_group
 from pixelis.datasets.refinement.quality import weight
 from pixelis.datasets.synthesis.quota_scheduler import apportion
-from pixelis.records import Demonstration, Experience, Question, SampleKind
+from pixelis.records import Demonstration, Question, SampleKind
 
 Weights = Mapping[SampleKind, float]
-DAY = 86_400.0
 SFT_WEIGHTS: Weights = {"self_correction": 1.2}
 RFT_WEIGHTS: Weights = {
     "outcome_negative": 2.0,
@@ -31,18 +30,13 @@ RFT_WEIGHTS: Weights = {
 """Sampling weights by kind; 1 for the others."""
 RFT_DIVERSITY = 0.1
 """Additional weight in rft for the share of different operations."""
-PRIORITIES = {"uncertain": 0.4, "high_reward": 0.3, "self_correction": 0.2, "diverse": 0.1}
-"""Shares of the experiences to learn from again."""
-UNCERTAIN = 0.7
-"""Confidence below which a verdict is uncertain."""
 
 
 @dataclass
 class Selection:
-    """The demonstrations that a recipe selects. ``targets`` and ``counts`` are by ``task/kind``.
+    """The demonstrations that a recipe selects; ``targets`` and ``counts`` are by ``task/kind``.
 
-    ``absent`` are groups that have a share but no demonstrations. ``excluded`` counts demonstrations by
-    cause.
+    ``absent``: groups with a share but no demonstrations. ``excluded``: counts by cause.
     """
 
     demonstrations: list[Demonstration]
@@ -68,7 +62,7 @@ class Selection:
 
 
 def sft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int) -> Selection:
-    """Demonstrations to imitate, with their weights; whatever the recipe says, none of a wrong kind."""
+    """Demonstrations to imitate, with their weights; none of a wrong kind, whatever the recipe says."""
     kinds = {kind: share for kind, share in recipe.kinds.items() if kind != "trap"}
     return select(demonstrations, recipe.model_copy(update={"kinds": kinds}), seed, excluded=WRONG_KINDS)
 
@@ -91,11 +85,11 @@ def validation(
 def rft(
     demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
 ) -> tuple[list[Question], Selection]:
-    """The questions of the selected demonstrations, each once; ``meta`` holds signals that the policy never
+    """The questions of the selected demonstrations, each once, with signals in ``meta`` that the policy never
     sees.
 
-    ``weight`` is the largest sampling weight among a question's demonstrations. ``signals`` holds their
-    kinds, wrong answers, level and difficulty; ``reference_operations`` those of the best right one.
+    ``weight``: the largest sampling weight. ``signals``: kinds, wrong answers, level and difficulty.
+    ``reference_operations``: those of the best right demonstration.
     """
     selection = select(demonstrations, recipe, seed)
     by_question: dict[str, list[Demonstration]] = defaultdict(list)
@@ -122,19 +116,13 @@ def select(
     seed: int,
     excluded: Container[SampleKind] = (),
 ) -> Selection:
-    """At most the recipe's size and its share of each cell, drawn by weight without replacement. excluded:
-    kinds.
-    """
+    """At most the recipe's size and its share of each cell, drawn by weight without replacement."""
     selection = Selection([], recipe.size)
     cells: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     tasks_of, kinds_of = Counter[str](), Counter[str]()
     for i, d in enumerate(demonstrations):
         if d.kind in excluded:
             selection.excluded["wrong_on_purpose"] += 1
-        elif not recipe.length[0] <= len(actions(d)) <= recipe.length[1]:
-            selection.excluded["length"] += 1
-        elif len(d.steps) < recipe.operations:
-            selection.excluded["operations"] += 1
         else:
             cell = category(d.task), kind_group(d.kind)
             tasks_of[cell[0]] += 1
@@ -160,7 +148,7 @@ def select(
 
 
 def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
-    """The weight of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different
+    """That of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different
     operations.
     """
     names, quality = [step.op for step in d.steps], 1.0 if d.quality is None else d.quality
@@ -173,9 +161,7 @@ def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
 def _shares(
     recipe: Mapping[str, float], available: Mapping[str, int], selection: Selection
 ) -> dict[str, float]:
-    """The recipe's shares, with those of absent groups given to the others; without a recipe, the available
-    shares.
-    """
+    """The recipe's shares, with those of absent groups given to the others; else the available shares."""
     if not recipe:
         total = sum(available.values())
         return {name: count / total for name, count in sorted(available.items())}
@@ -183,66 +169,6 @@ def _shares(
     selection.absent += [name for name, share in recipe.items() if share and not available.get(name)]
     total_share = sum(present.values())
     return {name: share / total_share for name, share in present.items()}
-
-
-# Online
-
-
-def online(
-    experiences: Sequence[Experience], recipe: OnlineConfig, now: float, seed: int
-) -> tuple[list[Experience], dict[str, Any]]:
-    """Experiences to learn from again, and statistics with the causes of drops; ``now`` is in seconds.
-
-    An experience belongs to the first priority that fits: self_correction (a failed call, then a successful
-    one), uncertain, high_reward (at or above the mean), diverse (three different operations).
-    """
-    dropped: Counter[str] = Counter()
-    recent = []
-    for e in experiences:
-        if now - e.created_at > recipe.max_age_days * DAY:
-            dropped["too_old"] += 1
-        elif e.verdict.confidence < recipe.min_confidence and not recovers(e):
-            dropped["not_confident"] += 1
-        else:
-            recent.append(e)
-    rewards = [e.trajectory.reward for e in recent if e.trajectory.reward is not None]
-    mean = sum(rewards) / len(rewards) if rewards else math.inf
-    by_priority: dict[str, list[Experience]] = defaultdict(list)
-    for e in sorted(recent, key=lambda e: (-e.created_at, _hash(f"{seed} {e.id}"))):
-        if recovers(e):
-            by_priority["self_correction"].append(e)
-        elif e.verdict.confidence < UNCERTAIN:
-            by_priority["uncertain"].append(e)
-        elif e.trajectory.reward is not None and e.trajectory.reward >= mean:
-            by_priority["high_reward"].append(e)
-        elif len({action.op for action in e.trajectory.actions}) >= 3:
-            by_priority["diverse"].append(e)
-        else:
-            dropped["no_priority"] += 1
-    selected: list[Experience] = []
-    cells = {}
-    for name, target in zip(PRIORITIES, apportion(recipe.size, list(PRIORITIES.values())), strict=True):
-        chosen = by_priority[name][:target]
-        dropped["beyond_share"] += len(by_priority[name]) - len(chosen)
-        cells[name] = {"wanted": target, "got": len(chosen)}
-        selected += chosen
-    summary = {
-        "size": recipe.size,
-        "count": len(selected),
-        "short": recipe.size - len(selected),
-        "cells": cells,
-    }
-    return selected, {**summary, "dropped": {cause: n for cause, n in dropped.items() if n}}
-
-
-def recovers(experience: Experience) -> bool:
-    """True if a call fails, a later one succeeds, and the episode answers."""
-    states = [observation.status for observation in experience.trajectory.observations]
-    return (
-        "error" in states
-        and "ok" in states[states.index("error") :]
-        and experience.trajectory.answer is not None
-    )
 
 
 def _hash(content: str) -> str:

@@ -1,13 +1,10 @@
-"""Gates that a set must pass before it is written; each has a figure, a limit, and the ids that violate it.
-
-Source: data fusion, levels and critical kinds of Pixelis (arXiv 2603.25091).
-"""
+"""Gates that a set must pass before it is written (Pixelis, arXiv 2603.25091)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +25,13 @@ if TYPE_CHECKING:
 
 MAX_IDS = 10
 """Number of ids that an error names."""
+TOTAL, CRITICAL, LEVEL_SHARE, LEVEL_TASKS = 1000, 50, 0.25, 3
+"""Smallest set, demonstrations of a critical kind, share of a level, and tasks in a level."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """The result of a gate: the ``figure`` of its ``measure`` against its ``limit``, and a reason for each
-    violating id.
-    """
+    """The ``figure`` of a ``measure`` against its ``limit``, and a reason for each violating id."""
 
     name: str
     passed: bool
@@ -43,9 +40,14 @@ class Gate:
     measure: str
     ids: dict[str, str] = field(default_factory=dict)
 
+    def summary(self) -> dict[str, Any]:
+        """Plain values for ``summary.json``."""
+        values = asdict(self)
+        return {**values, "says": values.pop("measure")}
+
     @property
     def failure(self) -> str:
-        """One line for an error: name, figure, limit and the first ids with their reasons."""
+        """One line for an error."""
         reasons = [f"{key}: {reason}" for key, reason in list(self.ids.items())[:MAX_IDS]]
         if len(self.ids) > MAX_IDS:
             reasons.append(f"and {len(self.ids) - MAX_IDS} more")
@@ -61,10 +63,7 @@ def check(
     rows: int | None = None,
     bad: Sequence[BadRow] = (),
 ) -> list[Gate]:
-    """Every gate except ``replay``.
-
-    ``rows``: the number of rows read, usable or not; ``bad``: the unusable ones.
-    """
+    """Every gate except ``replay``. ``rows``: number of rows read, usable or not; ``bad``: the unusable ones."""
     faults: dict[str, tuple[str, Callable[[Demonstration], str | None]]] = {
         "actions": ("invalid actions", lambda d: invalid_action(d, operations)),
         "observations": ("actions without an observation", missing_observation),
@@ -79,45 +78,25 @@ def check(
             if (reason := find_fault(d)) is not None:
                 faulty[name][d.id] = reason
     gates = [
-        Gate(
-            name,
-            not faulty[name],
-            float(len(faulty[name])),
-            0.0,
-            f"number of demonstrations with {fault}",
-            faulty[name],
-        )
-        for name, (fault, _) in faults.items()
+        Gate(name, not ids, float(len(ids)), 0.0, f"number of demonstrations with {faults[name][0]}", ids)
+        for name, ids in faulty.items()
     ]
     gates += _balance(cells, settings)
     read = rows if rows is not None else cells.total() + len(bad)
     share = len(bad) / read if read else 0.0
     ids = {f"{row.file}, row {row.row}": f"{row.column}: {row.message}" for row in bad}
-    gates.append(
-        Gate(
-            "corrupted",
-            share <= settings.corrupted,
-            share,
-            settings.corrupted,
-            "share of corrupted rows",
-            ids,
-        )
-    )
-    return gates
+    limit = settings.corrupted
+    return [*gates, Gate("corrupted", share <= limit, share, limit, "share of corrupted rows", ids)]
 
 
 def enforce(gates: Iterable[Gate]) -> None:
     """DataFailure ``gate`` naming every gate that failed, its figure and the ids."""
     failed = [gate for gate in gates if not gate.passed]
     if failed:
-        names = ", ".join(gate.name for gate in failed)
         raise DataFailure(
             "the set is rejected by " + "\n".join(gate.failure for gate in failed),
             code="gate",
-            fix=(
-                f"correct or drop the named demonstrations, or change refinement.gates ({names}); "
-                "rejected.json holds every id"
-            ),
+            fix="correct or drop the demonstrations in rejected.json, or change refinement.gates",
         )
 
 
@@ -125,10 +104,9 @@ def enforce(gates: Iterable[Gate]) -> None:
 
 
 def invalid_action(d: Demonstration, operations: Mapping[str, type[Operation]]) -> str | None:
-    """The first invalid call: an unknown operation, wrong arguments, a box outside the picture, or an unknown
-    target.
+    """The first invalid call: unknown operation or target, wrong arguments, a box outside the picture.
 
-    A deliberate mistake (``learn`` False) may be invalid if its observation is an error.
+    A deliberate mistake may be invalid if its observation is an error.
     """
     targets: dict[str, str] = {media.id: media.kind for media in d.media}
     for number, step in enumerate(d.turns, 1):
@@ -164,7 +142,7 @@ def _problem(step: Step, operations: Mapping[str, type[Operation]], targets: Map
 
 
 def missing_observation(d: Demonstration) -> str | None:
-    """The first call without an observation, or with ``learn`` True and an error."""
+    """The first call without an observation, or that failed and would be learnt."""
     for number, step in enumerate(d.turns, 1):
         if step.op is None:
             continue
@@ -176,10 +154,7 @@ def missing_observation(d: Demonstration) -> str | None:
 
 
 def wrong_answer(d: Demonstration, score: Score) -> str | None:
-    """Why the answer does not fit the kind.
-
-    A correction must have a mistake with ``learn`` False and another call after it.
-    """
+    """Why the answer does not fit the kind; a correction must have a mistake and another call after it."""
     if d.final is None:
         return "it ends without an answer"
     try:
@@ -187,11 +162,7 @@ def wrong_answer(d: Demonstration, score: Score) -> str | None:
     except DataFailure as failure:
         return f"the answer cannot be checked: {failure.message}"
     if d.kind in WRONG_KINDS:
-        return (
-            None
-            if counts_as_wrong(d, value)
-            else f"{d.kind}, but the answer {d.final[:40]!r} is right (score {value:.2g})"
-        )
+        return None if counts_as_wrong(d, value) else f"{d.kind}, but the answer {d.final[:40]!r} is right"
     if not counts_as_right(d, value):
         return f"{d.kind}, but the answer {d.final[:40]!r} is wrong"
     if d.kind != "self_correction":
@@ -201,11 +172,8 @@ def wrong_answer(d: Demonstration, score: Score) -> str | None:
         return "a correction without a mistake"
     later = [turn for turn in d.turns[mistakes[-1] + 1 :] if turn.op is not None]
     mistaken = {signature(d.turns[i]) for i in mistakes}
-    return (
-        None
-        if later and all(signature(turn) not in mistaken for turn in later)
-        else "the mistake is not corrected"
-    )
+    is_corrected = later and all(signature(turn) not in mistaken for turn in later)
+    return None if is_corrected else "the mistake is not corrected"
 
 
 def cycle(d: Demonstration) -> str | None:
@@ -224,7 +192,6 @@ def cycle(d: Demonstration) -> str | None:
 
 
 def _balance(cells: Counter[tuple[str, str, str | None]], settings: GatesConfig) -> list[Gate]:
-    """The gates on the numbers of demonstrations, by their task, kind and level."""
     tasks, kinds, levels = Counter[str](), Counter[str](), Counter[str]()
     tasks_by_level: dict[str, set[str]] = {level: set() for level in LEVELS}
     for (task, kind, level), n in cells.items():
@@ -240,31 +207,24 @@ def _balance(cells: Counter[tuple[str, str, str | None]], settings: GatesConfig)
     unbalanced = {task: f"{n} demonstrations" for task, n in tasks.items() if n in extremes}
     measure = "ratio of the largest to the smallest of the tasks"
     gates = [
-        Gate("total", total >= settings.total, total, settings.total, "number of demonstrations"),
         _minimum(
             "per_task", "demonstrations of the rarest task", tasks, settings.per_task, "{} demonstrations"
         ),
         Gate("imbalance", ratio <= settings.imbalance, ratio, settings.imbalance, measure, unbalanced),
-        _minimum(
-            "critical",
-            "demonstrations of the rarest critical kind",
-            critical,
-            settings.critical,
-            "{} demonstrations",
-        ),
     ]
-    if levels:
-        shares = {level: levels[level] / levels.total() for level in LEVELS}
-        tasks_of_levels = {level: len(names) for level, names in tasks_by_level.items()}
-        gates += [
-            _minimum(
-                "level_share", "share of the smallest level", shares, settings.level_share, "share {:.3f}"
-            ),
-            _minimum(
-                "level_tasks", "tasks in the poorest level", tasks_of_levels, settings.level_tasks, "{} tasks"
-            ),
-        ]
-    return gates
+    if not settings.sizes:
+        return gates
+    shares = {level: levels[level] / levels.total() for level in LEVELS if levels}
+    tasks_of_levels = {level: len(names) for level, names in tasks_by_level.items() if levels}
+    return [
+        *gates,
+        Gate("total", total >= TOTAL, total, TOTAL, "number of demonstrations"),
+        _minimum(
+            "critical", "demonstrations of the rarest critical kind", critical, CRITICAL, "{} demonstrations"
+        ),
+        _minimum("level_share", "share of the smallest level", shares, LEVEL_SHARE, "share {:.3f}"),
+        _minimum("level_tasks", "tasks in the poorest level", tasks_of_levels, LEVEL_TASKS, "{} tasks"),
+    ]
 
 
 def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float, reason: str) -> Gate:
@@ -284,7 +244,7 @@ def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float
 
 
 def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: float, seed: int) -> Gate:
-    """The gate ``replay``: executes every call of a share of the set again, and compares the observations.
+    """Execute every call of a share of the set again, and compare the observations.
 
     Perceptual traps are exempt, because their observations are of deliberately wrong places.
     """
@@ -297,18 +257,14 @@ def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: f
 
 
 def _replay_difference(d: Demonstration, executor: Executor) -> str | None:
-    """The first difference when the calls are executed again; numbers are compared to five decimals, seconds
-    not at all.
-    """
+    """The first difference; numbers are compared to five decimals, seconds not at all."""
     try:
         session = executor.open(d)
         for number, step in enumerate(d.turns, 1):
             if step.op is None or step.observation is None:
                 continue
-            repeated = session.execute(step.op, step.target, allow_error=True, **step.arguments).model_dump(
-                mode="json"
-            )
-            stored = step.observation.model_dump(mode="json")
+            again = session.execute(step.op, step.target, allow_error=True, **step.arguments)
+            repeated, stored = again.model_dump(mode="json"), step.observation.model_dump(mode="json")
             for name in ("status", "code", "id", "text", "images", "data"):
                 if rounded(stored[name], 5) != rounded(repeated[name], 5):
                     return f"turn {number}: {step.op} returns another {name}"

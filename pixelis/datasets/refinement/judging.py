@@ -1,6 +1,4 @@
-"""Scores of demonstrations, 1..5, by a language model: the judge of rewards with another prompt and a limit
-on calls.
-"""
+"""Scores of demonstrations, 1..5, by a language model: the judge of rewards with another prompt."""
 
 from __future__ import annotations
 
@@ -13,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pixelis import config
-from pixelis.config.refinement import QualityConfig
+from pixelis.config import JudgeConfig
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration
 from pixelis.rewards.judge import Judge
@@ -34,6 +31,8 @@ SYSTEM = (
 )
 REPEATS, REPEATED_SHARE = 3, 0.01
 """Some demonstrations are scored three times: scattered scores show that the judge is unreliable."""
+MIN_SCORE = 4.0
+"""Below this a demonstration is dropped."""
 MAX_STD = 1.0
 """Standard deviation of repeated scores from which on they contradict each other."""
 TEMPERATURE = 0.7
@@ -43,19 +42,16 @@ MAX_TEXT = 2000
 
 
 class QualityJudge(Judge):
-    """Asks for scores 1..5 under a limit of calls a minute.
-
-    Safe to use from many threads; raises as ``Judge``.
-    """
+    """Asks for scores 1..5."""
 
     system, scores = SYSTEM, range(1, 6)
 
-    def __init__(self, judge: config.JudgeConfig, settings: QualityConfig, cache: str | Path | None = None):
-        super().__init__(judge, cache, settings.judge_calls_per_minute)
+    def __init__(self, settings: JudgeConfig, cache: str | Path | None = None):
+        super().__init__(settings, cache)
         self.temperature = TEMPERATURE
 
     def rate(self, demonstration: Demonstration, draw: int = 0) -> float:
-        """The score of a demonstration; ``draw`` numbers repeated requests. DataFailure ``judge_...``."""
+        """The score of a demonstration; ``draw`` numbers repeated requests."""
         return self.verdict(json.dumps(describe(demonstration), ensure_ascii=True, sort_keys=True), draw)
 
 
@@ -70,7 +66,7 @@ class Verdict:
 
 
 def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge) -> Iterator[Verdict]:
-    """Verdicts in order, requested concurrently as configured for the judge."""
+    """Verdicts in order, requested concurrently."""
 
     def judge_one(d: Demonstration) -> Verdict:
         draws = REPEATS if is_repeated(d.id, REPEATED_SHARE) else 1
@@ -87,7 +83,7 @@ def judge_all(demonstrations: Iterable[Demonstration], judge: QualityJudge) -> I
 
 
 def is_repeated(demonstration_id: str, share: float) -> bool:
-    """True for the share of ids that is scored three times, the same ones in every run."""
+    """Whether an id is of the share that is scored three times."""
     return int(hashlib.sha256(demonstration_id.encode()).hexdigest()[:8], 16) < share * 16**8
 
 

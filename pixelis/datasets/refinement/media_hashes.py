@@ -1,17 +1,11 @@
-"""Hashes of pictures and clips: of their content, and of their appearance (64 bits, perceptual).
-
-Each is decoded once.
-"""
+"""Hashes of pictures and clips: of their content, and of their appearance (64 bits)."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -23,21 +17,17 @@ from scipy.sparse.csgraph import connected_components
 
 from pixelis.config import ToolboxConfig
 from pixelis.datasets.media import open_media
-from pixelis.errors import BadInput, PixelisError
+from pixelis.errors import BadInput
 from pixelis.operations.video import Clip
 from pixelis.records import Media
 
-THREADS = 4
 MAX_BITS = 3
 """Different bits of two perceptual hashes up to which their pictures look alike."""
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")
 
 
 class MediaHashes:
-    """Hashes of media under the limits of ``settings``, cached across runs in the file ``cache``.
-
-    A local file is identified by its path, size and modification time.
-    """
+    """Hashes of media, cached across runs in the file ``cache`` by path, size and modification time."""
 
     def __init__(self, settings: ToolboxConfig, cache: Path | None = None):
         self.settings, self.cache = settings, cache
@@ -52,11 +42,7 @@ class MediaHashes:
                     self._hashes[key] = value
 
     def content(self, media: Media) -> str:
-        """The hash of a file's bytes, of a ``data:`` URL's body, or of any other URI itself; of all frames
-        and spans of a clip.
-
-        BadInput ``media_not_found`` for a missing file.
-        """
+        """The hash of a file's bytes or of any other URI itself; of all frames and spans of a clip."""
         if media.frames:
             content = _sha(" ".join(self._bytes(name) for name in media.frames).encode())
         else:
@@ -64,9 +50,7 @@ class MediaHashes:
         return _sha(f"{content} {media.spans}".encode()) if media.spans else content
 
     def perceptual_hash(self, media: Media) -> int:
-        """The perceptual hash (DCT, 64 bits) of a picture or of a clip's middle frame; BadImage when decoding
-        fails.
-        """
+        """The perceptual hash of a picture or of a clip's middle frame; BadImage when decoding fails."""
         middle = media.frames[len(media.frames) // 2] if media.frames and not media.spans else None
         key = "look " + self._key(middle or (media.frames[0] if media.frames else media.uri))
         if media.spans:
@@ -77,27 +61,8 @@ class MediaHashes:
             self._store(key, f"{perceptual(picture):016x}")
         return int(self._hashes[key], 16)
 
-    def perceptual_hashes(self, media: Iterable[Media]) -> Iterator[int | PixelisError]:
-        """The perceptual hash of each, in order, by several threads; errors are returned, not raised."""
-
-        def hash_one(item: Media) -> int | PixelisError:
-            try:
-                return self.perceptual_hash(item)
-            except PixelisError as error:
-                return error
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            yield from pool.map(hash_one, media)
-
     def _bytes(self, uri: str) -> str:
-        scheme = match[1].lower() if (match := _SCHEME.match(uri)) else ""
-        if scheme == "data":
-            body = uri.partition(",")[2]
-            try:
-                return _sha(base64.b64decode(body, validate=True))
-            except ValueError:
-                return _sha(uri.encode())
-        if scheme:  # generated from its URI, or remote: the URI stands for the content
+        if _SCHEME.match(uri):  # generated from its URI, or remote: the URI stands for the content
             return _sha(uri.encode())
         key = "bytes " + self._key(uri)
         if key not in self._hashes:
@@ -127,7 +92,7 @@ class MediaHashes:
 
 
 def perceptual(picture: UInt8[np.ndarray, "height width 3"]) -> int:
-    """64 bits from the low frequencies of a picture: few change when it is scaled or compressed again."""
+    """64 bits from the low frequencies of a picture, of which few change when it is scaled or compressed."""
     small = cv2.resize(np.ascontiguousarray(picture), (64, 64), interpolation=cv2.INTER_AREA)
     return int.from_bytes(cv2.img_hash.pHash(cv2.cvtColor(small, cv2.COLOR_RGB2BGR)).tobytes(), "big")
 

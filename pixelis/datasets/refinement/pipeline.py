@@ -1,7 +1,7 @@
 """The stages of refinement: checks of single rows, duplicates, hold-out, pass rates, difficulty, gates.
 
 Apart from the judge and the policy's episodes, the result depends only on the input, the configuration and
-the seed. The demonstrations are in a file: a process holds their ids and hashes, some hundred bytes of each.
+the seed. The demonstrations are in a file: a process holds some hundred bytes of each.
 """
 
 from __future__ import annotations
@@ -32,19 +32,8 @@ log = logging.getLogger(__name__)
 
 ROWS_AT_A_TIME = 64
 """Rows that this process checks together, so that their pictures are decoded by several threads."""
-SETTINGS = {
-    "length": "quality.length",
-    "question_length": "quality.question",
-    "no_provenance": "quality.provenance",
-    "quality": "quality.min_score",
-    "judge": "quality.min_judge_score",
-    "held_out": "holdout",
-    "too_hard": "pass_rate.low",
-    "too_easy": "pass_rate.high",
-    "looking_does_not_pay": "pass_rate.utility",
-    "level_quality": "quality.levels",
-}
-"""Causes of drops -> the settings under `refinement` that decide on them."""
+CARDS = 3000
+"""Demonstrations of a `cards:` source, which has no end, without `data.limit`."""
 WORKING = "working"
 """Folder of the demonstrations under refinement in the run's folder."""
 ProgressCallback = Callable[[str, int, int], None]
@@ -55,7 +44,7 @@ ProgressCallback = Callable[[str, int, int], None]
 class Pipeline:
     """A set under refinement: the remaining demonstrations, the causes of drops, and the results of gates.
 
-    ``excluded_from_rft`` are ids that stay for sft only: the policy always or never answers their questions.
+    ``excluded_from_rft``: ids whose question the policy always or never answers.
     """
 
     config: Config
@@ -79,10 +68,8 @@ class Pipeline:
         """Perceptual hashes of each demonstration's media, by id; until near duplicates are dropped."""
 
     def prepare(self, rows: Iterable[CheckedRow | BadRow] | None = None) -> None:
-        """Run every stage before the policy's episodes; BadConfig before the first one if the judge is not
-        configured.
-
-        rows: of the source, checked; by default this process checks them.
+        """Run every stage before the policy's episodes on the source's checked ``rows``, by default of this
+        process.
         """
         if self.settings.quality.judge:
             self._open_judge().close()
@@ -101,9 +88,7 @@ class Pipeline:
         self._check_hold_out()
 
     def finish(self, outcomes: Mapping[str, filters.Outcomes] | None = None) -> None:
-        """Run every stage after the episodes, whose ``outcomes`` are by the ids of ``questions``; fills
-        ``gates``.
-        """
+        """Run every stage after the episodes, whose ``outcomes`` are by the ids of ``questions``."""
         if outcomes is not None:
             self._apply_pass_rates(outcomes)
         self._grade()
@@ -123,9 +108,7 @@ class Pipeline:
         shutil.rmtree(self.folder / WORKING, ignore_errors=True)
 
     def questions(self) -> list[Question]:
-        """The different questions that remain, without their demonstrations; the policy answers these in its
-        episodes.
-        """
+        """The different questions that remain, for the policy's episodes."""
         unique: dict[str, Question] = {}
         for d in self.demonstrations:
             values = {name: getattr(d, name) for name in Question.model_fields}
@@ -135,17 +118,13 @@ class Pipeline:
     # Stages
 
     def _check(self) -> Iterator[CheckedRow | BadRow]:
-        """The rows of the source, checked by this process."""
         rows = iter(records(self.config))
         while block := list(itertools.islice(rows, ROWS_AT_A_TIME)):
             checked = iter(self.checker.check([row for row in block if not isinstance(row, BadRow)]))
             yield from (row if isinstance(row, BadRow) else next(checked) for row in block)
 
     def _read(self, rows: Iterable[CheckedRow | BadRow]) -> Iterator[Demonstration]:
-        """The demonstrations that no check drops.
-
-        A repeated id, and media that cannot be read, make a bad row.
-        """
+        """The demonstrations that no check drops; a repeated id or unreadable media make a bad row."""
         source, ids = self.config.data.demonstrations, set[str]()
         for row in rows:
             self.rows += 1
@@ -168,13 +147,10 @@ class Pipeline:
                 yield d
 
     def _open_judge(self) -> judging.QualityJudge:
-        """The judge of rewards with another prompt; it stores its verdicts in the run's folder."""
-        return judging.QualityJudge(
-            self.config.rewards.judge, self.settings.quality, self.folder / "quality.sqlite"
-        )
+        return judging.QualityJudge(self.config.rewards.judge, self.folder / "quality.sqlite")
 
     def _apply_judge(self) -> None:
-        """Replace the quality by the judge's score; drop demonstrations with a low score or without one."""
+        """Replace the quality by the judge's score; drop low scores and failures."""
         judge, verdicts = self._open_judge(), dict[str, judging.Verdict]()
         try:
             for verdict in judging.judge_all(self.demonstrations, judge):
@@ -187,7 +163,7 @@ class Pipeline:
             verdict = verdicts[d.id]
             if verdict.score is None:
                 return verdict.failure
-            return "judge" if verdict.score < self.settings.quality.min_judge_score else None
+            return "judge" if verdict.score < judging.MIN_SCORE else None
 
         self._drop(cause)
         scores = {key: (v.score - 1) / 4 for key, v in verdicts.items() if v.score is not None}
@@ -198,11 +174,7 @@ class Pipeline:
         repeated = sum(v.std is not None for v in verdicts.values())
         self.facts["judge"] = {"asked": len(verdicts), "repeated": repeated, "scattered": scattered}
         if scattered:
-            log.warning(
-                "the judge contradicts itself on %d of %d demonstrations scored three times",
-                len(scattered),
-                repeated,
-            )
+            log.warning("the judge contradicts itself on %d of %d repetitions", len(scattered), repeated)
 
     def _drop_duplicates(self) -> None:
         """Drop exact and near duplicates; the one of higher quality stays."""
@@ -227,9 +199,7 @@ class Pipeline:
         )
 
     def _check_hold_out(self) -> None:
-        """Raise for evaluation questions among the demonstrations, or drop them where the configuration says
-        so.
-        """
+        """Raise for evaluation questions among the demonstrations, or drop them with ``holdout.drop``."""
         s = self.settings.holdout
         hits: dict[str, str] = {}
         for source in s.sources:
@@ -243,13 +213,11 @@ class Pipeline:
         self.facts["held_out"] = hits
 
     def _question_key(self, question: Question) -> str:
-        """Equal for demonstrations of one question: a hash of its text and media."""
+        """A hash of text and media, equal for demonstrations of one question."""
         return duplicates.question_hash(question, self.contents[question.id])
 
     def _apply_pass_rates(self, outcomes: Mapping[str, filters.Outcomes]) -> None:
-        """Record the policy's pass rate in each demonstration; drop or exclude those outside the configured
-        range.
-        """
+        """Record pass rates; exclude questions outside the range from rft."""
         s = self.settings.pass_rate
         by_key = {self._question_key(q): outcomes.get(q.id) for q in self.questions()}
         causes: dict[str, str | None] = {}
@@ -263,13 +231,10 @@ class Pipeline:
 
         self._change(with_rates)
         self.facts["pass_rate"] = dict(Counter(cause or "kept" for cause in causes.values()))
-        if s.apply_to == "all":
-            self._drop(lambda d: causes[d.id])
-        else:
-            self.excluded_from_rft = {key for key, cause in causes.items() if cause}
+        self.excluded_from_rft = {key for key, cause in causes.items() if cause}
 
     def _grade(self) -> None:
-        """Set difficulty and level; drop outliers and demonstrations below the quality of their level."""
+        """Set difficulty and level; drop outliers and those below the quality of their level."""
         ids = [d.id for d in self.demonstrations]
         grades = dict(zip(ids, difficulty.grade(self.demonstrations), strict=True))
         self.dropped |= {key: "difficulty_outlier" for key, (_, level) in grades.items() if level is None}
@@ -301,20 +266,14 @@ class Pipeline:
         if not self.demonstrations:
             causes = Counter([*self.dropped.values(), *(row.code for row in self.bad)]).most_common()
             counts = ", ".join(f"{cause} {n}" for cause, n in causes)
-            settings = ", ".join(
-                f"refinement.{SETTINGS[cause]} ({cause})" for cause, _ in causes if cause in SETTINGS
-            )
-            fix = (
-                f"change {settings}"
-                if settings
-                else "correct the rows; docs/refinement.md explains the causes"
-            )
             raise DataFailure(
-                f"no demonstration is left of {self.rows} rows ({counts})", code="no_rows", fix=fix
+                f"no demonstration is left of {self.rows} rows ({counts})",
+                code="no_rows",
+                fix="docs/refinement.md names the key of each cause",
             )
 
     def summary(self) -> dict[str, Any]:
-        """The statistics of the set as plain values, for ``summary.json`` and the data card."""
+        """The statistics of the set, for ``summary.json`` and the data card."""
         return {
             "source": self.config.data.demonstrations,
             "rows": self.rows,
@@ -322,35 +281,23 @@ class Pipeline:
             "kept": len(self.demonstrations),
             "dropped": dict(Counter(self.dropped.values()).most_common()),
             "levels": difficulty.statistics(self.demonstrations),
-            "gates": [
-                {
-                    "name": g.name,
-                    "passed": g.passed,
-                    "figure": g.figure,
-                    "limit": g.limit,
-                    "says": g.measure,
-                    "ids": g.ids,
-                }
-                for g in self.gates
-            ],
+            "gates": [g.summary() for g in self.gates],
             **distributions(self.demonstrations),
             **self.facts,
         }
 
 
 def records(config: Config) -> Iterable[Demonstration | BadRow]:
-    """The rows of ``data.demonstrations``, up to the usable one of number ``data.limit``."""
+    """The rows of ``data.demonstrations``, up to ``data.limit`` usable ones."""
     source = config.data.demonstrations
     if source.startswith("cards:"):
-        count = config.data.limit or config.refinement.count
+        count = config.data.limit or CARDS
         return questions.read_demonstrations(source, count, config.run.seed, config.data.direct_share)
     return questions.first_rows(questions.read_rows(source, Demonstration), config.data.limit)  # type: ignore[arg-type]
 
 
 def distributions(demonstrations: Iterable[Demonstration]) -> dict[str, Any]:
-    """Tasks, kinds, sources, operations, lengths, the share of corrections that recover, and different
-    sequences and answers.
-    """
+    """Counts of what the set consists of, for the card."""
     names = ("tasks", "kinds", "sources", "operations", "lengths")
     counts: dict[str, Counter] = {name: Counter() for name in names}
     corrections = recovered = 0

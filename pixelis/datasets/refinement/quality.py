@@ -1,20 +1,17 @@
-"""Quality of demonstrations: rules, and a heuristic score 0..1 without a model (Pixelis, arXiv
-2603.25091).
-"""
+"""Quality of demonstrations: rules, and a heuristic score 0..1 without a model (Pixelis, arXiv 2603.25091)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 
+from pixelis.config.refinement import QualityConfig
 from pixelis.datasets.refinement.actions import WRONG_KINDS, actions, signature
 from pixelis.datasets.synthesis import checking
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration, Question, SampleKind
 from pixelis.rewards.scorers import SCORERS, Services, canonical, case_of, letter
 
-LENGTH = (2, 20)
-QUESTION = (10, 500)
 WEIGHTS = {
     "completeness": 0.20,
     "coherence": 0.25,
@@ -23,8 +20,6 @@ WEIGHTS = {
     "complexity": 0.10,
     "consistency": 0.05,
 }
-TYPE_WEIGHTS: dict[SampleKind, float] = {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}
-"""Sampling weight of a kind; 1 for the others."""
 FULL_OPERATIONS, FULL_DIFFERENT = 4, 3
 """Numbers of operations, and of different ones, from which on a demonstration has full complexity."""
 _WORD = re.compile(r"[^\W_]{3,}")
@@ -42,15 +37,11 @@ def scorer(services: Services) -> Score:
 def rule_violation(
     demonstration: Demonstration,
     operations: Container[str],
-    length: tuple[int, int] = LENGTH,
-    question: tuple[int, int] = QUESTION,
-    provenance: bool = True,
+    settings: QualityConfig,
 ) -> str | None:
-    """The rule that a demonstration violates, or None.
-
-    ``length`` bounds the number of thoughts and operations.
-    """
-    if not question[0] <= len(demonstration.question.strip()) <= question[1]:
+    """The rule that a demonstration violates, or None."""
+    shortest, longest = settings.question
+    if not shortest <= len(demonstration.question.strip()) <= longest:
         return "question_length"
     if not (
         demonstration.id
@@ -63,10 +54,11 @@ def rule_violation(
         return "unknown_scorer"
     if any(step.op not in operations for step in demonstration.steps if step.learn):
         return "unknown_op"
-    if not length[0] <= len(actions(demonstration)) <= length[1]:
+    fewest, most = settings.length
+    if not fewest <= len(actions(demonstration)) <= most:
         return "length"
     origin = demonstration.provenance
-    if provenance and not (origin is not None and origin.source and origin.original_id and origin.method):
+    if settings.provenance and not (origin and origin.source and origin.original_id and origin.method):
         return "no_provenance"
     return None
 
@@ -102,11 +94,10 @@ def components(d: Demonstration, score: Score) -> dict[str, float]:
 
 
 def coherence(d: Demonstration) -> float:
-    """Mean over turns of: the target exists by then; the thought shares a word with the context, or with its
-    call or answer.
+    """Mean over turns of: the target exists by then; the thought shares a word with the context, or its call
+    or answer.
 
-    The context is the question and the text of earlier observations and thoughts. Without a thought the
-    target counts.
+    The context is the question, earlier thoughts and observations.
     """
     targets, words, values = {media.id for media in d.media}, _words(d.conversation), list[float]()
     for turn in d.turns:
@@ -130,9 +121,7 @@ def coherence(d: Demonstration) -> float:
 
 
 def correctness(d: Demonstration, score: Score) -> float:
-    """Mean of: the answer is right (wrong for deliberately wrong kinds), and the share of calls to learn that
-    succeed.
-    """
+    """Mean of: the answer fits the kind, and the share of calls to learn that succeed."""
     try:
         value = score(d, d.final)
         fits = (
@@ -147,8 +136,8 @@ def correctness(d: Demonstration, score: Score) -> float:
 
 
 def consistency(d: Demonstration) -> float:
-    """1 if the last thought and the observations contain the answer's words, or its option's; 0.5 if they
-    have no text.
+    """1 if the last thought and the observations contain the answer's words, or its option's; 0.5 without
+    text.
     """
     observed = [
         s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"
@@ -175,6 +164,8 @@ def _mean(values: Sequence[float | bool], empty: float = 0.0) -> float:
     return sum(map(float, values)) / len(values) if values else empty
 
 
-def weight(kind: SampleKind, quality: float, types: Mapping[SampleKind, float] = TYPE_WEIGHTS) -> float:
-    """The sampling weight: that of the kind times the square root of quality; positive for any quality."""
+def weight(
+    kind: SampleKind, quality: float, types: Mapping[SampleKind, float] = checking.SAMPLE_WEIGHTS
+) -> float:
+    """The sampling weight of the kind times the square root of quality."""
     return round(types.get(kind, 1.0) * max(quality, 1e-4) ** 0.5, 6)

@@ -1,11 +1,10 @@
-"""The stages of refinement that concern one row alone, in any process: rules, hashes of its media,
-observations, quality.
-"""
+"""The stages of refinement that concern one row alone, in any process: rules, media, observations, quality."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,14 +19,14 @@ from pixelis.rewards.services import Services
 
 HASHES = "pictures.jsonl"
 """File of the run's folder in which hashes of media are cached."""
+THREADS = 4
 
 
 @dataclass(frozen=True)
 class CheckedRow:
     """A demonstration with observations and quality, and the hashes of its media.
 
-    contents: of the bytes of each medium; looks: 64 bits of its appearance, if appearances are compared;
-    dropped: the cause if the row is dropped; unreadable: code and message if a medium cannot be read.
+    looks: 64 bits of each appearance, if they are compared; dropped: the cause; unreadable: code and message.
     """
 
     demonstration: Demonstration
@@ -37,13 +36,11 @@ class CheckedRow:
     unreadable: tuple[str, str] | None = None
 
     def to_json(self) -> str:
-        """The row as a line of JSON."""
         values = [self.contents, self.looks, self.dropped, self.unreadable]
         return json.dumps([self.demonstration.model_dump_json(), *values])
 
     @classmethod
     def from_json(cls, text: str) -> CheckedRow:
-        """The row of `to_json`."""
         row, contents, looks, dropped, unreadable = json.loads(text)
         return cls(
             Demonstration.model_validate_json(row),
@@ -55,7 +52,7 @@ class CheckedRow:
 
 
 class RowChecker:
-    """Checks rows; loads what executes operations when the first call without an observation needs it."""
+    """Checks rows; loads what executes operations when a call needs it."""
 
     def __init__(self, config: Config, folder: Path, services: Services):
         self.config, self.settings = config, config.refinement
@@ -68,65 +65,54 @@ class RowChecker:
 
     @property
     def executor(self) -> Executor:
-        """Executes the operations of demonstrations.
-
-        BadConfig, MissingDependency or MissingFile if one cannot run here.
-        """
+        """Executes the operations of demonstrations; raises if one cannot run here."""
         if self._executor is None:
             self._executor = Executor(self.config.toolbox, self.config.dialogue)
         return self._executor
 
     def check(self, demonstrations: Sequence[Demonstration]) -> list[CheckedRow]:
         """Check some rows; pictures that they share are decoded once, several at a time."""
-        s = self.settings.quality
+        rules = self.settings.quality
         rows = [
-            CheckedRow(
-                d, dropped=quality.rule_violation(d, self.operations, s.length, s.question, s.provenance)
-            )
-            for d in demonstrations
+            CheckedRow(d, dropped=quality.rule_violation(d, self.operations, rules)) for d in demonstrations
         ]
         media = {_key(m): m for row in rows if row.dropped is None for m in row.demonstration.media}
-        contents: dict[str, str | PixelisError] = {}
-        for key, item in media.items():
-            try:
-                contents[key] = self.media_hashes.content(item)
-            except PixelisError as error:
-                contents[key] = error
-        looks: dict[str, int | PixelisError] = {}
-        if self.by_appearance:
-            readable = {key: media[key] for key, value in contents.items() if isinstance(value, str)}
-            looks = dict(zip(readable, self.media_hashes.perceptual_hashes(readable.values()), strict=True))
-        return [row if row.dropped is not None else self._check(row, contents, looks) for row in rows]
 
-    def _check(
-        self, row: CheckedRow, contents: dict[str, str | PixelisError], looks: dict[str, int | PixelisError]
-    ) -> CheckedRow:
-        keys = [_key(m) for m in row.demonstration.media]
-        hashes = [contents[key] for key in keys] + [looks[key] for key in keys if key in looks]
-        if failure := next((value for value in hashes if isinstance(value, PixelisError)), None):
-            return replace(row, unreadable=(failure.code, failure.message))
-        d = row.demonstration
+        def hash_one(item: Media) -> tuple[str, int] | PixelisError:
+            try:
+                content = self.media_hashes.content(item)
+                return content, self.media_hashes.perceptual_hash(item) if self.by_appearance else 0
+            except PixelisError as error:
+                return error
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            hashes = dict(zip(media, pool.map(hash_one, media.values()), strict=True))
+        return [row if row.dropped is not None else self._check(row, hashes) for row in rows]
+
+    def _check(self, row: CheckedRow, hashes: dict[str, tuple[str, int] | PixelisError]) -> CheckedRow:
+        d, contents, looks = row.demonstration, list[str](), list[int]()
+        for item in d.media:
+            found = hashes[_key(item)]
+            if isinstance(found, PixelisError):
+                return replace(row, unreadable=(found.code, found.message))
+            contents.append(found[0])
+            looks.append(found[1])
         if any(step.observation is None for step in d.steps):
             observed = with_observations(d, self.executor)
             if isinstance(observed, str):
                 return replace(row, dropped=observed)
             d = observed
         d = d.model_copy(update={"quality": quality.heuristic(d, self.score)})
-        known = {key: value for key, value in contents.items() if isinstance(value, str)}
-        seen = {key: value for key, value in looks.items() if isinstance(value, int)}
+        is_poor = (d.quality or 0.0) < self.settings.quality.min_score
         return CheckedRow(
-            d,
-            [known[key] for key in keys],
-            [seen[key] for key in keys] if self.by_appearance else [],
-            dropped="quality" if (d.quality or 0.0) < self.settings.quality.min_score else None,
+            d, contents, looks if self.by_appearance else [], dropped="quality" if is_poor else None
         )
 
 
 def with_observations(d: Demonstration, executor: Executor) -> Demonstration | str:
-    """The demonstration with every call executed that has no observation; an error code if a call is refused.
+    """The demonstration with the missing observations, or an error code if a call is refused.
 
-    The other calls are executed too, because later ones may refer to their results. Turns with several calls
-    are refused.
+    All calls are executed, because later ones may refer to their results.
     """
     if any(step.further for step in d.steps):
         return "several_calls"
@@ -138,11 +124,8 @@ def with_observations(d: Demonstration, executor: Executor) -> Demonstration | s
                 observation = session.execute(
                     turn.op, turn.target, allow_error=not turn.learn, **turn.arguments
                 )
-                turn = (
-                    turn
-                    if turn.observation is not None
-                    else turn.model_copy(update={"observation": observation})
-                )
+                if turn.observation is None:
+                    turn = turn.model_copy(update={"observation": observation})
             turns.append(turn)
     except PixelisError as failure:
         return failure.code

@@ -1,6 +1,4 @@
-"""Checks of demonstrations by processes of Ray Data: the rows and the order of a plain loop, on all nodes of
-a cluster.
-"""
+"""Checks of demonstrations by processes of Ray Data: the rows and the order of a plain loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The output of refinement: demonstrations by level, and the sets that the recipes for sft, rft and online
-select.
-"""
+"""The output of refinement: demonstrations by level, and the sets for sft and rft."""
 
 from __future__ import annotations
 
@@ -15,22 +13,20 @@ from pydantic import BaseModel
 from pixelis.datasets.refinement import fusion
 from pixelis.datasets.refinement.difficulty import LEVELS
 from pixelis.datasets.refinement.pipeline import Pipeline
-from pixelis.errors import BadInput, MissingFile
 from pixelis.files import replacing
-from pixelis.records import Demonstration, Experience
+from pixelis.records import Demonstration
 
 FILES = (
     *(f"{level}.jsonl" for level in LEVELS),
     "sft.jsonl",
     "sft_validation.jsonl",
     "rft.jsonl",
-    "online.jsonl",
 )
 """Every file that a set may be written to."""
 
 
-def build(pipeline: Pipeline, now: float) -> tuple[dict[str, Sequence[BaseModel]], dict[str, Any]]:
-    """(records by file, statistics by set). ``now``, in seconds, determines the age of experiences."""
+def build(pipeline: Pipeline) -> tuple[dict[str, Sequence[BaseModel]], dict[str, Any]]:
+    """(records by file, statistics by set)."""
     s, seed, demonstrations = pipeline.settings, pipeline.config.run.seed, pipeline.demonstrations
     numbers: dict[str, list[int]] = {level: [] for level in LEVELS}
     for i, d in enumerate(demonstrations):
@@ -48,9 +44,6 @@ def build(pipeline: Pipeline, now: float) -> tuple[dict[str, Sequence[BaseModel]
         "sft": {**sft.summary(), "validation": len(validation)},
         "rft": {**rft.summary(), "questions": len(questions)},
     }
-    if s.online.source:
-        experiences = read_experiences(s.online.source)
-        files["online.jsonl"], statistics["online"] = fusion.online(experiences, s.online, now, seed)
     return files, statistics
 
 
@@ -62,23 +55,6 @@ def examples(demonstrations: Sequence[Demonstration], count: int) -> list[Demons
     first = [sorted(piles[key])[:count] for key in sorted(piles)]
     chosen = [pile[i][1] for i in range(count) for pile in first if i < len(pile)]
     return [demonstrations[i] for i in chosen[:count]]
-
-
-def read_experiences(source: str) -> list[Experience]:
-    """Experiences of a JSON-lines file; MissingFile, or BadInput with the line number."""
-    path, experiences = Path(source), []
-    if not path.is_file():
-        raise MissingFile(
-            f"no file {source}", fix="refinement.online.source names a JSON-lines file of experiences"
-        )
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                try:
-                    experiences.append(Experience.model_validate_json(line))
-                except ValueError as error:
-                    raise BadInput(f"{source}, line {number}: {str(error).splitlines()[0]}") from None
-    return experiences
 
 
 def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:

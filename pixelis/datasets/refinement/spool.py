@@ -13,10 +13,8 @@ from pixelis.records import Demonstration
 
 
 class Spool(Sequence[Demonstration]):
-    """A sequence of the rows of a file of JSON lines.
-
-    starts, sizes: int64, byte ranges of the rows. Selections share the file; `rewrite` replaces it and ends
-    them.
+    """A sequence of the rows of a file of JSON lines. Selections share the file; `rewrite` replaces it and
+    ends them.
     """
 
     def __init__(self, file: BinaryIO, starts: np.ndarray, sizes: np.ndarray):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -12,16 +11,14 @@ import numpy as np
 from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis import naming
 from pixelis.errors import DataFailure
-from pixelis.records import Annotations, Demonstration, Question
+from pixelis.records import Annotations, Question, SampleKind
 from pixelis.rewards.scorers import (
     Services,
-    box_iou,
     canonical,
     case_of,
     find_scorer,
     letter,
     number,
-    read_box,
 )
 from pixelis.rewards.services import shared_services
 
@@ -29,6 +26,12 @@ T = TypeVar("T")
 
 RIGHT = {"iou": 0.5, "anls": 0.9, "cer": 0.9}
 """Lowest score of a right answer, where it is not 1."""
+SAMPLE_WEIGHTS: dict[SampleKind, float] = {
+    "trap_perceptual": 1.5,
+    "trap_logical": 1.5,
+    "self_correction": 1.2,
+}
+"""Sampling weight of a kind; 1 for the others (Pixelis, arXiv 2603.25091)."""
 WRONG = {"partial": 0.5, "cer": 0.5, "iou": 0.3, "func_seq": 0.5, "func_seq_eval": 0.5}
 """Highest score of a wrong answer, where mere similarity earns a score; 0 for every other scorer."""
 
@@ -77,9 +80,7 @@ _CHOICE = re.compile(r"(?:the |an? )?([\w][\w -]*?),? or (?:the |an? )?([\w][\w 
 
 
 def score(question: Question, answer: str | None, services: Services) -> float:
-    """The score of the answer by the question's scorer, which may raise; DataFailure ``no_truth`` without an
-    accepted answer.
-    """
+    """The score of the answer by the question's scorer; DataFailure ``no_truth`` without an accepted answer."""
     if not question.answers:
         raise DataFailure(f"{question.id} has no accepted answer", code="no_truth")
     return float(find_scorer(question.scorer)(case_of(question, answer, question.answers), services))
@@ -91,9 +92,7 @@ def counts_as_right(question: Question, value: float) -> bool:
 
 
 def counts_as_wrong(question: Question, value: float) -> bool:
-    """True if the scorer rejects an answer with this score: it is 0, or earned by similarity alone
-    (``WRONG``).
-    """
+    """True if the scorer rejects an answer with this score."""
     return value <= WRONG.get(question.scorer, 0.0)
 
 
@@ -103,9 +102,7 @@ def is_right(question: Question, answer: str | None, rewards: RewardsConfig | No
 
 
 def is_wrong(question: Question, answer: str | None, rewards: RewardsConfig | None = None) -> bool:
-    """True if the scorer rejects the answer and it is no accepted one with a synonym of its colour (grey for
-    gray).
-    """
+    """True if the scorer rejects the answer, also with synonyms of its colours (grey for gray)."""
     refused = counts_as_wrong(question, score(question, answer, shared_services(rewards or RewardsConfig())))
     meanings = [
         " ".join(naming.COLOUR_SYNONYMS.get(word, word) for word in canonical(text).split())
@@ -114,18 +111,10 @@ def is_wrong(question: Question, answer: str | None, rewards: RewardsConfig | No
     return refused and meanings[0] not in meanings[1:]
 
 
-def require_right(golden: Demonstration, rewards: RewardsConfig | None = None) -> None:
-    """DataFailure ``not_golden`` unless the demonstration's own answer is right."""
-    if golden.final is None or not is_right(golden, golden.final, rewards):
-        raise DataFailure(f"{golden.id} does not give a right answer itself", code="not_golden")
-
-
 def wrong_answer(
     question: Question, answer: str, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> tuple[str, str]:
-    """The first alternative to the right ``answer`` that the scorer rejects, and its origin; DataFailure
-    ``no_alternative``.
-    """
+    """The first alternative to the right ``answer`` that the scorer rejects, and its origin."""
     for other, origin in alternatives(question, answer, rng):
         if canonical(other) != canonical(answer) and is_wrong(question, other, rewards):
             return other, origin
@@ -133,9 +122,7 @@ def wrong_answer(
 
 
 def alternatives(question: Question, answer: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
-    """Answers of the same type with their origin (option, choice, picture, opposite, ...), the most plausible
-    first.
-    """
+    """Answers of the same type with their origin, the most plausible first."""
     plain, annotations = canonical(answer), question.annotations or Annotations()
     yield from _options(question, answer, rng)
     bare = plain.removeprefix("the ")
@@ -153,9 +140,6 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
                 yield _like(answer, f"the {other}" if plain != bare else other), "choice"
     yield from ((_like(answer, other), "picture") for other in _shuffled(_siblings(annotations, plain), rng))
     yield from ((other, "opposite") for other in _opposites(answer))
-    if (box := read_box(answer)) is not None:
-        yield from _boxes(box, annotations, rng)
-        return
     if (value := number(answer)) is not None:
         yield from ((other, "number") for other in _numbers(answer, value, rng))
         return
@@ -170,9 +154,7 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
 
 
 def _things_in_question(question: Question, annotations: Annotations) -> list[str]:
-    """Annotated things that the question names, except those that others are compared with ("closer to the
-    tree").
-    """
+    """Annotated things that the question names, except after "to", "from" and "than"."""
     names = naming.describe([region for region in annotations.regions if region.frame is None]).values()
     text = canonical(question.question)
     mentioned = [name for name in names if re.search(rf"\b{re.escape(canonical(name))}\b", text)]
@@ -187,27 +169,20 @@ def _options(question: Question, answer: str, rng: np.random.Generator) -> Itera
         return
     right = letter(answer, options)
     for index in rng.permutation(len(options)).tolist():
-        sign = chr(ord("A") + index)
-        if sign != right:
-            yield (
-                (sign if len(answer.strip()) == 1 and answer.strip().isalpha() else options[index]),
-                "option",
-            )
+        if (sign := chr(ord("A") + index)) != right:
+            yield (sign if len(answer) == 1 else options[index]), "option"
 
 
 def _siblings(annotations: Annotations, plain: str) -> list[str]:
-    """Annotations of the same kind as the answer: labels, values of an attribute, lines, events,
-    predicates.
-    """
-    kinds: list[list[str]] = [[region.label for region in annotations.regions]]
-    keys = dict.fromkeys(key for region in annotations.regions for key in region.attributes)
-    kinds += [
-        [str(region.attributes[key]) for region in annotations.regions if key in region.attributes]
-        for key in keys
-    ]
-    kinds += [[line.text for line in annotations.lines], [event.text for event in annotations.events]]
-    kinds += [[relation.predicate for relation in annotations.relations]]
-    matching = [kind for kind in kinds if plain in {canonical(value) for value in kind}]
+    """Annotations of the same kind as the answer, for example labels or values of an attribute."""
+    kinds = {"label": [region.label for region in annotations.regions]}
+    for region in annotations.regions:
+        for key, value in region.attributes.items():
+            kinds.setdefault(f"attribute {key}", []).append(str(value))
+    kinds["line"] = [line.text for line in annotations.lines]
+    kinds["event"] = [event.text for event in annotations.events]
+    kinds["relation"] = [relation.predicate for relation in annotations.relations]
+    matching = [kind for kind in kinds.values() if plain in map(canonical, kind)]
     return list(dict.fromkeys(value for kind in matching for value in kind if canonical(value) != plain))
 
 
@@ -219,34 +194,10 @@ def _opposites(answer: str) -> Iterator[str]:
                 yield answer[: match.start()] + _like(match[0], other) + answer[match.end() :]
 
 
-def _boxes(
-    box: Iterable[float], annotations: Annotations, rng: np.random.Generator
-) -> Iterator[tuple[str, str]]:
-    x0, y0, x1, y1 = box
-    scale = 1000.0 if max(x1, y1) > 1 else 1.0
-    for region in sorted(
-        annotations.regions, key=lambda r: abs(r.box[0] * scale - x0) + abs(r.box[1] * scale - y0)
-    ):
-        other = [v * scale for v in region.box]
-        if box_iou(other, (x0, y0, x1, y1)) < 0.3:
-            yield json.dumps([round(v) if scale > 1 else round(v, 3) for v in other]), "picture"
-    for sign_x, sign_y in rng.permutation([(1, 0), (-1, 0), (0, 1), (0, -1)]).tolist():
-        dx, dy = sign_x * (x1 - x0), sign_y * (y1 - y0)
-        if x0 + dx >= 0 and x1 + dx <= scale and y0 + dy >= 0 and y1 + dy <= scale:
-            moved = (x0 + dx, y0 + dy, x1 + dx, y1 + dy)
-            yield json.dumps([round(v) if scale > 1 else round(v, 3) for v in moved]), "beside"
-
-
 def _numbers(answer: str, value: float, rng: np.random.Generator) -> Iterator[str]:
-    """The nearest first: a count off by one or two, or a measured value off by a third to twice; formatted
-    like the answer.
-    """
+    """A count off by one to three, or a measured value off by a third to twice, written like the answer."""
     if value.is_integer() and abs(value) <= 20:
-        others: list[float] = [value + step for step in _shuffled((1, -1), rng)] + [
-            value + 2,
-            value - 2,
-            value + 3,
-        ]
+        others = [value + step for step in (*_shuffled((1, -1), rng), 2, -2, 3)]
     else:
         others = [value * factor for factor in _shuffled((0.6, 0.7, 1.35, 1.5, 2.0), rng)]
     digits = len(match[1]) if (match := re.search(r"\.(\d+)", answer)) else 0
@@ -257,9 +208,7 @@ def _numbers(answer: str, value: float, rng: np.random.Generator) -> Iterator[st
 
 
 def _misread(answer: str, rng: np.random.Generator) -> Iterator[str]:
-    """The text with one to three characters replaced by similar ones, parts of it, and all such characters
-    replaced.
-    """
+    """The text with one to three characters replaced by similar ones, parts of it, and all replaced."""
     indices = [i for i, sign in enumerate(answer) if sign.casefold() in MISREAD]
     for count in (1, 2, 3):
         if len(indices) >= count:

@@ -1,8 +1,7 @@
-"""Demonstrations that make a mistake and correct it: mistaken calls, executed and excluded from the loss,
-before the golden ones.
+"""Demonstrations that make a mistake and correct it: executed calls without loss before the golden ones.
 
-The thought of the turn after a mistake names it; the golden turns and answer follow unchanged. Sources:
-Pixelis, arXiv 2603.25091 (self-correction), and Pixel-Reasoner, arXiv 2505.15966 (recrop once and twice).
+The thought after a mistake names it; the golden turns and answer follow unchanged. Sources: Pixelis, arXiv
+2603.25091 (self-correction), and Pixel-Reasoner, arXiv 2505.15966 (recrop once and twice).
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pixelis.config import RewardsConfig
 from pixelis.datasets.synthesis import naming
-from pixelis.datasets.synthesis.checking import require_right
 from pixelis.datasets.synthesis.executor import Session, altered_demonstration
 from pixelis.datasets.synthesis.geometry import (
     from_root,
@@ -31,7 +28,7 @@ from pixelis.datasets.synthesis.phrases import mistakes
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.operations.geometry import WHOLE
 from pixelis.operations.video import Clip
-from pixelis.records import Box, Demonstration, Step
+from pixelis.records import Annotations, Box, Demonstration, Step
 from pixelis.rewards.scorers import box_iou
 
 MAX_IOU = 0.3
@@ -42,9 +39,7 @@ REFUSED_LAST_SHARE = 0.6
 
 @dataclass(frozen=True)
 class MistakenCall:
-    """A mistaken call before a golden step: its arguments, the notice that follows it, and what is wrong with
-    it.
-    """
+    """A call before a golden step, the notice that follows it, and what is wrong with it."""
 
     op: str
     target: str
@@ -66,25 +61,22 @@ class Place:
 
     @property
     def op(self) -> str:
-        """The operation of the step."""
         return str(self.step.op)
 
     @property
     def target(self) -> str:
-        """The target of the step."""
         return str(self.step.target)
 
     def require_op(self, *ops: str) -> None:
-        """DataFailure ``no_distractor`` unless the step calls one of these operations."""
         if self.op not in ops:
-            raise DataFailure(f"the step calls {self.op}", code="no_distractor")
+            raise no_distractor(f"the step calls {self.op}")
 
     @property
     def box(self) -> Box:
-        """The region of the step, 0..1 of its target; DataFailure ``no_distractor`` without one."""
+        """The region of the step, 0..1 of its target."""
         box = place_of(self.op, self.step.arguments)
         if box is None:
-            raise DataFailure("the call is about no region", code="no_distractor")
+            raise no_distractor("the call is about no region")
         return box
 
     def call_at(self, box: Box, notice: str, wrong: str, label: str = "") -> MistakenCall:
@@ -92,20 +84,18 @@ class Place:
         return MistakenCall(self.op, self.target, pointed_at(self.step.arguments, box), notice, wrong, label)
 
 
-def make_correction(
-    golden: Demonstration,
-    session: Session,
-    rng: np.random.Generator,
-    ways: Sequence[str] = (),
-    rewards: RewardsConfig | None = None,
-) -> Demonstration:
-    """A self-correction made from a golden demonstration by one of ``ways``, names in ``WAYS`` (default: any
-    of them).
+def no_distractor(message: str) -> DataFailure:
+    """The failure of a mistake that does not fit a step: another may."""
+    return DataFailure(message, code="no_distractor")
 
-    ``session`` is any session of the question. DataFailure ``no_distractor`` when no step permits such a
-    mistake, ``not_golden`` when the demonstration is itself wrong.
+
+def make_correction(
+    golden: Demonstration, session: Session, rng: np.random.Generator, ways: Sequence[str] = ()
+) -> Demonstration:
+    """A self-correction made from a right demonstration by one of ``ways``, names in ``WAYS`` (default: any).
+
+    ``session`` is any session of the question.
     """
-    require_right(golden, rewards)
     allowed = list(ways or WAYS)
     calls = [i for i, step in enumerate(golden.turns) if step.op is not None]
     order = [allowed[i] for i in rng.permutation(len(allowed)).tolist()]
@@ -118,9 +108,7 @@ def make_correction(
                 return _corrected(golden, session.restarted(), index, way, rng)
             except PixelisError:  # this step does not permit this mistake; the next one may
                 continue
-    raise DataFailure(
-        f"{golden.id}: no step permits a mistake by {' or '.join(allowed)}", code="no_distractor"
-    )
+    raise no_distractor(f"{golden.id}: no step permits a mistake by {' or '.join(allowed)}")
 
 
 def _corrected(
@@ -141,7 +129,7 @@ def _corrected(
         )
         if call.refused != (observation.status == "error"):
             outcome = "executed" if call.refused else "refused"
-            raise DataFailure(f"{golden.id}: the mistaken {call.op} call was {outcome}", code="no_distractor")
+            raise no_distractor(f"{golden.id}: the mistaken {call.op} call was {outcome}")
         reason = (observation.text or observation.code or "").rstrip(".")
         notice = mistakes().notices[call.notice].pick(rng, label=call.label, reason=reason)
         record = {"turn": len(session.steps) - 1, "wrong": call.wrong, "op": call.op, "target": call.target}
@@ -153,16 +141,15 @@ def _corrected(
 
 
 def _check_differs(call: MistakenCall, place: Place) -> None:
-    """DataFailure ``no_distractor`` for a mistaken call that looks at the right place."""
     right, images = place.step, place.session.images
     boxes = place_of(call.op, call.arguments), place_of(place.op, right.arguments)
     if boxes[0] is not None and boxes[1] is not None:
         root, frame, mistaken_box = root_of(images, call.target, boxes[0])
         right_root, right_frame, right_box = root_of(images, place.target, boxes[1])
         if (root, frame) == (right_root, right_frame) and box_iou(mistaken_box, right_box) > MAX_IOU:
-            raise DataFailure("the mistaken call looks at the right place", code="no_distractor")
+            raise no_distractor("the mistaken call looks at the right place")
     if (call.op, call.target, call.arguments) == (right.op, right.target, right.arguments):
-        raise DataFailure("the mistaken call equals the right one", code="no_distractor")
+        raise no_distractor("the mistaken call equals the right one")
 
 
 # Ways to make a mistake
@@ -170,11 +157,8 @@ def _check_differs(call: MistakenCall, place: Place) -> None:
 
 def recrop_once(place: Place) -> list[MistakenCall]:
     place.require_op("zoom_in")
-    return [
-        place.call_at(
-            near_miss(place.box, place.rng, MAX_IOU / 2), "recrop", "the crop lies beside the region"
-        )
-    ]
+    box = near_miss(place.box, place.rng, MAX_IOU / 2)
+    return [place.call_at(box, "recrop", "the crop lies beside the region")]
 
 
 def recrop_twice(place: Place) -> list[MistakenCall]:
@@ -185,58 +169,42 @@ def recrop_twice(place: Place) -> list[MistakenCall]:
         box = near_miss(place.box, place.rng, MAX_IOU)
         if box_iou(box, before) <= MAX_IOU:
             return [*first, place.call_at(box, "recrop_again", "the second crop lies beside the region too")]
-    raise DataFailure("there is no room for a second crop", code="no_distractor")
+    raise no_distractor("there is no room for a second crop")
 
 
 def oversized_zoom(place: Place) -> list[MistakenCall]:
     place.require_op("zoom_in")
     box = oversized(place.box, place.rng, MAX_IOU)
     if box == WHOLE:
-        raise DataFailure("the crop would be the whole picture", code="no_distractor")
+        raise no_distractor("the crop would be the whole picture")
     arguments = {"box": [round(v, 4) for v in box]}
-    return [
-        MistakenCall(
-            "zoom_in", place.target, arguments, "oversized", "the crop is too large to see the details"
-        )
-    ]
+    wrong = "the crop is too large to see the details"
+    return [MistakenCall("zoom_in", place.target, arguments, "oversized", wrong)]
 
 
 def reselect_frames(place: Place) -> list[MistakenCall]:
     place.require_op("select_frames")
-    clip = place.session.media.get(place.target)
-    if not isinstance(clip, Clip):
-        raise DataFailure("the target is no clip", code="no_distractor")
+    clip = place.session.media[place.target]
+    assert isinstance(clip, Clip)
     observation = place.session.restarted().execute("select_frames", place.target, **place.step.arguments)
-    frames = other_frames(
-        [frame["index"] for frame in observation.data["frames"]], len(clip.times), place.rng
-    )
-    return [
-        MistakenCall(
-            "select_frames", place.target, {"frames": frames}, "frames", "the frames are of another moment"
-        )
-    ]
+    shown = [frame["index"] for frame in observation.data["frames"]]
+    arguments = {"frames": other_frames(shown, len(clip.times), place.rng)}
+    wrong = "the frames are of another moment"
+    return [MistakenCall("select_frames", place.target, arguments, "frames", wrong)]
 
 
 def wrong_object(place: Place) -> list[MistakenCall]:
-    """The same operation at a neighbouring annotated thing that no step is about, or beside the object if
-    there is none.
-    """
+    """The operation at a neighbouring annotated thing that no step is about, or else beside the object."""
     place.require_op("segment_object_at", "read_text", "track_object", "get_properties")
     target, box = place.target, place.box
     root, frame, whole = root_of(place.session.images, target, box)
     if place.op == "track_object":
         frame = int(place.step.arguments.get("start") or frame or 0)
     relevant = [whole, *_relevant_places(place, root)]
-    annotations = place.golden.annotations
-    regions = (
-        [r for r in annotations.regions if r.media == root and (r.frame or 0) == (frame or 0)]
-        if annotations
-        else []
-    )
+    annotations = place.golden.annotations or Annotations()
+    regions = [r for r in annotations.regions if r.media == root and (r.frame or 0) == (frame or 0)]
     for other in sorted(regions, key=lambda r: abs(r.box[0] - whole[0]) + abs(r.box[1] - whole[1])):
-        if any(
-            box_iou(other.box, right) > MAX_IOU / 2 or holds_middle(other.box, right) for right in relevant
-        ):
+        if any(box_iou(other.box, b) > MAX_IOU / 2 or holds_middle(other.box, b) for b in relevant):
             continue
         elsewhere = from_root(place.session.images, target, other.box)
         label = other.label
@@ -247,12 +215,12 @@ def wrong_object(place: Place) -> list[MistakenCall]:
     beside = near_miss(box, place.rng, MAX_IOU / 2)
     _, _, seen = root_of(place.session.images, target, beside)
     if any(box_iou(seen, right) > MAX_IOU / 2 or holds_middle(right, seen) for right in relevant):
-        raise DataFailure("the question is also about what lies beside the object", code="no_distractor")
+        raise no_distractor("the question is also about what lies beside the object")
     return [place.call_at(beside, "thing", "it is not the object asked about")]
 
 
 def _relevant_places(place: Place, root: str) -> list[Box]:
-    """The places of a picture or clip, 0..1 of it, where the golden calls look for objects and text."""
+    """The places of a picture or clip where the golden calls look for objects and text."""
     session = place.session.restarted()
     session.replay(place.golden.turns)
     calls = [(step, place_of(str(step.op), step.arguments)) for step in session.calls if step.op != "zoom_in"]
@@ -261,9 +229,7 @@ def _relevant_places(place: Place, root: str) -> list[Box]:
 
 
 def repaired_call(place: Place) -> list[MistakenCall]:
-    """A call that is refused: an unknown argument, an object that was never found, a frame beyond the end of
-    the clip.
-    """
+    """A call that is refused, for example with an unknown argument or an object that was never found."""
     op, target, right = place.op, place.target, place.step.arguments
     broken: list[tuple[str, dict[str, Any], str]] = []
     if op == "zoom_in" and "box" in right:
@@ -272,15 +238,13 @@ def repaired_call(place: Place) -> list[MistakenCall]:
     if op == "read_text":
         broken.append((op, {**right, "language": "en"}, "read_text has no such argument"))
     if op == "segment_object_at":
-        broken.append(
-            (op, {**right, "box": [0.1, 0.1, 0.3, 0.3], "point": [0.2, 0.2]}, "a point or a box, not both")
-        )
+        both = {**right, "box": [0.1, 0.1, 0.3, 0.3], "point": [0.2, 0.2]}
+        broken.append((op, both, "a point or a box, not both"))
     if op in ("get_properties", "track_object") and "object" in right:
         broken.append((op, {**right, "object": "obj1"}, "no object of this id was found before"))
     if op == "select_frames" and isinstance(clip := place.session.media.get(target), Clip):
-        broken.append(
-            (op, {"frames": [len(clip.times) + int(place.rng.integers(1, 50))]}, "the clip has no such frame")
-        )
+        beyond = {"frames": [len(clip.times) + int(place.rng.integers(1, 50))]}
+        broken.append((op, beyond, "the clip has no such frame"))
     broken = broken or [("crop_image", dict(right), "there is no such operation")]
     name, arguments, wrong = broken[int(place.rng.integers(len(broken)))]
     return [MistakenCall(name, target, arguments, "refused", wrong, refused=True)]

@@ -1,8 +1,7 @@
-"""Demonstrations from replies ``<think>..</think><answer>..</answer>`` of another model, kept if the answer
-is right.
+"""Demonstrations from right replies ``<think>..</think><answer>..</answer>`` of another model.
 
-The replies come with the rows, or from a model that reads the annotations (R1-V,
-https://github.com/Deep-Agent/R1-V).
+The replies come with the rows, or from a model that reads the annotations, as in R1-V
+(https://github.com/Deep-Agent/R1-V).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from pathlib import Path
 
 from pixelis.config import RewardsConfig
-from pixelis.config.synthesis import DistillationConfig
+from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import demonstration_of
 from pixelis.errors import BadInput, DataFailure
@@ -21,23 +20,18 @@ from pixelis.rewards.llm_client import LlmClient
 MIN_CHARS, MAX_CHARS = 20, 4000
 """Length of a thought in characters."""
 FORM = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
-SYSTEM = (
-    "You cannot see the picture, but you get a list of what is in it, with places as left, top, right, "
-    "bottom from 0 to 1000. "
-    "Answer the question as if you saw the picture and never mention the list. Reply with your reasoning "
-    "inside "
-    "<think>...</think> and then the final answer, as short as possible, inside <answer>...</answer>."
-)
+SYSTEM = """\
+You cannot see the picture, but you get a list of what is in it, with places as left, top, right, bottom from 0 to 1000. \
+Answer the question as if you saw the picture and never mention the list. Reply with your reasoning inside \
+<think>...</think> and then the final answer, as short as possible, inside <answer>...</answer>."""
 
 
 class Distiller:
-    """Turns replies into demonstrations without operations; BadConfig if the model is only partly
-    configured.
-    """
+    """Turns replies into demonstrations without operations."""
 
     def __init__(
         self,
-        settings: DistillationConfig,
+        settings: TeacherConfig,
         rewards: RewardsConfig | None = None,
         cache: str | Path | None = None,
     ):
@@ -45,13 +39,11 @@ class Distiller:
         self.client = None
         if settings.url:
             self.client = LlmClient(
-                settings, "synthesis.distillation", cache, calls_per_minute=settings.calls_per_minute
+                settings, "synthesis.teacher", cache, calls_per_minute=settings.calls_per_minute
             )
 
     def distil(self, question: Question, draw: int = 0) -> Demonstration:
-        """The demonstration from reply number ``draw`` of the question; DataFailure with the cause if there
-        is none.
-        """
+        """The demonstration from reply number ``draw`` of the question."""
         think, answer = read_reply(self._reply(question, draw))
         if not is_right(question, answer, self.rewards):
             raise DataFailure(f"{question.id}: the answer {answer[:60]!r} is wrong", code="wrong_answer")
@@ -81,7 +73,7 @@ class Distiller:
         if self.client is None:
             raise BadInput(
                 f"{question.id} has no meta.{name} and no model is configured",
-                fix="set synthesis.distillation.url and .model, or set responses to the column with replies",
+                fix="set synthesis.teacher.url and .model, or set responses to the column with replies",
             )
         if question.annotations is None:
             raise DataFailure(f"{question.id} has no annotations for the model", code="no_annotations")
@@ -92,7 +84,7 @@ class Distiller:
 
 
 def read_reply(text: str) -> tuple[str, str]:
-    """(thought, answer) of a well-formed reply with a thought of acceptable length; otherwise DataFailure."""
+    """Thought and answer of a well-formed reply."""
     match = FORM.fullmatch(text)
     if match is None or any(
         tag in match[1] + match[2] for tag in ("<think>", "</think>", "<answer>", "</answer>")
@@ -101,10 +93,9 @@ def read_reply(text: str) -> tuple[str, str]:
     think, answer = match[1].strip(), match[2].strip()
     if not answer:
         raise DataFailure("the answer is empty", code="bad_format")
-    if len(think) < MIN_CHARS:
-        raise DataFailure(f"a thought of {len(think)} characters", code="too_short")
-    if len(think) > MAX_CHARS:
-        raise DataFailure(f"a thought of {len(think)} characters", code="too_long")
+    if not MIN_CHARS <= len(think) <= MAX_CHARS:
+        code = "too_short" if len(think) < MIN_CHARS else "too_long"
+        raise DataFailure(f"a thought of {len(think)} characters", code=code)
     return think, answer
 
 
@@ -118,9 +109,8 @@ def describe_annotations(annotations: Annotations) -> str:
         frame = "" if region.frame is None else f" in frame {region.frame}"
         lines.append(f"- {region.label} at {box}{frame}{attributes}")
     for line in annotations.lines:
-        lines.append(
-            f'- the text "{line.text}"' + (f" at {[round(1000 * v) for v in line.box]}" if line.box else "")
-        )
+        place = f" at {[round(1000 * v) for v in line.box]}" if line.box else ""
+        lines.append(f'- the text "{line.text}"{place}')
     lines += [f"- from {event.start:g} s to {event.end:g} s: {event.text}" for event in annotations.events]
     lines += [
         f"- {labels.get(r.subject, r.subject)} {r.predicate} {labels.get(r.object, r.object)}"

@@ -1,8 +1,4 @@
-"""Extracts named facts from executed calls, and derives the answer that other facts would give.
-
-A golden demonstration and one that looks elsewhere have facts of the same names, so that the answer of the
-other place can be derived.
-"""
+"""Named facts of executed calls, and the answer that follows when a call looks elsewhere."""
 
 from __future__ import annotations
 
@@ -19,19 +15,16 @@ from pixelis.records import Annotations, Box, ImageView, Line, Region, Step
 from pixelis.rewards.scorers import box_iou, canonical, number
 
 MIN_SUBJECT_IOU = 0.3
-"""IoU from which on a call is about an annotated thing; below it, about the smallest annotated thing that
-contains its middle.
-"""
+"""IoU from which on a call is about an annotated thing."""
 MIN_VISIBLE = 0.8
 """Share of an annotated thing that must lie inside the place of a call for the call to show the thing."""
 
 
 @dataclass
 class Evidence:
-    """One executed call: the place it looked at (0..1 of the whole picture or frame) and its facts by name.
+    """One executed call: the place it looked at, 0..1 of the whole picture or frame, and its facts by name.
 
-    ``name`` is the description of the subject as in a question, or the text of a line; empty without a
-    subject.
+    ``name`` describes the subject as a question does; empty without a subject.
     """
 
     step: Step
@@ -57,9 +50,7 @@ Pairs = Sequence[tuple[Evidence, Evidence]]
 def collect_evidence(
     steps: Sequence[Step], images: Sequence[ImageView], annotations: Annotations | None
 ) -> list[Evidence]:
-    """The evidence of every successful call; ``images`` are those of the session in which the steps were
-    executed.
-    """
+    """The evidence of every successful call; ``images`` are those of the session."""
     annotations = annotations or Annotations()
     names = naming.describe([region for region in annotations.regions if region.frame is None])
     known_images = {image.id for image in images}
@@ -98,33 +89,28 @@ def collect_evidence(
 
 
 def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
-    """The annotated thing with the highest IoU with the place, or the only thing that the place shows
-    completely.
-    """
+    """The annotated thing at the place, the only one that it shows, or the smallest one around it."""
     place = item.place
     if place is None:
         return None
-    candidates: list[Region | Line] = [*annotations.regions, *annotations.lines]
-    at_place = [t for t in candidates if t.media == item.root and (t.frame or 0) == (item.frame or 0)]
-    boxes = [(candidate, candidate.box) for candidate in at_place if candidate.box is not None]
-    overlap, best = max(
-        ((box_iou(box, place), candidate) for candidate, box in boxes),
-        key=lambda pair: pair[0],
-        default=(0.0, None),
-    )
-    if overlap >= MIN_SUBJECT_IOU:
-        return best
-    visible = [candidate for candidate, box in boxes if covered(box, place) >= MIN_VISIBLE]
+    things: list[Region | Line] = [*annotations.regions, *annotations.lines]
+    boxes = [
+        (thing.box, thing)
+        for thing in things
+        if thing.box is not None and (thing.media, thing.frame or 0) == (item.root, item.frame or 0)
+    ]
+    best = max(boxes, key=lambda pair: box_iou(pair[0], place), default=None)
+    if best is not None and box_iou(best[0], place) >= MIN_SUBJECT_IOU:
+        return best[1]
+    visible = [thing for box, thing in boxes if covered(box, place) >= MIN_VISIBLE]
     if visible:
         return visible[0] if len(visible) == 1 else None
-    around = [(area(box), candidate) for candidate, box in boxes if holds_middle(box, place)]
-    return min(around, key=lambda pair: pair[0])[1] if around else None
+    around = [pair for pair in boxes if holds_middle(pair[0], place)]
+    return min(around, key=lambda pair: area(pair[0]))[1] if around else None
 
 
 def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str, Any]:
-    """The one event that all shown frames lie in; for every event, whether, when first and when last it is
-    shown.
-    """
+    """The one event that all shown frames lie in; whether and when first and last each event is shown."""
     times = [frame["time"] for frame in data.get("frames", [])]
     if not times:
         return {}
@@ -171,10 +157,7 @@ SIDES = (
     (("left", "right"), 0),
     (("upper", "lower"), 1),
     (("above", "below"), 1),
-    (("top", "bottom"), 1),
     (("up", "down"), 1),
-    (("upwards", "downwards"), 1),
-    (("upward", "downward"), 1),
 )
 """Words for a negative and a positive difference along x (0) and y (1)."""
 
@@ -197,9 +180,7 @@ MEASURES = (
     (r"\bleft\b|\bright\b", "object.x"),
     (r"above|below|higher|lower", "object.y"),
 )
-"""Words of a question and the measures that the question is then about: no other measure explains its
-answer.
-"""
+"""Words of a question, and the measures that may then explain its answer."""
 
 
 def _concerns(question: str, key: str) -> bool:
@@ -213,13 +194,9 @@ def _concerns(question: str, key: str) -> bool:
 def derive_answer(
     question: str, answer: str, pairs: Pairs, accepts: Callable[[str], bool]
 ) -> tuple[str, str] | None:
-    """The answer that the other evidence gives in place of ``answer``, and the fact behind it; None if no
-    fact explains it.
+    """The answer that the other evidence gives, and the fact behind it; None if no fact explains ``answer``.
 
-    ``accepts`` says whether a text is as good as the answer. The first explanation that fits counts: a fact
-    is the answer itself; the answer names the subject with the largest or smallest value; it says whether one
-    subject has more than another, whether an event is shown, or how many times more; it is a side or a
-    direction.
+    ``accepts`` says whether a text is as good as the answer. The first explanation that fits counts.
     """
     return (
         _equal_fact(question, answer, pairs, accepts)
@@ -253,25 +230,20 @@ def _extreme_subject(question: str, answer: str, pairs: Pairs) -> tuple[str, str
         return None
     names = [old.name.removeprefix("the ") for old, _ in pairs]
     for key in _fact_names(pairs):
-        rows = [
-            i
-            for i, (old, _) in enumerate(pairs)
-            if _is_number(old.facts.get(key)) and names[i] and _concerns(question, key)
-        ]
-        if len({names[i] for i in rows}) < 2 or any(not _is_number(pairs[i][1].facts.get(key)) for i in rows):
+        rows = [i for i, (old, _) in enumerate(pairs) if _is_number(old.facts.get(key)) and names[i]]
+        comparable = all(_is_number(pairs[i][1].facts.get(key)) for i in rows)
+        if not comparable or len({names[i] for i in rows}) < 2 or not _concerns(question, key):
             continue
         values = [{i: float(pairs[i][side].facts[key]) for i in rows} for side in (0, 1)]
         for extreme in (max, min):
-            before, after = (extreme(rows, key=by_row.__getitem__) for by_row in values)
-            named = [
-                re.search(rf"\b{re.escape(canonical(names[i]))}\b", canonical(answer))
-                for i in (before, after)
-            ]
-            if named[0] and not named[1]:
-                return re.sub(
-                    re.escape(names[before]), names[after], answer, count=1, flags=re.IGNORECASE
-                ), key
+            old, new = (names[extreme(rows, key=by_row.__getitem__)] for by_row in values)
+            if _named(old, answer) and not _named(new, answer):
+                return re.sub(re.escape(old), new, answer, count=1, flags=re.IGNORECASE), key
     return None
+
+
+def _named(name: str, answer: str) -> bool:
+    return re.search(rf"\b{re.escape(canonical(name))}\b", canonical(answer)) is not None
 
 
 def _fact_names(pairs: Pairs) -> Sequence[str]:
@@ -282,9 +254,7 @@ def _fact_names(pairs: Pairs) -> Sequence[str]:
 def _two_subjects(
     question: str, pairs: Pairs
 ) -> Iterator[tuple[str, tuple[float, float], tuple[float, float]]]:
-    """Measures that the question is about, of the first and the last named subject: name, both values before,
-    both after.
-    """
+    """Measures that the question is about: name, values of the first and last subject before and after."""
     for key in _fact_names(pairs):
         rows = [
             (o, n)
@@ -292,10 +262,8 @@ def _two_subjects(
             if o.name and _is_number(o.facts.get(key)) and _is_number(n.facts.get(key))
         ]
         if _concerns(question, key) and len(rows) >= 2 and rows[0][0].name != rows[-1][0].name:
-            before, after = (
-                (float(rows[0][side].facts[key]), float(rows[-1][side].facts[key])) for side in (0, 1)
-            )
-            yield key, before, after
+            (a, c), (b, d) = ([float(item.facts[key]) for item in row] for row in (rows[0], rows[-1]))
+            yield key, (a, b), (c, d)
 
 
 def _order(question: str, answer: str, pairs: Pairs) -> tuple[str, str] | None:
@@ -333,9 +301,7 @@ def _ratio(
 
 
 def _side(answer: str, pairs: Pairs) -> tuple[str, str] | None:
-    """A side of the first subject from the last, or the direction of a track; the opposite when the sign
-    changes elsewhere.
-    """
+    """A side of the first subject from the last, or the direction of a track, if elsewhere it is opposite."""
     words = set(re.findall(r"[a-z]+", canonical(answer)))
     places = [(old.place, new.place) for old, new in pairs if old.place and new.place]
     for sides, axis in SIDES:
@@ -343,9 +309,7 @@ def _side(answer: str, pairs: Pairs) -> tuple[str, str] | None:
             continue
         track = ("track.dx", "track.dy")[axis]
         differences = [
-            (track, float(old.facts[track]), float(new.facts.get(track, 0)))
-            for old, new in pairs
-            if track in old.facts
+            (track, old.facts[track], new.facts.get(track, 0)) for old, new in pairs if track in old.facts
         ]
         if len(places) >= 2:
             before, after = (

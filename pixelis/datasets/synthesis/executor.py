@@ -1,6 +1,4 @@
-"""Executes operations on a question's full-resolution media while a demonstration is built; needs no
-model.
-"""
+"""Executes operations on a question's media while a demonstration is built; needs no model."""
 
 from __future__ import annotations
 
@@ -34,20 +32,17 @@ from pixelis.records import (
 )
 
 MULTIPLE = 28
-"""Sides of views are multiples of this many pixels, as Qwen2.5-VL's; training replays demonstrations with its
-model's own.
-"""
+"""Sides of views in pixels, as Qwen2.5-VL's; training replays demonstrations with its model's own."""
 
 CACHED_QUESTIONS = 4
-"""Number of questions whose media stay decoded."""
+"""Number of questions whose media stay decoded: mistakes are made soon after their golden demonstration."""
 
 
 class Executor:
-    """Settings of the operations and the pixel budgets of views; opens a `Session` for a question.
+    """Settings of operations and views; opens a `Session` for a question.
 
-    Sides of views are multiples of ``multiple``; ``coordinates`` is the scale of coordinates in the text of
-    observations. BadConfig for unknown operations; MissingDependency or MissingFile for operations that
-    cannot run here.
+    ``coordinates`` is the scale of coordinates in the text of observations. BadConfig, MissingDependency or
+    MissingFile for operations that are unknown or cannot run here.
     """
 
     def __init__(
@@ -65,11 +60,7 @@ class Executor:
             operation.ready(self.toolbox)
 
     def open(self, question: Question) -> Session:
-        """A session with the question's media decoded; BadImage or DataFailure when decoding fails.
-
-        The media of the last few questions stay decoded, because mistakes are made soon after their golden
-        demonstration.
-        """
+        """A session with the question's media decoded; BadImage or DataFailure when decoding fails."""
         key = "".join(item.model_dump_json() for item in question.media)
         session = Session(self, question, self._recent.pop(key, None))
         self._recent[key] = session
@@ -79,11 +70,9 @@ class Executor:
 
 
 class Session:
-    """One question's media, the turns taken so far (``steps``) and their results (``images``, ``views``,
-    ``objects``).
+    """One question's media, the turns taken so far (``steps``) and their results.
 
-    ``images`` describe the uint8 [h, w, 3] ``views`` in the same order: those of the question, then those of
-    operations.
+    ``images`` describe the uint8 [h, w, 3] ``views``: those of the question, then those of operations.
     """
 
     def __init__(self, executor: Executor, question: Question, source: Session | None = None):
@@ -103,9 +92,7 @@ class Session:
         self.successes = 0
 
     def restarted(self) -> Session:
-        """A session of the same question without turns; shares decoded media and the results of calls about
-        them.
-        """
+        """A session of the same question without turns, which shares media and results."""
         return Session(self.executor, self.question, self)
 
     @property
@@ -119,19 +106,15 @@ class Session:
         return default_target(self.media)
 
     def view(self, name: str) -> np.ndarray:
-        """The view of an image by its id, uint8 [h, w, 3]; DataFailure ``bad_target``."""
-        for image, view in zip(self.images, self.views, strict=True):
-            if image.id == name:
-                return view
-        raise DataFailure(f"{self.question.id}: no image {name}", code="bad_target")
+        """The view of an image by its id, uint8 [h, w, 3]."""
+        return self.views[[image.id for image in self.images].index(name)]
 
     def execute(
         self, op: str, target: str | None = None, *, allow_error: bool = False, **arguments: Any
     ) -> Observation:
-        """Execute an operation without a turn; later calls can refer to its images and objects.
+        """Execute an operation without a turn; coordinates are 0..1 of ``target``.
 
-        Coordinates are 0..1 of ``target``, a media or observation id. A refused call raises a DataFailure
-        with the operation's code, or with ``allow_error`` returns an observation that says so.
+        A refused call raises a DataFailure with the operation's code, unless ``allow_error``.
         """
         action = Action(op=op, target=target or self.target, arguments=arguments)
         observation, shown = self._executed(action)
@@ -148,9 +131,7 @@ class Session:
         return observation
 
     def _executed(self, action: Action) -> tuple[Observation, list[np.ndarray]]:
-        """The result of a call; operations are pure, so that calls about the question's own media are
-        cached.
-        """
+        """The result of a call; operations are pure, so calls about the question's own media are cached."""
         own = action.target in self.media or any(image.id == action.target for image in self._first[0])
         object_id = action.arguments.get("object")
         if not own or (object_id is not None and object_id not in self.objects):
@@ -197,9 +178,8 @@ class Session:
     def replay(self, steps: Sequence[Step], rename: Mapping[str, str] | None = None) -> dict[str, str]:
         """Execute the turns of another demonstration of this question as further turns of this session.
 
-        Ids (``obs1``, ``obj1``) in arguments, thoughts and the answer are replaced by those of the same turn
-        here; returns these replacements, to which ``rename`` gives the first ones. DataFailure as
-        ``execute``.
+        Ids (``obs1``, ``obj1``) in arguments and thoughts are replaced by those of the same turn here.
+        Returns these replacements, which begin with ``rename``.
         """
         names = dict(rename or {})
         successes = self.successes
@@ -214,23 +194,16 @@ class Session:
             new = self.call(think, step.op, target, learn=step.learn, allow_error=refused, **arguments)
             old = step.observation
             if new.status == "ok":
-                # Without a stored observation the numbering is that of a demonstration that starts with this
-                # turn.
-                number = (
-                    int(old.id.removeprefix("obs"))
-                    if old is not None and old.id
-                    else self.successes - successes
-                )
-                names[f"obs{number}"] = str(new.id)
+                # Without a stored observation the demonstration starts with the first of these turns
+                earlier = f"obs{self.successes - successes}"
+                names[old.id if old is not None and old.id else earlier] = str(new.id)
             if old is not None and old.status == "ok" and new.status == "ok":
                 objects = zip(old.data.get("objects", []), new.data.get("objects", []), strict=False)
                 names.update({before["id"]: after["id"] for before, after in objects})
         return names
 
     def demonstration(self, **fields: Any) -> Demonstration:
-        """The question with the turns taken, and ``fields`` over its own; DataFailure without an answer."""
-        if not self.steps or self.steps[-1].answer is None:
-            raise DataFailure(f"{self.question.id}: the demonstration has no answer", code="no_answer")
+        """The question with the turns taken, and ``fields`` over its own."""
         return demonstration_of(self.question, list(self.steps), **fields)
 
     def _scene(self) -> Scene:
@@ -256,35 +229,20 @@ def demonstration_of(question: Question, turns: list[Step], /, **fields: Any) ->
 def altered_demonstration(
     golden: Demonstration, kind: SampleKind, turns: list[Step], **injected: Any
 ) -> Demonstration:
-    """A demonstration of another kind made from a golden one; the provenance records its parent and what was
-    ``injected``.
-    """
+    """A demonstration of another kind made from a golden one; the provenance says what was ``injected``."""
     source = golden.provenance or Provenance(source="", original_id=golden.id, method="templates")
     provenance = source.model_copy(update={"parent": golden.id, "injected": {"kind": kind, **injected}})
     return demonstration_of(golden, turns, id=f"{golden.id}-{kind}", kind=kind, provenance=provenance)
 
 
 def renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """A text with whole words such as ``obs1`` and ``obs1.0`` replaced by their new names; other values
-    unchanged.
-
-    All words are replaced at once, so that obs1 -> obs2 and obs2 -> obs3 do not chain.
-    """
-    if not isinstance(value, str) or not names:
+    """A text with whole words such as ``obs1`` replaced at once; other values unchanged."""
+    if not isinstance(value, str):
         return value
-    words = re.compile(
-        r"\b(" + "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) + r")(?![\w])"
-    )
-    return words.sub(lambda match: names[match[1]], value)
+    return re.sub(r"\w+", lambda match: names.get(match[0], match[0]), value)
 
 
 def sample_id(*parts: Any) -> str:
-    """``cota_`` and twelve hexadecimal digits of a hash of the parts: a repeated synthesis gives the same
-    ids.
-    """
-    return (
-        "cota_"
-        + hashlib.md5("\x1f".join(str(part) for part in parts).encode(), usedforsecurity=False).hexdigest()[
-            :12
-        ]
-    )
+    """``cota_`` and twelve hexadecimal digits of a hash of the parts."""
+    text = "\x1f".join(map(str, parts))
+    return f"cota_{hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()[:12]}"

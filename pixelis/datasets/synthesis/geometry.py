@@ -17,9 +17,7 @@ from pixelis.records import Box, ImageView, Point, Region
 from pixelis.rewards.scorers import box_iou
 
 MIN_SIDE = 0.02
-"""Shortest side of a generated box: a view of a smaller one shows nothing, and the grid of coordinates is too
-coarse for it.
-"""
+"""Shortest side of a generated box: the grid of coordinates is too coarse for a smaller one."""
 NEXT = 1.25
 """Ratio of distances from which on the nearer of two things is the one next to a third."""
 DIRECTIONS = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
@@ -67,8 +65,7 @@ def heading(dx: float, dy: float, tolerance: float = 33.0) -> str | None:
 def neighbours(
     box: Sequence[float], others: Sequence[Sequence[float]], width: int, height: int
 ) -> dict[str, int]:
-    """The index of the box next to ``box`` by direction (left, right, up, down), where there is one beyond
-    doubt.
+    """The index of the box next to ``box`` by direction, where there is one beyond doubt.
 
     It lies within 33 degrees of the direction and wholly beyond the edge of ``box``, and any other box within
     60 degrees is farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
@@ -139,15 +136,9 @@ def inside(box: Sequence[float]) -> Box:
 
 def outward(box: Sequence[float], grid: float = 0.001) -> Box:
     """The smallest box on a grid that covers a box, inside 0..1; models write coordinates on a grid."""
-    x0, y0, x1, y1 = box
-    steps = [
-        math.floor(x0 / grid + 1e-6),
-        math.floor(y0 / grid + 1e-6),
-        math.ceil(x1 / grid - 1e-6),
-        math.ceil(y1 / grid - 1e-6),
-    ]
-    a, b, c, d = (round(min(1.0, max(0.0, step * grid)), 6) for step in steps)
-    return a, b, c, d
+    low, high = (math.floor(v / grid + 1e-6) for v in box[:2]), (math.ceil(v / grid - 1e-6) for v in box[2:])
+    x0, y0, x1, y1 = (round(v, 6) for v in inside([step * grid for step in (*low, *high)]))
+    return x0, y0, x1, y1
 
 
 def grown(box: Sequence[float], share: float) -> Box:
@@ -166,10 +157,7 @@ def square_around(point: Point, side: float, grid: float) -> Box:
 
 
 def near_miss(box: Box, rng: np.random.Generator, max_iou: float) -> Box:
-    """A box of the same size beside ``box`` that does not show its middle; their IoU is at most ``max_iou``.
-
-    DataFailure ``no_room`` when the picture leaves no room for one.
-    """
+    """A box of the same size beside ``box`` that does not show its middle; their IoU is at most ``max_iou``."""
     width, height = box[2] - box[0], box[3] - box[1]
     x, y = middle(box)
     turn = rng.uniform(0, 2 * np.pi)
@@ -186,7 +174,7 @@ def near_miss(box: Box, rng: np.random.Generator, max_iou: float) -> Box:
 
 
 def oversized(box: Box, rng: np.random.Generator, max_iou: float) -> Box:
-    """A box around ``box`` so large that their IoU is at most ``max_iou``; DataFailure ``no_room``."""
+    """A box around ``box`` so large that their IoU is at most ``max_iou``."""
     width, height = box[2] - box[0], box[3] - box[1]
     factor = float(np.sqrt(1 / max_iou)) * rng.uniform(1.1, 1.6)
     w, h = min(1.0, width * factor), min(1.0, height * factor)
@@ -206,28 +194,20 @@ def same_place(box: Box, of: Box, to: Box) -> Box:
 
 
 def other_frames(frames: Sequence[int], count: int, rng: np.random.Generator) -> list[int]:
-    """As many consecutive frames of a clip of ``count``, none of them among ``frames``; DataFailure
-    ``no_room``.
-    """
+    """As many consecutive frames of a clip of ``count``, none of them among ``frames``."""
     size = len(frames)
-    starts = [
-        start for start in range(count - size + 1) if set(frames).isdisjoint(range(start, start + size))
-    ]
-    if not starts:
+    runs = [range(start, start + size) for start in range(count - size + 1)]
+    others = [run for run in runs if set(frames).isdisjoint(run)]
+    if not others:
         raise DataFailure("the clip has no other frames", code="no_room")
-    start = int(rng.choice(starts))
-    return list(range(start, start + size))
+    return list(others[int(rng.integers(len(others)))])
 
 
 # Places of calls
 
 
 def place_of(op: str, arguments: Mapping[str, Any]) -> Box | None:
-    """The region that a call is about, 0..1 of its target: its box, a small square around its point, or the
-    square of a zoom.
-
-    A read_text without a box is about the whole target; other calls without one are about no region.
-    """
+    """The region that a call is about, 0..1 of its target; None for a call about no region."""
     if (box := arguments.get("box")) is not None:
         return clamp(tuple(box))
     if (center := arguments.get("center")) is not None:
@@ -240,9 +220,7 @@ def place_of(op: str, arguments: Mapping[str, Any]) -> Box | None:
 
 
 def pointed_at(arguments: Mapping[str, Any], box: Box) -> dict[str, Any]:
-    """The arguments of a call with its region replaced by ``box``, or its point or zoom center by the middle
-    of ``box``.
-    """
+    """The arguments of a call with its region replaced by ``box``, or its point by the middle of ``box``."""
     x0, y0, x1, y1 = (round(v, 4) for v in box)
     for key in ("point", "center"):
         if arguments.get(key) is not None:
@@ -251,11 +229,7 @@ def pointed_at(arguments: Mapping[str, Any], box: Box) -> dict[str, Any]:
 
 
 def root_of(images: Sequence[ImageView], target: str, box: Box) -> tuple[str, int | None, Box]:
-    """Media id, frame, and box of the whole picture or frame, for a box of a view; OperationError
-    ``bad_target``.
-
-    A clip as a whole (the target of track_object) is its own root.
-    """
+    """Media id, frame, and box of the whole picture or frame, for a box of a view or of a clip."""
     if all(image.id != target for image in images):
         return target, None, box
     links = chain(images, target)
@@ -265,9 +239,7 @@ def root_of(images: Sequence[ImageView], target: str, box: Box) -> tuple[str, in
 
 
 def from_root(images: Sequence[ImageView], target: str, box: Box) -> Box:
-    """The inverse of ``root_of``: a box of the whole picture as a box of the view; DataFailure ``no_room`` if
-    it is outside.
-    """
+    """The inverse of ``root_of``: a box of the whole picture as a box of the view."""
     if all(image.id != target for image in images):
         return box
     result = relative(to_root(chain(images, target)), box)

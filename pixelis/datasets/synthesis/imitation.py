@@ -1,9 +1,7 @@
-"""Cold-start demonstrations by in-context imitation: a vision-language model sees demonstrations and plays
-episodes.
+"""Cold-start demonstrations by in-context imitation: a model sees demonstrations and plays episodes.
 
-An episode is kept if its answer is right and every call succeeds when it is executed on the question's own
-pixels. A policy behind a Pixelis gateway needs no demonstrations. Source: cold start of Mini-o3 (arXiv
-2509.07969).
+An episode is kept if its answer is right and every call succeeds when it is executed again. Source: cold start
+of Mini-o3 (arXiv 2509.07969).
 """
 
 from __future__ import annotations
@@ -17,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import DialogueConfig, RewardsConfig
-from pixelis.config.synthesis import ImitationConfig
+from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets.agent_request import agent_request
 from pixelis.datasets.synthesis.checking import is_right
 from pixelis.datasets.synthesis.executor import Executor, Session
-from pixelis.dialogue.agent import Episode, Limits, Outcome, play
+from pixelis.dialogue.agent import Episode, Limits, Outcome
+from pixelis.dialogue.agent import play as play_episode
 from pixelis.dialogue.chat import ChatConversation, ChatReply, Message
 from pixelis.dialogue.dialects import DIALECTS, Dialect
 from pixelis.errors import BadConfig, DataFailure
@@ -47,16 +46,14 @@ INSTRUCTION = (
 
 
 class Imitator:
-    """Plays episodes with a model behind an OpenAI-compatible API.
+    """Plays episodes with a model behind an OpenAI-compatible API that imitates ``examples``, or a gateway's.
 
-    BadConfig without url, model, key or demonstrations.
-
-    ``examples`` are the demonstrations to imitate; they are executed once for the text of their observations.
+    BadConfig without url, model, key or examples.
     """
 
     def __init__(
         self,
-        settings: ImitationConfig,
+        settings: TeacherConfig,
         executor: Executor,
         examples: Sequence[Demonstration],
         dialogue: DialogueConfig | None = None,
@@ -65,29 +62,22 @@ class Imitator:
     ):
         if not examples and settings.plays == "turns":
             raise BadConfig(
-                "synthesis.imitation needs demonstrations to imitate",
-                fix="set imitation.demonstrations to a file",
+                "imitation needs demonstrations to imitate",
+                fix="set synthesis.teacher.demonstrations to a file",
             )
         self.settings, self.executor, self.rewards = settings, executor, rewards
         self.dialect: Dialect = DIALECTS[(dialogue or executor.dialogue).dialect]
         self.coordinates = self.dialect.scale or executor.coordinates
         self.operations = {name: op for name, op in executor.operations.items() if self.dialect.offers(op)}
         self.client = LlmClient(
-            settings, "synthesis.imitation", cache, calls_per_minute=settings.calls_per_minute
+            settings, "synthesis.teacher", cache, calls_per_minute=settings.calls_per_minute
         )
         self.examples = [(_question_key(d), self._example(d)) for d in examples[: settings.shots]]
 
     def play(self, question: Question, draw: int = 0) -> Demonstration:
-        """A successful episode; ``draw`` numbers repeated episodes of a question.
-
-        DataFailure ``wrong_answer``, ``call_refused`` (or the operation's code), ``over_turn``, ``no_truth``,
-        or a ``chat_...`` code.
-        """
-        trajectory = (
-            self._by_gateway(question, draw)
-            if self.settings.plays == "gateway"
-            else self._by_turns(question, draw)
-        )
+        """A successful episode, or DataFailure; ``draw`` numbers repeated episodes of a question."""
+        play = self._by_gateway if self.settings.plays == "gateway" else self._by_turns
+        trajectory = play(question, draw)
         if trajectory.answer is None or not is_right(question, trajectory.answer, self.rewards):
             raise DataFailure(
                 f"{question.id}: the answer {trajectory.answer!r:.60} is wrong", code="wrong_answer"
@@ -111,7 +101,7 @@ class Imitator:
         return session.demonstration(id=f"{question.id}-imitation-{draw}", provenance=provenance)
 
     def _by_turns(self, question: Question, draw: int) -> Trajectory:
-        """The episode that the model plays turn by turn; one with a refused call is given up at once."""
+        """The episode that the model plays turn by turn, up to a refused call."""
         settings, session = self.settings, self.executor.open(question)
 
         def read(text: str) -> ChatReply:
@@ -141,7 +131,9 @@ class Imitator:
         )
         limits = Limits(settings.max_turns, settings.max_tokens, max_context=0, max_images=MAX_IMAGES)
         episode = Episode(trajectory, list(session.views))
-        stop = asyncio.run(play(conversation, question, episode, _SessionTools(session), limits, on_turn))
+        stop = asyncio.run(
+            play_episode(conversation, question, episode, _SessionTools(session), limits, on_turn)
+        )
         if stop is StopReason.OVER_TURN:
             raise DataFailure(f"{question.id}: no answer within {settings.max_turns} turns", code="over_turn")
         return trajectory
@@ -164,31 +156,19 @@ class Imitator:
 
     def _example(self, demonstration: Demonstration) -> str:
         session = self.executor.open(demonstration)
-        earlier = [
-            line for e in demonstration.history for line in (f"User: {e.question}", f"Assistant: {e.answer}")
-        ]
-        lines = [*earlier, f"User: {demonstration.question}"]
+        lines = [f"User: {e.question}\nAssistant: {e.answer}" for e in demonstration.history]
+        lines.append(f"User: {demonstration.question}")
         for step in demonstration.turns:
-            content: Action | str
-            if step.op is None:
-                content = str(step.answer)
-            else:
-                content = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
-            lines.append(
-                "Assistant: "
-                + "".join(
-                    self.dialect.render(content, Scale.of(self.coordinates, session.images), step.think)
-                )
-            )
+            content: Action | str = str(step.answer)
             if step.op is not None:
-                image_count = len(session.images)
-                session.replay([step])
-                observation = session.steps[-1].observation
-                assert observation is not None
-                pieces = self.dialect.observation(observation, image_count, instruct=False)
-                lines.append(
-                    "User: " + "".join(f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in pieces)
-                )
+                content = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
+            scale, count = Scale.of(self.coordinates, session.images), len(session.images)
+            lines.append("Assistant: " + "".join(self.dialect.render(content, scale, step.think)))
+            session.replay([step])
+            if (observation := session.steps[-1].observation) is not None:
+                pieces = self.dialect.observation(observation, count, instruct=False)
+                shown = [f"[{p.id}]" if isinstance(p, ImageView) else str(p) for p in pieces]
+                lines.append("User: " + "".join(shown))
         return "\n".join(lines)
 
 
@@ -205,7 +185,5 @@ class _SessionTools:
 
 def _question_key(question: Question) -> tuple[str, ...]:
     """Equal for records of one question: its text and the names, without folders, of its files."""
-    return (
-        question.conversation,
-        *(Path(uri).name for item in question.media for uri in (item.frames or [item.uri])),
-    )
+    files = [uri for item in question.media for uri in (item.frames or [item.uri])]
+    return question.conversation, *(Path(uri).name for uri in files)

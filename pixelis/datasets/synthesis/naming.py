@@ -1,6 +1,4 @@
-"""Names for annotated things: nouns and plurals, positions in words, and descriptions that fit one thing
-only.
-"""
+"""Names for annotated things: nouns and plurals, positions in words, and descriptions that fit one thing."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ GENERIC_LABELS = frozenset({"object", "thing", "entity", "region", "stuff", "tex
 ACROSS, DOWN = ("left", "middle", "right"), ("upper", "middle", "lower")
 SIDES = {"left": "to its left", "right": "to its right", "up": "above it", "down": "below it"}
 PREPOSITIONS = {"left": "to the left of", "right": "to the right of", "up": "above", "down": "below"}
-COLOUR_KEYS = ("color", "colour")
-"""Names of the attribute in data sets."""
 COLOUR_SYNONYMS = {
     "gray": "grey",
     "teal": "cyan",
@@ -63,14 +59,12 @@ def article(noun: str) -> str:
 
 def colour_of(region: Region) -> str | None:
     """The annotated colour of a region."""
-    values = [region.attributes[key] for key in COLOUR_KEYS if isinstance(region.attributes.get(key), str)]
-    return values[0] if values else None
+    value = region.attributes.get("color", region.attributes.get("colour"))
+    return value if isinstance(value, str) else None
 
 
 def position(box: Sequence[float]) -> str:
-    """The ninth of the picture that holds the middle of a box: ``upper left``, ``middle right``,
-    ``centre``.
-    """
+    """The ninth of the picture that holds the middle of a box: ``upper left``, ``centre``."""
     x, y = middle(box)
     across, down = ACROSS[min(2, int(3 * x))], DOWN[min(2, int(3 * y))]
     if across == down == "middle":
@@ -89,11 +83,9 @@ def noun(label: str) -> str:
 
 
 def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[str, str]:
-    """Descriptions by region id that fit one region only: "the red cup", "the leftmost cup", "the cup in the
-    centre".
+    """Descriptions by region id that fit one region: "the red cup", "the leftmost cup", "the cup in the centre".
 
-    Labels in ``partial`` may belong to further things that are not annotated, so that only a position
-    identifies one of them.
+    Labels in ``partial`` may belong to further things: only a position identifies one of them.
     """
     by_noun: dict[str, list[Region]] = {}  # "cup", "a cup" and "the cup" of captions are one kind
     for region in regions:
@@ -108,9 +100,7 @@ def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[s
                     names[region.id] = f"the {name}"
                 elif colour and colours[colour] == 1 and colour.lower() not in name.lower().split():
                     names[region.id] = f"the {colour} {name}"
-            names.update(
-                {region_id: text for region_id, text in _extremes(members) if region_id not in names}
-            )
+            names.update({key: text for key, text in _extremes(members) if key not in names})
         cells = Counter(position(region.box) for region in members)
         by_position = {
             r.id: f"the {name} in the {position(r.box)}" for r in members if cells[position(r.box)] == 1
@@ -125,11 +115,9 @@ def _extremes(members: Sequence[Region], margin: float = 0.03) -> Iterable[tuple
     if len(members) < 2:
         return
     for name, axis, sign in (("leftmost", 0, 1), ("rightmost", 0, -1), ("topmost", 1, 1), ("lowest", 1, -1)):
-        (first, region), (second, _) = sorted(
-            ((sign * middle(r.box)[axis], r) for r in members), key=lambda pair: pair[0]
-        )[:2]
-        if second - first >= margin:
-            yield region.id, f"the {name} {noun(region.label)}"
+        first, second = sorted(members, key=lambda r: sign * middle(r.box)[axis])[:2]
+        if sign * (middle(second.box)[axis] - middle(first.box)[axis]) >= margin:
+            yield first.id, f"the {name} {noun(first.label)}"
 
 
 def listed(items: Sequence[str]) -> str:

@@ -1,8 +1,7 @@
-"""Words the thoughts of a demonstration from templates: before an operation, after it, and before the answer.
+"""Words the thoughts of a demonstration from templates.
 
-A thought consists of a framing of the question, a remark on the last observation, and the aim of the next
-operation; an aim never says what will be found. The style ``terse`` is for models with a tiny vocabulary and
-context.
+A thought consists of a framing of the question, remarks on the last observation, and the aim of the next
+operation, which never says what will be found. The style ``terse`` suits the embedded model.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from pixelis.datasets.synthesis.phrases import PhraseList, choose, thoughts
+from pixelis.datasets.synthesis.phrases import choose, thoughts
 
 Style = Literal["full", "terse"]
 
@@ -28,33 +27,32 @@ class Narrator:
     def remark(self, kind: str, **slots: object) -> None:
         """Comment on the last observation in the next thought."""
         if self.style == "full":
-            self._remarks.append(self._pick(thoughts().remarks[kind], **slots))
+            self._remarks.append(thoughts().remarks[kind].pick(self.rng, **slots))
 
     def think(self, aim: str, what: str, topic: str = "", where: str = "", **slots: object) -> str:
-        """The thought before an operation: a framing if there is a ``topic``, remarks, then the aim."""
+        """The thought before an operation; a ``topic`` frames it."""
         phrases = thoughts()
         if self.style == "terse":
-            return self._pick(phrases.terse[aim], thing=what.removeprefix("the "))
-        parts = [self._pick(phrases.framings, topic=topic)] if topic and self.rng.random() < 0.75 else []
+            return phrases.terse[aim].pick(self.rng, thing=what.removeprefix("the "))
+        parts = [phrases.framings.pick(self.rng, topic=topic)] if topic and self.rng.random() < 0.75 else []
         parts += self._take_remarks()
         if where and self.rng.random() < 0.6:
-            parts.append(self._pick(phrases.places, what=what, where=where))
+            parts.append(phrases.places.pick(self.rng, what=what, where=where))
         if topic and self.rng.random() < 0.4:
-            parts.append(self._pick(phrases.doubts))
+            parts.append(phrases.doubts.pick(self.rng))
         self._announcement = choose(
             tuple(t for t in phrases.voices[self.voice].texts if t != self._announcement), self.rng
         )
-        parts.append(self._announcement.format(aim=self._pick(phrases.aims[aim], what=what, **slots)))
+        parts.append(self._announcement.format(aim=phrases.aims[aim].pick(self.rng, what=what, **slots)))
         return _sentences(parts)
 
     def conclude(self, conclusion: str) -> str | None:
-        """The thought before the answer: remarks and what follows from them; None in the terse style."""
+        """The thought before the answer; None in the terse style."""
         if self.style == "terse":
             return None
-        return _sentences([*self._take_remarks(), self._pick(thoughts().conclusions, conclusion=conclusion)])
-
-    def _pick(self, phrases: PhraseList, **slots: object) -> str:
-        return phrases.pick(self.rng, **slots)
+        return _sentences(
+            [*self._take_remarks(), thoughts().conclusions.pick(self.rng, conclusion=conclusion)]
+        )
 
     def _take_remarks(self) -> list[str]:
         remarks, self._remarks = self._remarks, []

@@ -1,5 +1,4 @@
-"""Demonstrations with one deliberate error, made from golden ones: in the answer, the place looked at, or the
-last inference.
+"""Demonstrations with one deliberate error, made from golden ones: the answer, the place, or the last inference.
 
 The question's own scorer rejects each answer, and every call was executed. Source: Pixelis, arXiv 2603.25091.
 """
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pixelis.config import RewardsConfig
-from pixelis.datasets.synthesis.checking import is_right, is_wrong, require_right, wrong_answer
+from pixelis.datasets.synthesis.checking import is_right, is_wrong, wrong_answer
 from pixelis.datasets.synthesis.evidence import Evidence, collect_evidence, derive_answer
 from pixelis.datasets.synthesis.executor import Session, altered_demonstration, renamed
 from pixelis.datasets.synthesis.geometry import (
@@ -30,7 +29,7 @@ from pixelis.datasets.synthesis.geometry import (
 from pixelis.datasets.synthesis.phrases import mistakes
 from pixelis.errors import DataFailure, PixelisError
 from pixelis.operations.video import Clip
-from pixelis.records import Box, Demonstration, Line, Region, SampleKind, Step
+from pixelis.records import Annotations, Box, Demonstration, Line, Region, SampleKind, Step
 from pixelis.rewards.scorers import box_iou, canonical, case_of, letter, number
 
 MAX_TRIES = 5
@@ -46,42 +45,22 @@ def make_negative(
     rng: np.random.Generator,
     rewards: RewardsConfig | None = None,
 ) -> Demonstration:
-    """A demonstration of ``kind`` (outcome_negative, trap_perceptual, trap_logical) made from a golden one.
+    """A demonstration of ``kind`` made from a right one; ``session`` is any session of the question.
 
-    ``session`` is any session of the question. DataFailure ``no_place``, ``no_conclusion``,
-    ``no_alternative``, ``no_room`` when the demonstration does not permit the error, ``not_golden`` when it
-    is itself wrong.
+    DataFailure ``no_place``, ``no_conclusion``, ``no_alternative`` or ``no_room`` when it does not permit the
+    error.
     """
-    require_right(golden, rewards)
-    result = MAKERS[kind](golden, session, rng, rewards)
-    if result.final is None or not is_wrong(golden, result.final, rewards):
-        raise DataFailure(
-            f"{golden.id}: the scorer {golden.scorer} does not reject {result.final!r}", code="not_wrong"
-        )
-    return result
-
-
-def outcome_negative(
-    golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
-) -> Demonstration:
-    """Replaces only the answer, by one of the same type and from the same picture where possible."""
+    if kind == "trap_perceptual":
+        return trap_perceptual(golden, session, rng, rewards)
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
-    turns = [*golden.turns[:-1], golden.turns[-1].model_copy(update={"answer": answer})]
-    return altered_demonstration(
-        golden, "outcome_negative", turns, answer=answer, truth=golden.final, origin=origin
-    )
-
-
-def trap_logical(
-    golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
-) -> Demonstration:
-    """Keeps the observations; the last thought does not follow from them and leads to a wrong answer."""
-    answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
-    fallacy = _fallacy(golden, origin)
-    think = mistakes().fallacies[fallacy].pick(rng, answer=answer.rstrip("."))
-    turns = [*golden.turns[:-1], golden.turns[-1].model_copy(update={"answer": answer, "think": think})]
-    injected = {"fallacy": fallacy, "answer": answer, "truth": golden.final, "origin": origin}
-    return altered_demonstration(golden, "trap_logical", turns, **injected)
+    last: dict[str, Any] = {"answer": answer}
+    injected = {"answer": answer, "truth": golden.final, "origin": origin}
+    if kind == "trap_logical":  # the last thought does not follow from the observations
+        fallacy = _fallacy(golden, origin)
+        last["think"] = mistakes().fallacies[fallacy].pick(rng, answer=answer.rstrip("."))
+        injected = {"fallacy": fallacy, **injected}
+    turns = [*golden.turns[:-1], golden.turns[-1].model_copy(update=last)]
+    return altered_demonstration(golden, kind, turns, **injected)
 
 
 def _fallacy(golden: Demonstration, origin: str) -> str:
@@ -99,66 +78,49 @@ def _fallacy(golden: Demonstration, origin: str) -> str:
 def trap_perceptual(
     golden: Demonstration, session: Session, rng: np.random.Generator, rewards: RewardsConfig | None = None
 ) -> Demonstration:
-    """Executes a near miss (a neighbouring thing, a cut-off box, other frames); the conclusion follows from
-    what it shows.
-    """
+    """Executes a near miss (a neighbour, a cut-off box, other frames) and concludes from what it shows."""
     original = session.restarted()
     original.replay(golden.turns)
     before = collect_evidence(original.steps, original.images, golden.annotations)
     if not before:
         raise DataFailure(f"{golden.id} looks at no place", code="no_place")
+    answer, options = str(golden.final), case_of(golden, None, golden.answers or []).options
+    if golden.scorer == "mc_letter":
+        answer = options[ord(str(letter(answer, options))) - ord("A")]
     causes: list[str] = []
-    option_text = _option_text(golden)
-    for near_miss_variant in _variants(golden, original, before, rng):
+    for near_miss_variant in _variants(golden, answer, original, before, rng):
         try:
             variant, injected, difference = near_miss_variant()
             after = collect_evidence(variant.steps, variant.images, golden.annotations)
-            derived = None
-            if difference:
-                derived = (str(int(number(option_text) or 0) + difference), "count")
-            elif len(after) == len(before):
-                pairs = list(zip(before, after, strict=True))
-                derived = derive_answer(
-                    golden.question, option_text, pairs, lambda text: is_right(golden, text, rewards)
-                )
-            if derived is not None and golden.scorer == "mc_letter":  # the letter of its option, if it is one
-                options = [
-                    canonical(option) for option in case_of(golden, None, golden.answers or []).options
-                ]
-                text = canonical(derived[0])
-                derived = (chr(ord("A") + options.index(text)), derived[1]) if text in options else None
-            if derived is None or not is_wrong(golden, derived[0], rewards):
-                causes.append("no_conclusion")
-                continue
-        except (
-            PixelisError
-        ) as failure:  # this near miss cannot be executed or shows nothing; the next one may
+        except PixelisError as failure:  # this near miss cannot be executed; the next one may
             causes.append(failure.code)
             continue
-        answer, fact = derived
+        derived = None
+        if difference:
+            derived = str(int(number(answer) or 0) + difference), "count"
+        elif len(after) == len(before):
+            pairs = list(zip(before, after, strict=True))
+            derived = derive_answer(
+                golden.question, answer, pairs, lambda text: is_right(golden, text, rewards)
+            )
+        if derived is not None and golden.scorer == "mc_letter":  # the letter of its option, if it is one
+            texts = list(map(canonical, options))
+            text, fact = canonical(derived[0]), derived[1]
+            derived = (chr(ord("A") + texts.index(text)), fact) if text in texts else None
+        if derived is None or not is_wrong(golden, derived[0], rewards):
+            causes.append("no_conclusion")
+            continue
+        wrong, fact = derived
         turns = list(variant.steps)
         # A thought that quotes a number is about the other place
         for index in range(int(injected["turn"]) + 1, len(turns)):
             if any(character.isdigit() for character in turns[index].think or ""):
                 turns[index] = turns[index].model_copy(update={"think": mistakes().continuations.pick(rng)})
-        turns.append(
-            Step(think=mistakes().misperceptions.pick(rng, answer=answer.rstrip(".")), answer=answer)
-        )
-        injected |= {"answer": answer, "truth": golden.final, "by": fact}
+        turns.append(Step(think=mistakes().misperceptions.pick(rng, answer=wrong.rstrip(".")), answer=wrong))
+        injected |= {"answer": wrong, "truth": golden.final, "by": fact}
         return altered_demonstration(golden, "trap_perceptual", turns, **injected)
     code = max(set(causes), key=causes.count) if causes else "no_place"
     raise DataFailure(f"{golden.id}: no near miss leads to another answer", code=code)
-
-
-def _option_text(golden: Demonstration) -> str:
-    """The golden answer, or the text of the option that its letter names."""
-    options = case_of(golden, None, golden.answers or []).options
-    sign = letter(str(golden.final), options) if golden.scorer == "mc_letter" else None
-    return (
-        options[ord(sign) - ord("A")]
-        if sign and len(sign) == 1 and sign < chr(ord("A") + len(options))
-        else str(golden.final)
-    )
 
 
 Variant = tuple[Session, dict[str, Any], int]
@@ -166,77 +128,85 @@ Variant = tuple[Session, dict[str, Any], int]
 
 
 def _variants(
-    golden: Demonstration, session: Session, before: list[Evidence], rng: np.random.Generator
+    golden: Demonstration, answer: str, session: Session, before: list[Evidence], rng: np.random.Generator
 ) -> Iterator[Callable[[], Variant]]:
-    """Near misses to try, best first: another thing counted, a neighbouring annotated thing, a cut line,
-    other frames, beside.
-    """
-    segmented = [item for item in before if item.step.op == "segment_object_at"]
-    option_text = _option_text(golden)
+    """Near misses to try, the most plausible first."""
+    segmented, last = [item for item in before if item.step.op == "segment_object_at"], before[-1]
+    annotations = golden.annotations or Annotations()
     # Decimals are measured, not counted
-    if segmented and number(option_text) == len(segmented) and "." not in option_text:
-        for other in _others(golden, segmented[-1], [item.place for item in segmented if item.place]):
+    if segmented and number(answer) == len(segmented) and "." not in answer:
+        for other in _others(annotations, segmented[-1], [item.place for item in segmented if item.place]):
             yield partial(_count_another, session, segmented[-1], other, rng)
         if len(segmented) > 1:
             yield partial(_overlook, session, segmented[int(rng.integers(len(segmented)))])
         return
-    if before[-1].step.op == "mark":
-        yield from (partial(_mark_otherwise, golden, session, before[-1], more) for more in (True, False))
-        return
-    if before[-1].step.op == "compare":
-        # A part of the pictures in place of all of them
-        for region in _regions(golden, before[-1])[:MAX_TRIES]:
-            box = [round(v, 3) for v in region.box]
-            arguments = {**before[-1].step.arguments, "box": box, "other_box": box}
-            yield partial(_with_arguments, session, before[-1], arguments, way="part", place=box)
-        return
-    if before[-1].step.op == "search_clip":
-        event = {"cut": "motion", "motion": "cut"}[before[-1].step.arguments["event"]]
-        yield partial(_with_arguments, session, before[-1], {"event": event}, way="event", event=event)
-        return
-    order = [before[i] for i in np.argsort(rng.random(len(before)) - np.arange(len(before)))]
-    for item in order:
-        if item.step.op == "select_frames":
-            yield from [partial(_select_other_frames, session, item, rng)] * MAX_TRIES
-            continue
-        if place_of(str(item.step.op), item.step.arguments) is None or item.place is None:
-            continue
-        for other in _others(
-            golden, item, [place for past in before if (place := past.place) and past is not item]
-        ):
-            yield partial(_look_elsewhere, golden, session, item, other.box, other)
-        if item.step.op == "read_text":  # the text without its right or left end
-            x0, y0, x1, y1 = item.subject_box
-            length = float(rng.uniform(0.45, 0.7)) * (x1 - x0)
-            part = (x0, y0, x0 + length, y1) if rng.random() < 0.5 else (x1 - length, y0, x1, y1)
-            yield partial(_look_elsewhere, golden, session, item, part, None)
-        with contextlib.suppress(DataFailure):
+    regions = [r for r in annotations.regions if r.media == last.root and r.frame is None]
+    if last.step.op == "mark":  # one mark more, on a thing of another kind, or one fewer
+        boxes = [list(box) for box in last.step.arguments["boxes"]]
+        for region in [r for r in regions if all(box_iou(r.box, box) <= MAX_IOU for box in boxes)][:1]:
+            more = [*boxes, [round(v, 3) for v in region.box]]
             yield partial(
-                _look_elsewhere, golden, session, item, near_miss(item.subject_box, rng, MAX_IOU), None
+                _with_arguments, session, last, {"boxes": more}, 1, way="counted", looked_at=region.label
             )
+        if boxes[1:]:
+            yield partial(
+                _with_arguments, session, last, {"boxes": boxes[1:]}, -1, way="overlooked", place=boxes[0]
+            )
+    elif last.step.op == "compare":  # a part of the pictures in place of all of them
+        for region in regions[:MAX_TRIES]:
+            box = [round(v, 3) for v in region.box]
+            arguments = {**last.step.arguments, "box": box, "other_box": box}
+            yield partial(_with_arguments, session, last, arguments, way="part", place=box)
+    elif last.step.op == "search_clip":
+        event = {"cut": "motion", "motion": "cut"}[last.step.arguments["event"]]
+        yield partial(_with_arguments, session, last, {"event": event}, way="event", event=event)
+    else:
+        for index in np.argsort(rng.random(len(before)) - np.arange(len(before))):
+            avoid = [past.place for past in before if past.place and past is not before[index]]
+            yield from _elsewhere(golden, annotations, session, before[index], avoid, rng)
 
 
-def _others(golden: Demonstration, item: Evidence, avoid: Sequence[Box]) -> list[Any]:
+def _elsewhere(
+    golden: Demonstration,
+    annotations: Annotations,
+    session: Session,
+    item: Evidence,
+    avoid: Sequence[Box],
+    rng: np.random.Generator,
+) -> Iterator[Callable[[], Variant]]:
+    """Other frames or places for one call: neighbours, a cut line, and beside the subject."""
+    if item.step.op == "select_frames":
+        yield from [partial(_select_other_frames, session, item, rng)] * MAX_TRIES
+    if place_of(str(item.step.op), item.step.arguments) is None or item.place is None:
+        return
+    for other in _others(annotations, item, avoid):
+        yield partial(_look_elsewhere, golden, session, item, other.box, other)
+    if item.step.op == "read_text":  # the text without its right or left end
+        x0, y0, x1, y1 = item.subject_box
+        length = float(rng.uniform(0.45, 0.7)) * (x1 - x0)
+        part = (x0, y0, x0 + length, y1) if rng.random() < 0.5 else (x1 - length, y0, x1, y1)
+        yield partial(_look_elsewhere, golden, session, item, part, None)
+    with contextlib.suppress(DataFailure):
+        yield partial(_look_elsewhere, golden, session, item, near_miss(item.subject_box, rng, MAX_IOU), None)
+
+
+def _others(annotations: Annotations, item: Evidence, avoid: Sequence[Box]) -> list[Any]:
     """Annotated things beside the subject, the nearest first, none of them at a place in ``avoid``."""
-    if golden.annotations is None or item.place is None:
+    if item.place is None:
         return []
-    annotations = golden.annotations
     candidates: Sequence[Region | Line] = (
         annotations.lines if isinstance(item.subject, Line) else annotations.regions
     )
     x, y = item.subject_box[:2]
-    near: list[tuple[float, int, Any]] = []
-    for index, candidate in enumerate(candidates):
-        if (
-            candidate.box is None
-            or candidate.media != item.root
-            or (candidate.frame or 0) != (item.frame or 0)
-            or candidate is item.subject
-        ):
-            continue
-        if all(box_iou(candidate.box, place) <= MAX_IOU for place in (item.subject_box, *avoid)):
-            near.append((abs(candidate.box[0] - x) + abs(candidate.box[1] - y), index, candidate))
-    return [candidate for *_, candidate in sorted(near)[:MAX_TRIES]]
+    near: list[tuple[float, Region | Line]] = [
+        (abs(candidate.box[0] - x) + abs(candidate.box[1] - y), candidate)
+        for candidate in candidates
+        if candidate.box is not None
+        and candidate is not item.subject
+        and (candidate.media, candidate.frame or 0) == (item.root, item.frame or 0)
+        and all(box_iou(candidate.box, place) <= MAX_IOU for place in (item.subject_box, *avoid))
+    ]
+    return [candidate for _, candidate in sorted(near, key=lambda pair: pair[0])[:MAX_TRIES]]
 
 
 def _look_elsewhere(
@@ -258,10 +228,8 @@ def _look_elsewhere(
             # A small place in the middle of the subject, such as a point on it, not a view of much more.
             part = width <= 2 * own_width and height <= 2 * own_height and holds_middle(subject, whole)
             if same_picture and (box_iou(whole, subject) >= MAX_IOU or part):
-                arguments = pointed_at(
-                    arguments,
-                    from_root(session.images, renamed(target, names), same_place(whole, subject, to)),
-                )
+                moved = same_place(whole, subject, to)
+                arguments = pointed_at(arguments, from_root(session.images, renamed(target, names), moved))
                 start = index if start < 0 else start
         names = session.replay(
             [executed.model_copy(update={"think": step.think, "arguments": arguments})], names
@@ -270,12 +238,8 @@ def _look_elsewhere(
             changed_views.add(str(executed.observation.id) if executed.observation else "")
     if start < 0:
         raise DataFailure(f"{golden.id}: no call points at the place", code="no_place")
-    injected = {
-        "turn": start,
-        "way": "nearby" if candidate is not None else "beside",
-        "place": list(to),
-        "instead_of": list(subject),
-    }
+    way = "nearby" if candidate is not None else "beside"
+    injected = {"turn": start, "way": way, "place": list(to), "instead_of": list(subject)}
     if candidate is not None:
         injected["looked_at"] = candidate.label if isinstance(candidate, Region) else candidate.text
     return session, injected, 0
@@ -307,55 +271,18 @@ def _select_other_frames(original: Session, item: Evidence, rng: np.random.Gener
 
 def _count_another(original: Session, last: Evidence, other: Region, rng: np.random.Generator) -> Variant:
     """The demonstration with one more thing segmented and counted, which is of another kind."""
-    session, names = original.restarted(), dict[str, str]()
-    for executed in original.calls:
-        names = session.replay([executed], names)
-        if executed is last.step:
-            target = renamed(str(executed.target), names)
-            arguments = pointed_at(executed.arguments, from_root(session.images, target, other.box))
-            session.call(mistakes().recounts.pick(rng), "segment_object_at", target, **arguments)
-    turn = original.calls.index(last.step) + 1
+    session, turn = original.restarted(), original.calls.index(last.step) + 1
+    names = session.replay(original.calls[:turn])
+    target = renamed(str(last.step.target), names)
+    arguments = pointed_at(last.step.arguments, from_root(session.images, target, other.box))
+    session.call(mistakes().recounts.pick(rng), "segment_object_at", target, **arguments)
+    session.replay(original.calls[turn:], names)
     return session, {"turn": turn, "way": "counted", "looked_at": other.label, "place": list(other.box)}, 1
 
 
 def _overlook(original: Session, missed: Evidence) -> Variant:
     """The demonstration without one of the things, which makes the count one less."""
-    session, names = original.restarted(), dict[str, str]()
-    for executed in original.calls:
-        if executed is not missed.step:
-            names = session.replay([executed], names)
-    turn = original.calls.index(missed.step) - 1
-    return (
-        session,
-        {"turn": turn, "way": "overlooked", "missed": missed.name, "place": list(missed.subject_box)},
-        -1,
-    )
-
-
-def _regions(golden: Demonstration, item: Evidence) -> list[Region]:
-    """The annotated things of the picture that a call is about."""
-    return (
-        [r for r in golden.annotations.regions if r.media == item.root and r.frame is None]
-        if golden.annotations
-        else []
-    )
-
-
-def _mark_otherwise(golden: Demonstration, original: Session, item: Evidence, more: bool) -> Variant:
-    """The demonstration with one mark more, on a thing of another kind, or one fewer."""
-    boxes = [list(box) for box in item.step.arguments["boxes"]]
-    others = [r for r in _regions(golden, item) if all(box_iou(r.box, box) <= MAX_IOU for box in boxes)]
-    if not (others if more else boxes[1:]):
-        raise DataFailure(f"{golden.id}: nothing else can be marked", code="no_place")
-    if not more:
-        arguments = {**item.step.arguments, "boxes": boxes[1:]}
-        return _with_arguments(original, item, arguments, -1, way="overlooked", place=boxes[0])
-    arguments = {**item.step.arguments, "boxes": [*boxes, [round(v, 3) for v in others[0].box]]}
-    return _with_arguments(original, item, arguments, 1, way="counted", looked_at=others[0].label)
-
-
-MAKERS: dict[str, Callable[..., Demonstration]] = {
-    "outcome_negative": outcome_negative,
-    "trap_perceptual": trap_perceptual,
-    "trap_logical": trap_logical,
-}
+    session, turn = original.restarted(), original.calls.index(missed.step) - 1
+    session.replay([step for step in original.calls if step is not missed.step])
+    place = list(missed.subject_box)
+    return session, {"turn": turn, "way": "overlooked", "missed": missed.name, "place": place}, -1

@@ -1,7 +1,7 @@
-"""Schedules attempts until every quota of task, kind and source is met; a killed run resumes from its shards.
+"""Schedules attempts until every quota of task, kind and source is met.
 
-The attempts of a round depend only on the results before it, and the outcome of an attempt only on its row,
-task, kind and the seed. So a run that is killed and resumed builds the same samples as an uninterrupted run.
+The attempts of a round depend only on the results before it, and an outcome only on its attempt and the seed:
+a run that is killed and resumed builds the same samples as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -39,17 +39,14 @@ MIN_MEASURED = 20
 SPARE = 1.05
 """Planned attempts relative to those that the yield requires."""
 MIN_ATTEMPTS = 32
-"""Attempts of a quota in every round after the first: rounds should be few, because each starts a pool of
-workers.
-"""
+"""Attempts of a quota in every round after the first; each round starts a pool of workers."""
 
 
 @dataclass
 class Quota:
     """A target and its progress.
 
-    ``next_row``: the first row of the current pass without an attempt; ``pass_start``: samples completed
-    before the current pass; ``draw``: number of earlier passes.
+    ``draw``: number of earlier passes over the rows; ``pass_start``: samples completed before this pass.
     """
 
     task: str
@@ -66,7 +63,6 @@ class Quota:
 
     @property
     def key(self) -> str:
-        """As ``Attempt.quota``."""
         return f"{self.task}/{self.kind}/{self.source}"
 
     @property
@@ -76,17 +72,13 @@ class Quota:
 
 
 def quotas(settings: SynthesisConfig) -> list[Quota]:
-    """The quotas of every enabled task by kind and source, which add up to the task's target; BadConfig
-    without any task.
-    """
+    """The quotas of every enabled task by kind and source, which add up to the task's target."""
     result = []
     for name, task in settings.tasks.items():
         if not task.enabled:
             continue
-        weights = {
-            source: weight / sum(task.source_datasets.values())
-            for source, weight in task.source_datasets.items()
-        }
+        total = sum(task.source_datasets.values())
+        weights = {source: weight / total for source, weight in task.source_datasets.items()}
         shares = {(k, s): a * b for k, a in settings.shares().items() for s, b in weights.items()}
         counts = apportion(task.target_sample_count, list(shares.values()))
         result += [
@@ -102,10 +94,7 @@ def quotas(settings: SynthesisConfig) -> list[Quota]:
 
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to ``total``: each share rounded down, the largest remainders up.
-
-    Shares add up to 1.
-    """
+    """Whole numbers that add up to ``total`` by shares that add up to 1: the largest remainders round up."""
     exact = [total * share for share in shares]
     counts = [math.floor(value + 1e-9) for value in exact]
     order = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
@@ -115,8 +104,7 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 
 
 class SourceRows:
-    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``: this process holds 8 bytes
-    of each.
+    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``.
 
     ``bad``: number of unusable rows by source.
     """
@@ -129,9 +117,7 @@ class SourceRows:
         self._open: dict[str, Iterator[Question]] = {}
 
     def get(self, source: str, row: int) -> str | None:
-        """The row as JSON, None beyond the last; raises as the reader does, and BadInput for a source without
-        rows.
-        """
+        """The row as JSON, None beyond the last; BadInput for a source without rows."""
         if source not in self._open:
             settings = self.settings.datasources[source]
             self._open[source] = read_questions(
@@ -164,11 +150,9 @@ class SourceRows:
 
 
 class QuotaScheduler:
-    """The state of a synthesis and its files: plans in ``rounds/``, outcomes in ``shards/``, samples in
-    ``samples/``.
+    """The state of a synthesis, with plans in ``rounds/``, outcomes in ``shards/`` and ``samples/``.
 
-    A shard is complete when its file in ``shards/`` exists. It is written after its samples; both are renamed
-    into place.
+    A shard is complete when its file in ``shards/`` exists, which is written after its samples.
     """
 
     def __init__(self, folder: str | Path, settings: SynthesisConfig, seed: int):
@@ -185,12 +169,12 @@ class QuotaScheduler:
 
     @property
     def completed(self) -> int:
-        """Number of samples so far."""
+        """Samples so far."""
         return sum(quota.completed for quota in self.quotas.values())
 
     @property
     def target(self) -> int:
-        """Number of samples required."""
+        """Samples required."""
         return sum(quota.target for quota in self.quotas.values())
 
     def left(self) -> list[Attempt]:
@@ -218,35 +202,30 @@ class QuotaScheduler:
         state = {
             "settings": self._identity(),
             "cells": {c.key: [c.next_row, c.draw, c.pass_start, c.ended] for c in self.quotas.values()},
-            "attempts": [[a.task, a.kind, a.source, a.row, a.draw] for a in attempts],
+            "attempts": [astuple(attempt) for attempt in attempts],
         }
         write_json(self.folder / "rounds" / f"{self.round:03d}.json", state)
         return True
 
     def commit(self, outcomes: Sequence[tuple[Demonstration | None, str]]) -> int:
-        """Write the next shard of the round: for each of its attempts in order, a sample, or None and the
-        cause.
+        """Write the next shard of the round: for each attempt in order, a sample, or None and the cause.
 
-        Samples beyond a target, and samples that repeat another, are dropped as ``surplus`` and
-        ``duplicate``. Returns the number of samples written.
+        A sample beyond its target is dropped as ``surplus``, a repeated one as ``duplicate``. Returns the
+        number of samples written.
         """
-        first = self.shards * SHARD
+        attempts = self.left()[: len(outcomes)]
         samples: list[Demonstration] = []
         record = []
-        for attempt, (sample, cause) in zip(
-            self.attempts[first : first + len(outcomes)], outcomes, strict=True
-        ):
-            quota, key = self.quotas[attempt.quota], ""
+        for attempt, (sample, cause) in zip(attempts, outcomes, strict=True):
+            quota, key, writer = self.quotas[attempt.quota], "", ""
             if sample is not None:
-                key = content_key(sample)
-                cause = (
-                    "surplus" if quota.completed >= quota.target else "duplicate" if key in self.seen else ""
-                )
-                if not cause:
+                key, writer = content_key(sample), (sample.provenance and sample.provenance.writer) or ""
+                if quota.completed >= quota.target:
+                    cause = "surplus"
+                elif key in self.seen:
+                    cause = "duplicate"
+                else:
                     samples.append(sample)
-            writer = (
-                sample.provenance.writer or "" if sample is not None and sample.provenance is not None else ""
-            )
             self._apply(quota, key, cause, writer)
             record.append([attempt.quota, key, cause, writer])
         name = f"{self.round:03d}-{self.shards:05d}"
@@ -261,7 +240,7 @@ class QuotaScheduler:
         return len(samples)
 
     def shortfall(self) -> dict[str, int]:
-        """Number of missing samples by quota."""
+        """Missing samples by quota."""
         return {
             quota.key: quota.target - quota.completed
             for quota in self.quotas.values()
@@ -296,15 +275,11 @@ class QuotaScheduler:
         }
 
     def _next(self, quota: Quota, count: int, rows: SourceRows) -> list[Attempt]:
-        """Up to ``count`` further attempts of a quota, which ends after its last pass or a pass without
-        samples.
-        """
+        """Up to ``count`` further attempts of a quota, which ends after its last pass or a fruitless one."""
         result: list[Attempt] = []
         while len(result) < count:
             if rows.get(quota.source, quota.next_row) is None:
-                # Whether this pass was fruitless is known when these attempts are done: decide in the next
-                # round
-                if result:
+                if result:  # whether this pass was fruitless is known in the next round
                     break
                 fruitless = quota.completed == quota.pass_start and quota.attempts > 0
                 quota.ended = quota.draw + 1 >= PASSES or fruitless
@@ -326,7 +301,7 @@ class QuotaScheduler:
             self.writers[writer or "none"] += 1
 
     def _identity(self) -> str:
-        """The seed and the settings that determine the samples: all but those of workers."""
+        """The seed and the settings that determine the samples."""
         relevant = self.settings.model_dump(mode="json", exclude={"workers", "cpus", "strict"})
         return json.dumps([self.seed, relevant], sort_keys=True)
 

@@ -1,6 +1,4 @@
-"""A demonstration under construction: annotations, the session that executes operations, and the wording of
-thoughts.
-"""
+"""A demonstration under construction: annotations, the session that executes operations, and the wording."""
 
 from __future__ import annotations
 
@@ -35,24 +33,21 @@ from pixelis.rewards.scorers import box_iou
 T = TypeVar("T")
 VERSION = "2"
 
-MIN_MASK_IOU = 0.7
-"""IoU of a segmented outline with the annotated one, below which they contradict each other."""
-MIN_BOX_IOU = 0.6
-"""The same for boxes, of things that are annotated by a box only."""
+MIN_MASK_IOU, MIN_BOX_IOU = 0.7, 0.6
+"""IoU of a segmented outline with the annotated one, or of their boxes, below which they contradict."""
+TOLERANCE = 0.045
+"""Relative error of a measured answer, of which the scorer ``numeric_band`` accepts 0.05."""
 POINT_SHARE = 0.25
 """Share of objects that are segmented by a point instead of a box."""
 MIN_COLOUR_SHARE = 0.6
 """Share of a thing's pixels that must have one colour for the thing to have it."""
 MIN_VIEW_SHARE = 0.3
 """Share of a view's width or height from which on a thing is large enough to be judged."""
-LETTERS = ("A", "B", "C", "D", "E", "F")
+LETTERS = "ABCDEF"
 
 
 class Sample:
-    """A question being built from annotated media.
-
-    Forms call ``ask``, execute operations and finish with ``done``.
-    """
+    """A question being built: forms call ``ask``, execute operations and finish with ``done``."""
 
     def __init__(
         self,
@@ -77,20 +72,16 @@ class Sample:
         return self.executor.open(self.question)
 
     def ask(self, form: str = "", /, **slots: object) -> None:
-        """Word a question of this form, or of another ``form`` of the task, and set the topic of the
-        thoughts.
-        """
+        """Word a question of this form, or of another ``form`` of the task."""
         self.phrases = questions()[self.task][form or self.form]
         self.slots, self.topic = slots, self.phrases.topic.format(**slots)
         if self.phrases.questions:
             self.text = capitalised(choose(self.phrases.questions, self.rng).format(**slots))
 
     def follow(self, task: str, form: str, make: Form) -> None:
-        """Make the question one that follows another about the same media, which ``make`` builds from a
-        task's form.
+        """Put another question about the same media, which ``make`` builds, before this one.
 
-        Its question and executed answer become the history, as a service receives them: without its calls and
-        their views.
+        The history has its question and answer only, as a service receives them.
         """
         self.require(not self.history)
         earlier = make(Sample(self.question, self.rng, self.executor, self.narrator.style, task, form))
@@ -145,9 +136,7 @@ class Sample:
 
     @cached_property
     def partial(self) -> frozenset[str]:
-        """Labels with possibly more instances than are annotated: crowds, missed things, all if annotations
-        were dropped.
-        """
+        """Labels that may have more instances than are annotated."""
         dropped = bool(self.question.meta.get("dropped"))
         labels = {r.label for r in self.annotations.regions if dropped or r.attributes.get("iscrowd")}
         return frozenset((*self.question.meta.get("not_exhaustive", ()), *labels))
@@ -179,8 +168,7 @@ class Sample:
         return self.narrator.think(aim, what, self.topic if not self.session.steps else "", where, **slots)
 
     def zoom(self, box: Box, think: str, target: str, about: Box) -> tuple[str, float]:
-        """Zoom to a box of ``target``, which must show all of ``about`` (0..1 of the whole picture), or else
-        ``not_shown``.
+        """Zoom to a box of ``target`` that shows all of ``about``, 0..1 of the whole picture.
 
         Returns the id of the view and the share of its width or height that ``about`` takes up.
         """
@@ -198,30 +186,26 @@ class Sample:
         return clamp(relative(to_root(chain(self.session.images, view)), box))
 
     def segment(self, region: Region, what: str = "", locate: bool = False) -> dict[str, Any]:
-        """Segment an annotated thing; the record of the object, or ``outline_differs`` if it is not the
-        annotated one.
+        """Segment an annotated thing; ``outline_differs`` if the object is not the annotated one.
 
         ``what`` describes it in the thought before; with ``locate`` that thought may say where it is.
         """
-        think = self.think(
-            "segment", what or self.description(region), where=self.position(region) if locate else ""
-        )
+        description = self.description(region)
+        think = self.think("segment", what or description, where=self.position(region) if locate else "")
         truth = self.mask(region)
         place: dict[str, Any] = {"box": geometry.outward(geometry.grown(region.box, 0.04), self.grid)}
         if truth is not None and self.chance(POINT_SHARE):
             place = {"point": tuple(round(v, 3) for v in geometry.inner_point(truth))}
-        observation = self.session.call(think, "segment_object_at", target=region.media, **place)
-        result = observation.data["objects"][0]
-        if truth is not None:
-            self.check(
-                geometry.mask_iou(masks.decode(result["mask"]).full(), truth) >= MIN_MASK_IOU,
-                "outline_differs",
-            )
+        data = self.session.call(think, "segment_object_at", target=region.media, **place).data
+        result: dict[str, Any] = data["objects"][0]
+        if truth is None:
+            agrees = box_iou(result["box"], region.box) >= MIN_BOX_IOU
         else:
-            self.check(box_iou(result["box"], region.box) >= MIN_BOX_IOU, "outline_differs")
+            agrees = geometry.mask_iou(masks.decode(result["mask"]).full(), truth) >= MIN_MASK_IOU
+        self.check(agrees, "outline_differs")
         height, width = self.picture(region).shape[:2]
         share = percent(result["area"] / (height * width))
-        self.narrator.remark("outlined", what=self.description(region), share=share, id=result["id"])
+        self.narrator.remark("outlined", what=description, share=share, id=result["id"])
         return result
 
     def description(self, region: Region) -> str:
@@ -235,9 +219,7 @@ class Sample:
         return "" if " in the " in self.description(region) else naming.position(region.box)
 
     def colour(self, region: Region) -> str | None:
-        """The annotated colour, or that of most of the pixels in the annotated mask; None without a clear
-        one.
-        """
+        """The annotated colour, or that of most pixels of the annotated mask; None without a clear one."""
         if result := naming.colour_of(region):
             return result
         mask = self.mask(region)
@@ -248,20 +230,20 @@ class Sample:
         )
         return name if share >= MIN_COLOUR_SHARE else None
 
-    def measure(
-        self, segmented: Mapping[str, Any], region: Region, groups: list[str], quality: str
+    def measure(self, region: Region, group: str, quality: str, locate: bool = False) -> dict[str, Any]:
+        """Segment a thing and measure a group of properties; values by ``group.name``."""
+        return self.properties(self.segment(region, locate=locate), region, group, quality)
+
+    def properties(
+        self, segmented: Mapping[str, Any], region: Region, group: str, quality: str
     ) -> dict[str, Any]:
-        """Measure properties of a segmented object; values by ``group.name``."""
+        """Measure a group of properties of a segmented object; values by ``group.name``."""
         think = self.think("measure", self.description(region), quality=quality)
         observation = self.session.call(
-            think, "get_properties", target=region.media, object=segmented["id"], groups=groups
+            think, "get_properties", target=region.media, object=segmented["id"], groups=[group]
         )
-        measured = observation.data["properties"]
-        return {
-            f"{group}.{name}": entry["value"]
-            for group, values in measured.items()
-            for name, entry in values.items()
-        }
+        measured = observation.data["properties"][group]
+        return {f"{group}.{name}": entry["value"] for name, entry in measured.items()}
 
     # Finishing
 
@@ -276,11 +258,11 @@ class Sample:
         truth: str | None = None,
         **results: Any,
     ) -> Demonstration:
-        """The demonstration with this answer, after the form's conclusion for ``case``, which may use
+        """The demonstration with this answer, after the form's conclusion for ``case``, worded with
         ``results``.
 
         ``also`` are other accepted truths; ``truth`` is the annotated value of a measured answer. With
-        ``wrong`` answers the question becomes multiple choice, and the answer the letter of the right option.
+        ``wrong`` answers the question becomes multiple choice, and the answer a letter.
         """
         think = self.narrator.conclude(self.phrases.conclusions[case].format(**{**self.slots, **results}))
         text, truths, options = self.text, list(dict.fromkeys([truth or answer, *also])), {}
@@ -291,8 +273,6 @@ class Sample:
             truths, scorer, options = [answer], "mc_letter", {"options": choices}
         self.session.answer(think, answer)
         actions = [(step.op, step.target, step.arguments) for step in self.session.steps]
-        source = str(self.question.meta.get("source", ""))
-        original = str(self.question.meta.get("original_id", self.question.id))
         return self.session.demonstration(
             id=sample_id(self.task, self.question.id, *(e.question for e in self.history), text, actions),
             question=text,
@@ -303,8 +283,8 @@ class Sample:
             level=self.level,
             meta={**self.question.meta, **options},
             provenance=Provenance(
-                source=source,
-                original_id=original,
+                source=str(self.question.meta.get("source", "")),
+                original_id=str(self.question.meta.get("original_id", self.question.id)),
                 method=f"{self.task}/{self.form}",
                 version=VERSION,
                 writer="template",
@@ -315,6 +295,21 @@ class Sample:
         """``done`` with the answer yes or no and the conclusion for that case."""
         answer = "yes" if yes else "no"
         return self.done(answer, answer, **results)
+
+    def done_count(self, number: int, **options: Any) -> Demonstration:
+        """``done`` with a number of things."""
+        case = "one" if number == 1 else "several"
+        return self.done(str(number), case, scorer="count", number=number, **options)
+
+    def done_measured(self, value: str, truth: str, **results: Any) -> Demonstration:
+        """``done`` with a measured number, which must be close to the annotated one."""
+        self.check(abs(float(value) - float(truth)) <= TOLERANCE * float(truth), "measure_differs")
+        return self.done(value, scorer="numeric_band", truth=truth, value=value, **results)
+
+    def done_better(self, best: str, rest: str, **results: Any) -> Demonstration:
+        """``done`` with the name of one of two things, as multiple choice in some samples."""
+        wrong = [rest] if self.chance(0.4) else ()
+        return self.done(best, wrong=wrong, also=[best.removeprefix("the ")], best=best, rest=rest, **results)
 
 
 Form = Callable[[Sample], Demonstration]

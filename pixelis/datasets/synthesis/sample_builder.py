@@ -13,7 +13,7 @@ import numpy as np
 
 from pixelis.config import DialogueConfig, RewardsConfig, ToolboxConfig
 from pixelis.config.synthesis import SynthesisConfig
-from pixelis.datasets.synthesis.checking import is_right
+from pixelis.datasets.synthesis.checking import SAMPLE_WEIGHTS, is_right
 from pixelis.datasets.synthesis.corrections import make_correction
 from pixelis.datasets.synthesis.distillation import Distiller
 from pixelis.datasets.synthesis.executor import Executor, sample_id
@@ -22,7 +22,7 @@ from pixelis.datasets.synthesis.llm_rewriter import LlmRewriter
 from pixelis.datasets.synthesis.negatives import make_negative
 from pixelis.datasets.synthesis.tasks import TASKS, check_operations
 from pixelis.errors import DataFailure, PixelisError
-from pixelis.records import Demonstration, Provenance, Question, SampleKind
+from pixelis.records import Demonstration, Question, SampleKind
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,7 @@ CACHED_GOLDEN = 16
 
 @dataclass(frozen=True)
 class Attempt:
-    """One sample to build: ``row`` counts from 0 in the source, ``draw`` counts the earlier passes over the
-    source.
-    """
+    """One sample to build: ``row`` counts from 0, ``draw`` counts the earlier passes over the source."""
 
     task: str
     kind: SampleKind
@@ -49,8 +47,7 @@ class Attempt:
 
 
 class SampleBuilder:
-    """Builds samples by the configured method, with an executor and the clients of models, whose replies
-    ``folder`` caches.
+    """Builds samples by the configured method; ``folder`` caches the replies of models.
 
     ``examples`` are the demonstrations that imitation shows. BadConfig for unknown operations, and for a
     model without url, name or key.
@@ -77,21 +74,21 @@ class SampleBuilder:
         self.rewriter = LlmRewriter(settings.writer, cache) if settings.writer.url else None
         self.imitator = self.distiller = None
         if settings.method == "imitation":
-            self.imitator = Imitator(settings.imitation, self.executor, examples, dialogue, rewards, cache)
+            self.imitator = Imitator(settings.teacher, self.executor, examples, dialogue, rewards, cache)
         if settings.method == "distillation":
-            self.distiller = Distiller(settings.distillation, rewards, cache)
+            self.distiller = Distiller(settings.teacher, rewards, cache)
 
     def build(self, attempt: Attempt, question: Question) -> Demonstration:
-        """The sample of an attempt. DataFailure, or BadInput for unreadable media, says why there is none.
+        """The sample of an attempt, which depends only on seed, source, row, task and kind.
 
-        Random choices and ids depend only on the seed, the source, the row's id, the task and the kind.
+        DataFailure, or BadInput for unreadable media, says why there is none.
         """
         try:
             sample = golden = self._cached_golden(attempt, question)
             if attempt.kind != "golden":
                 rng, session = self._rng(attempt, golden, attempt.kind), self.executor.open(golden)
                 if attempt.kind == "self_correction":
-                    sample = make_correction(golden, session, rng, self.settings.corrections, self.rewards)
+                    sample = make_correction(golden, session, rng, self.settings.corrections)
                 else:
                     sample = make_negative(attempt.kind, golden, session, rng, self.rewards)
                 sample = sample.model_copy(update={"id": sample_id(golden.id, attempt.kind)})
@@ -102,14 +99,7 @@ class SampleBuilder:
         except Exception as error:  # a broken row or task costs one sample, not the run
             log.exception("%s of %s row %d crashed", attempt.task, attempt.source, attempt.row)
             raise DataFailure(f"{question.id}: {type(error).__name__}: {error}", code="crashed") from error
-        if sample.kind in ("golden", "self_correction") and not is_right(sample, sample.final, self.rewards):
-            raise DataFailure(f"{question.id}: the answer {sample.final!r} is not right", code="not_right")
-        weight = {
-            "trap_perceptual": "trap",
-            "trap_logical": "trap",
-            "self_correction": "self_correction",
-        }.get(sample.kind)
-        return sample.model_copy(update={"weight": getattr(self.settings.weights, weight) if weight else 1.0})
+        return sample.model_copy(update={"weight": SAMPLE_WEIGHTS.get(sample.kind, 1.0)})
 
     def close(self) -> None:
         """Close the clients."""
@@ -139,9 +129,10 @@ class SampleBuilder:
         else:
             rng = self._rng(attempt, question, "golden")
             golden = TASKS[attempt.task].make(question, rng, self.executor, self.settings.thoughts)
-        provenance = golden.provenance or Provenance(
-            source="", original_id=question.id, method=self.settings.method
-        )
+        if not is_right(golden, golden.final, self.rewards):
+            raise DataFailure(f"{question.id}: the answer {golden.final!r} is not right", code="not_right")
+        provenance = golden.provenance
+        assert provenance is not None
         source = provenance.source or self.settings.datasources[attempt.source].path
         turns = [turn.model_dump_json() for turn in golden.turns]
         update = {
@@ -152,19 +143,9 @@ class SampleBuilder:
         return golden.model_copy(update=update)
 
     def _rng(self, attempt: Attempt, question: Question, kind: str) -> np.random.Generator:
-        parts = [
-            str(part)
-            for part in (
-                self.seed,
-                attempt.source,
-                question.id,
-                attempt.row,
-                attempt.draw,
-                attempt.task,
-                kind,
-            )
-        ]
-        return np.random.default_rng(list(hashlib.sha256("\x1f".join(parts).encode()).digest()))
+        parts = (self.seed, attempt.source, question.id, attempt.row, attempt.draw, attempt.task, kind)
+        text = "\x1f".join(map(str, parts))
+        return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
 
 
 def content_key(sample: Demonstration) -> str:

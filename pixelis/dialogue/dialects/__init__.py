@@ -1,6 +1,4 @@
-"""Dialects: the wire formats of actions and answers, and their conversion to and from the canonical
-Action.
-"""
+"""Dialects: the wire formats of actions and answers."""
 
 from __future__ import annotations
 
@@ -31,9 +29,6 @@ DIALECTS: Mapping[str, Dialect] = Registry(
 
 
 def offered(config: Config) -> list[type[Operation]]:
-    """The operations of toolbox.operations that dialogue.dialect supports.
-
-    Raises BadConfig for unknown names.
-    """
+    """The operations of toolbox.operations that dialogue.dialect supports."""
     dialect = DIALECTS[config.dialogue.dialect]
     return [operation for operation in select(config.toolbox.operations) if dialect.offers(operation)]

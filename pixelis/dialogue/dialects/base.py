@@ -1,5 +1,4 @@
-"""Base class of dialects: the syntax of thoughts, calls and answers, and the wording of prompts and
-observations.
+"""Base class of dialects: the syntax of thoughts, calls and answers, and the wording of prompts.
 
 Calls are strict JSON. An invalid call becomes an error with a code that the model reads. Coordinates use one
 scale per episode; a box in another scale is refused, never guessed.
@@ -51,10 +50,7 @@ Piece = str | ImageView
 
 @dataclass(frozen=True)
 class Reply:
-    """A parsed policy turn: at most one of ``action``, ``answer`` and ``error`` is set.
-
-    ``further_actions``: the calls after ``action`` of a turn that may have several.
-    """
+    """A parsed policy turn: at most one of ``action``, ``answer`` and ``error`` is set."""
 
     think: str | None = None
     action: Action | None = None
@@ -64,30 +60,29 @@ class Reply:
 
 
 class Dialect(ABC):
-    """Thoughts and answers in tags, calls as JSON in the tag ``call``; None for a dialect without operations.
-
-    ``thinks``: a well-formed turn needs a thought. ``scale``: the dialect's coordinate scale; None for the
-    model's own. ``boxes``: ``\\boxed{}`` counts as an answer when there is none in tags. ``parallel_calls``:
-    a turn may have several calls. ``stop``: a text with which a turn ends, and its generation.
-
-    Where systems differ, each dialect does as its system. ``several``: which of several calls in a turn
-    counts. ``both``: what a turn with a call and an answer is; ``end``: a call if the call ends the turn.
-    ``clamps``: boxes partly outside the image are cut at its border, unless ``dialogue.clamp`` says
-    otherwise; ``rows_clamp``: they were cut in the system's rows.
-    """
+    """Thoughts and answers in tags, calls as JSON; where systems differ, each dialect does as its system."""
 
     name: ClassVar[str]
     call: ClassVar[str | None] = "tool_call"
+    """The tag of calls; None for a dialect without operations."""
     thinks: ClassVar[bool] = True
+    """A well-formed turn needs a thought."""
     scale: ClassVar[Coordinates | None] = None
+    """None for the model's own."""
     boxes: ClassVar[bool] = False
+    """``\\boxed{}`` counts as an answer when there is none in tags."""
     parallel_calls: ClassVar[bool] = False
     several: ClassVar[Literal["refuse", "first", "last"]] = "refuse"
+    """Which of several calls in a turn counts."""
     both: ClassVar[Literal["refuse", "answer", "call", "end"]] = "refuse"
+    """What a turn with a call and an answer is; ``end``: a call if the call ends the turn."""
     clamps: ClassVar[bool] = False
+    """Boxes partly outside the image are cut at its border, unless ``dialogue.clamp`` says otherwise."""
     rows_clamp: ClassVar[bool] = False
+    """They were cut in the system's rows."""
     separators: ClassVar[tuple[str, str]] = (",", ":")
     stop: ClassVar[str] = ""
+    """A text with which a turn ends, and its generation."""
 
     def __init__(self) -> None:
         kinds = [kind for kind in ("think", self.call, "answer") if kind]
@@ -102,34 +97,22 @@ class Dialect(ABC):
         """True if the dialect can express calls of this operation."""
 
     def adapt(self, action: Action) -> Action:
-        """Convert an action to what the dialect can express.
-
-        Raises OperationError ``unknown_op`` or ``bad_arguments``.
-        """
+        """Convert an action to what the dialect can express, or raise OperationError."""
         return action
 
     def render(
         self, content: Action | Sequence[Action] | str, scale: Scale, think: str | None = None
     ) -> list[str]:
-        """Render a policy turn with calls (Action) or an answer (str), in pieces; Tags may become special
-        tokens.
+        """Render a policy turn with calls (Action) or an answer (str), in pieces.
 
-        Raises OperationError when the dialect cannot express the action or its box is below the resolution of
-        the scale.
+        Raises OperationError when the dialect, or the resolution of the scale, cannot express an action.
         """
         if isinstance(content, str):
             return [*self._render_thought(think), *self._render_answer(content)]
-        if not self.call:
-            raise OperationError("answer without operations", code="unknown_op")
         out = self._render_thought(think)
         for number, action in enumerate([content] if isinstance(content, Action) else content):
-            call = self._write_call(self.adapt(action), self._scaled(scale))
-            out += [
-                *(["\n"] if number else []),
-                Tag(f"<{self.call}>"),
-                self._json(call),
-                Tag(f"</{self.call}>"),
-            ]
+            call = self._json(self._write_call(self.adapt(action), self._scaled(scale)))
+            out += ["\n"] * (number > 0) + [Tag(f"<{self.call}>"), call, Tag(f"</{self.call}>")]
         return out
 
     def pieces(self, text: str) -> list[str]:
@@ -138,18 +121,14 @@ class Dialect(ABC):
         return [Tag(piece) if piece in self.tags else piece for piece in tags.split(text) if piece]
 
     def rewrite(self, text: str, actions: Sequence[Action], scale: Scale) -> str:
-        """The text with ``actions`` as its calls; further fields and all other text stay.
+        """The text with ``actions`` as its first calls, a single one as the call that counts.
 
-        Raises OperationError as `render`.
-
-        A single action replaces the call that counts, several replace the first ones.
+        Further fields and all other text stay. Raises OperationError as `render`.
         """
         _, body = self._split(text)
         calls = self._counted_calls(body, len(actions))
         if len(calls) != len(actions):
-            raise OperationError(
-                "the turn has no call" if not calls else "the turn has fewer calls", code="bad_json"
-            )
+            raise OperationError(f"the turn has only {len(calls)} calls", code="bad_json")
         start = len(self._cut(text)) - len(body)
         for call, action in reversed(list(zip(calls, actions, strict=True))):
             old, new = self._load(call[1]), self._write_call(self.adapt(action), self._scaled(scale))
@@ -167,16 +146,10 @@ class Dialect(ABC):
     def parse(
         self, text: str, operations: Mapping[str, type[Operation]], scale: Scale, max_calls: int = 1
     ) -> Reply:
-        """Parse a policy turn.
+        """Parse a policy turn; an invalid call makes it a Reply with ``error``, never an exception.
 
-        Never raises: an invalid call is a Reply with ``error``, whatever the turn's other calls are.
-
-        ``max_calls``: calls that count. A dialect that refuses several refuses more than these, others ignore
-        what comes after.
-
-        Codes: bad_json, unknown_op, bad_arguments, bad_target, bad_box, out_of_range, too_small, limit
-        (several calls, or a call and an answer, in a dialect that allows one). Tags inside the thought are
-        ignored; the last of several answers counts.
+        A dialect that refuses several calls refuses more than ``max_calls``, others ignore what comes after.
+        Tags inside the thought are ignored; the last of several answers counts.
         """
         think, body = self._split(text)
         answers = self._answers(self._call.sub("", body))
@@ -208,43 +181,25 @@ class Dialect(ABC):
             return Reply(think=think, error=error)
 
     def well_formed(self, text: str, calls: int = 1) -> bool:
-        """True for a thought (optional in some dialects), then exactly ``calls`` calls or one answer, and no
-        other text.
-        """
+        """True for a thought, optional in some dialects, then only ``calls`` calls or one answer."""
         think, body = self._split(text)
-        body = body.strip()
-        if calls > 1:
-            matches = list(self._call.finditer(body))
-            if len(matches) != calls or self._call.sub("", body).strip():
-                return False
-        else:
-            match = self._call.fullmatch(body) or self._answer.fullmatch(body)
-            if match is None:
-                return False
-            matches = [match]
-        contents = [think or "", *(match[1] for match in matches)]
-        if any(tag in content for tag in self.tags for content in contents):
+        act = self._call if calls > 1 or self._call.search(body) else self._answer
+        acts, rest = act.findall(body), act.sub("", body)
+        if len(acts) != calls or rest.strip() or (self.thinks and think is None):
             return False
-        if self.thinks and think is None:
+        if any(tag in content for tag in self.tags for content in (think or "", *acts)):
             return False
         return "</think>" not in text or text.lstrip().startswith("<think>")
 
     def thought(self, text: str) -> str:
-        """What a policy turn says before its call or answer, without tags.
-
-        ``text`` may be the beginning of a turn.
-        """
+        """What a policy turn, or the beginning of one, says before its call or answer, without tags."""
         think, body = self._split(text)
         if think is None:
-            first = min(
-                (place for tag in self.tags if "think" not in tag and (place := body.find(tag)) >= 0),
-                default=None,
-            )
-            think = body[:first].replace("<think>", "", 1)
+            ends = [place for tag in self.tags if "think" not in tag and (place := body.find(tag)) >= 0]
+            think = body[: min(ends, default=None)].replace("<think>", "", 1)
         return think.strip()
 
     def _counted_calls(self, body: str, max_calls: int = 1) -> list[re.Match[str]]:
-        """The complete calls of a turn that count."""
         calls = list(self._call.finditer(body))
         if max_calls > 1:
             return calls[:max_calls]
@@ -257,12 +212,11 @@ class Dialect(ABC):
         return strict_json(text)
 
     @abstractmethod
-    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]:
-        """The JSON of a call."""
+    def _write_call(self, action: Action, scale: Scale) -> dict[str, Any]: ...
 
     @abstractmethod
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
-        """The inverse of ``_write_call``, for any JSON. Raises OperationError."""
+        """The inverse of ``_write_call``, for any JSON."""
 
     def _render_thought(self, think: str | None) -> list[str]:
         return [Tag("<think>"), think, Tag("</think>")] if think else []
@@ -275,17 +229,10 @@ class Dialect(ABC):
         return matches or [body[start:end] for start, end in boxed(body)] if self.boxes else matches
 
     def _split(self, text: str) -> tuple[str | None, str]:
-        """The thought and what follows it.
-
-        Text before the thought, as Reason-RFT's captions, belongs to neither.
-        """
+        """The thought and what follows it; text before it, as Reason-RFT's captions, belongs to neither."""
         text = self._cut(text)
         thought, closing, body = text.partition("</think>")
-        return (
-            (thought.partition("<think>")[2] if "<think>" in thought else thought, body)
-            if closing
-            else (None, text)
-        )
+        return (thought.split("<think>", 1)[-1], body) if closing else (None, text)
 
     def _cut(self, text: str) -> str:
         """The text up to the dialect's ``stop``."""
@@ -305,18 +252,17 @@ class Dialect(ABC):
         coordinates: Coordinates,
         max_calls: int = 1,
     ) -> list[Piece]:
-        """The system turn for a question with these views and operations; empty if the dialect has none."""
+        """The system turn for these views and operations; empty if the dialect has none."""
         return []
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
-        """The user turn: pictures and text; ``instruct`` adds the dialect's reply instructions."""
+        """The user turn; ``instruct`` adds the dialect's reply instructions."""
         return interleaved(text, views)
 
     def observation(self, observation: Observation, images_so_far: int, instruct: bool) -> list[Piece]:
         """The turn that shows an observation after ``images_so_far`` earlier images.
 
-        A success is ``obs1 = zoom_in(img0)`` (op and target from ``data``) and its text, an error ``error
-        bad_box: message``.
+        A success is ``obs1 = zoom_in(img0)`` and its text, an error ``error bad_box: message``.
         """
         if observation.status == "error":
             text = error_text(observation)
@@ -334,14 +280,11 @@ def calls_allowed(max_calls: int) -> str:
 
 
 def interleaved(text: str, views: Sequence[ImageView]) -> list[Piece]:
-    """The text with its pictures and clips at their marks, see `place_media`; all before it if the views are
-    in another order.
-    """
+    """The text with its pictures and clips at their marks, or all before it if the views are in another order."""
     groups: dict[tuple[str, str | None], list[ImageView]] = {}
     for view in views:
-        groups.setdefault(("image", view.id) if view.frame is None else ("video", view.parent), []).append(
-            view
-        )
+        media = ("image", view.id) if view.frame is None else ("video", view.parent)
+        groups.setdefault(media, []).append(view)
     shown, pieces = list(groups.values()), place_media(text, [kind for kind, _ in groups])
     if (numbers := [piece for piece in pieces if isinstance(piece, int)]) != sorted(numbers):
         return [*views, text]
@@ -354,9 +297,7 @@ def error_text(observation: Observation) -> str:
 
 
 def default_target(sizes: Mapping[str, Any] | None) -> str:
-    """The target of a call without one: the first picture, or the first clip of a question without
-    pictures.
-    """
+    """The target of a call without one: the first picture, or else the first clip."""
     return DEFAULT_TARGET if not sizes or DEFAULT_TARGET in sizes else next(iter(sizes))
 
 
@@ -403,23 +344,19 @@ def describe_view(view: ImageView) -> str:
 def checked_action(
     operations: Mapping[str, type[Operation]], op: str, target: str, arguments: dict[str, Any]
 ) -> Action:
-    """The action of a call, with its arguments checked and completed by the operation.
-
-    Raises OperationError.
-    """
+    """The action of a call, with its arguments checked and completed by the operation."""
     checked = operations[op].check(arguments)
     return Action(op=op, target=target, arguments=checked.model_dump(mode="json", exclude_none=True))
 
 
 def numbers_schema(kind: str, count: int) -> dict[str, Any]:
-    """The JSON schema of a list of ``count`` numbers."""
     return {"type": "array", "items": {"type": kind}, "minItems": count, "maxItems": count}
 
 
 def function(
     name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]
 ) -> dict[str, Any]:
-    """The JSON schema of a call in the format of tool prompts."""
+    """The JSON schema of a call, as OpenAI's tools have it."""
     parameters = {"type": "object", "properties": dict(properties), "required": list(required)}
     return {
         "type": "function",

@@ -51,7 +51,6 @@ class Dapo(Plain):
         return [Tag("Answer: "), answer]
 
     def _split(self, text: str) -> tuple[str | None, str]:
-        """The thought is in think tags, or the text before the last answer."""
         think, body = super()._split(text)
         if think is None and (matches := list(_LINE.finditer(body))):
             think = body[: matches[-1].start()].strip()

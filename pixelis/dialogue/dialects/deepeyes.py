@@ -1,6 +1,4 @@
-"""DeepEyes: image_zoom_in_tool and image_rotate_tool on the question's picture, in pixels of the picture as
-shown.
-"""
+"""DeepEyes: image_zoom_in_tool and image_rotate_tool on the question's picture, in pixels as shown."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ from pixelis.operations.scale import Scale
 from pixelis.records import Action, Coordinates, ImageView, Observation
 
 TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
-"""Supported operations and their names in calls; ``rotate`` is supported if toolbox.operations has one of
-that name.
-"""
+"""Supported operations and their names in calls."""
 SCHEMAS = {
     "zoom_in": function(
         TOOLS["zoom_in"],
@@ -62,8 +58,7 @@ CALL = "call a function inside <tool_call>...</tool_call> if you need to see mor
 
 
 class DeepEyes(Dialect):
-    """A thought, then ``<tool_call>{"name":"image_zoom_in_tool","arguments":{"bbox_2d":[..]}}</tool_call>``
-    or an answer in tags.
+    """A thought, then a call or an answer in tags.
 
     Boxes are pixels of the first picture as shown; crops of crops and other pictures cannot be named. Angles
     are clockwise, as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last
@@ -85,7 +80,7 @@ class DeepEyes(Dialect):
         return operation.name in TOOLS
 
     def adapt(self, action: Action) -> Action:
-        """Convert any zoom to a box. Raises ``unknown_op``, ``bad_arguments``."""
+        """Convert any zoom to a box."""
         if action.op not in TOOLS:
             raise OperationError(f"deepeyes has no form for {action.op[:30]}", code="unknown_op")
         if action.op == "zoom_in":
@@ -133,12 +128,9 @@ class DeepEyes(Dialect):
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
         forms = {TOOLS[name]: name for name in operations if name in TOOLS}
-        known = (
-            {key: call[key] for key in ("name", "arguments") if key in call}
-            if isinstance(call, dict)
-            else call
-        )
-        name, arguments = named_call(known, list(forms))
+        if isinstance(call, dict):
+            call = {key: value for key, value in call.items() if key in ("name", "arguments")}
+        name, arguments = named_call(call, list(forms))
         op, target = forms[name], first_image(scale)
         key = FIELDS[op]
         if key not in arguments:
@@ -155,10 +147,7 @@ class DeepEyes(Dialect):
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:
-    """A box in pixels of the image as shown.
-
-    Raises ``too_small`` or ``bad_box`` for a region that DeepEyes refuses.
-    """
+    """A box in pixels of the image as shown that DeepEyes does not refuse."""
     if isinstance(value, list) and all(type(v) in (int, float) for v in value):
         value = [round(v) for v in value]
     left, top, right, bottom = scale.read("bbox_2d", value, target)  # type: ignore[misc]

@@ -8,7 +8,6 @@ from typing import Any
 
 from pixelis.dialogue.dialects.base import (
     ANSWER_RULE,
-    DEFAULT_TARGET,
     Dialect,
     Piece,
     Tag,
@@ -40,8 +39,7 @@ _WIRE_ID = re.compile(r"observation_(\d{1,4})(?!\d)")
 
 
 class MiniO3(Dialect):
-    """A thought, then ``<grounding>{"bbox_2d":[..],"source":"observation_1"}</grounding>`` or an answer in
-    tags.
+    """A thought, then ``<grounding>{"bbox_2d":[..],"source":"observation_1"}</grounding>`` or an answer.
 
     ``original_image`` is the first picture, or the first frame of a clip; ``observation_1`` is the first
     successful observation. As in Mini-o3's code ``observation_0`` is the picture, words after the number and
@@ -63,7 +61,7 @@ class MiniO3(Dialect):
         return operation.name == ZOOM
 
     def adapt(self, action: Action) -> Action:
-        """Convert any zoom to a box. Raises ``unknown_op`` for other operations."""
+        """Convert any zoom to a box."""
         if action.op != ZOOM:
             raise OperationError(f"mini_o3 has no form for {action.op[:30]}", code="unknown_op")
         return action.model_copy(update={"arguments": {"box": region(action)}})
@@ -117,17 +115,8 @@ class MiniO3(Dialect):
             raise OperationError("source is the name of an image", code="bad_target")
         match = _WIRE_ID.match(source)
         name = f"observation_{int(match[1])}" if match else source
-        if not scale.images:
-            return (
-                f"obs{match[1]}"
-                if match and int(match[1])
-                else DEFAULT_TARGET
-                if name in ORIGINALS
-                else source
-            )
-        targets = {_wire_id(image): image for image in scale.images[1:]} | dict.fromkeys(
-            ORIGINALS, scale.images[0]
-        )
+        targets = {_wire_id(image): image for image in scale.images[1:]}
+        targets |= dict.fromkeys(ORIGINALS, first_image(scale))
         if name not in targets:
             names = [ORIGINAL, *(target for target in targets if target not in ORIGINALS)]
             raise OperationError(f"no image {source[:20]}, use {', '.join(names[:8])}", code="bad_target")

@@ -70,14 +70,12 @@ _END = re.compile(r"[\s.$*\])]*")
 
 
 class PixelReasoner(Dialect):
-    """Free text that ends with ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or contains the answer
-    in ``\\boxed{}``.
+    """Free text that ends with a call or contains the answer in ``\\boxed{}``.
 
-    ``target_image`` numbers all images from 1 in the order shown; ``target_frames`` numbers the frames of the
-    first clip from
-    1. Boxes are written in fractions of the image; larger whole numbers are read as pixels of the image as
-       shown. ``padding``: fraction of width and height added on each side of every crop. As in
-       Pixel-Reasoner's code a turn is a call only if it ends with one, and the last of several calls counts.
+    ``target_image`` counts all images from 1 in the order shown, ``target_frames`` the frames of the first
+    clip. Boxes are fractions of the image; larger whole numbers are read as its pixels as shown. ``padding`` is
+    added on each side of every crop. As in Pixel-Reasoner's code a turn is a call only if it ends with one, and
+    the last of several calls counts.
     """
 
     name = "pixel_reasoner"
@@ -96,7 +94,7 @@ class PixelReasoner(Dialect):
         return operation.name in TOOLS
 
     def adapt(self, action: Action) -> Action:
-        """Convert a zoom to a box with this dialect's padding. Raises ``unknown_op``, ``bad_arguments``."""
+        """Convert a zoom to a box with this dialect's padding."""
         if action.op not in TOOLS:
             raise OperationError(f"pixel_reasoner has no form for {action.op[:30]}", code="unknown_op")
         if action.op == "select_frames":
@@ -141,11 +139,7 @@ class PixelReasoner(Dialect):
         size = "{}x{}".format(*images[0].view_size)
         if images[0].frame is None:
             return [f"Image {images_so_far + 1}, the region asked for ({size}): ", *images]
-        numbers = (
-            str(images_so_far + 1)
-            if len(images) == 1
-            else f"{images_so_far + 1} to {images_so_far + len(images)}"
-        )
+        numbers = f"{images_so_far + 1}" + f" to {images_so_far + len(images)}" * (len(images) > 1)
         frames = ", ".join(str(image.frame + 1) for image in images if image.frame is not None)
         return [f"Images {numbers}, frames {frames} ({size}): ", *images]
 
@@ -175,9 +169,8 @@ class PixelReasoner(Dialect):
                 raise OperationError(
                     f"pixel_reasoner has no name for {action.target[:20]}", code="bad_target"
                 )
-            arguments: dict[str, Any] = {
-                "target_frames": [number + 1 for number in action.arguments["frames"]]
-            }
+            numbers = [number + 1 for number in action.arguments["frames"]]
+            arguments: dict[str, Any] = {"target_frames": numbers}
         else:
             number, box = _number(action.target, scale), scale.write(action.arguments["box"], action.target)
             if max(box) > 1:
@@ -201,7 +194,7 @@ class PixelReasoner(Dialect):
 
 
 def _box(value: Any, target: str, scale: Scale) -> Any:
-    """A box in fractions, or in whole pixels of the image as shown. Raises ``bad_box`` for a mixture."""
+    """A box in fractions, or in whole pixels of the image as shown."""
     numbers = isinstance(value, list) and all(type(v) in (int, float) for v in value)
     if not numbers or all(v <= 1 for v in value):  # a box that begins left of the image too
         return scale.read("bbox_2d", value, target)
@@ -211,25 +204,17 @@ def _box(value: Any, target: str, scale: Scale) -> Any:
 
 
 def _image(number: Any, scale: Scale) -> str:
-    """The id of an image by number; when the images are unknown, assumes one picture and single crops."""
     if type(number) is not int or number < 1:
         raise OperationError("target_image is a number from 1", code="bad_target")
-    if not scale.images:
-        return "img0" if number == 1 else f"obs{number - 1}"
     if number > len(scale.images):
         raise OperationError(f"no image {str(number)[:20]}, there are {len(scale.images)}", code="bad_target")
     return scale.images[number - 1]
 
 
 def _number(target: str, scale: Scale) -> int:
-    if scale.images:
-        if target not in scale.images:
-            raise OperationError(f"no image {target[:20]}", code="bad_target")
-        return scale.images.index(target) + 1
-    digits = target.removeprefix("obs")
-    if target != "img0" and not digits.isdecimal():
+    if target not in scale.images:
         raise OperationError(f"no image {target[:20]}", code="bad_target")
-    return 1 if target == "img0" else int(digits) + 1
+    return scale.images.index(target) + 1
 
 
 def _clip(scale: Scale) -> str:

@@ -17,9 +17,7 @@ RULE = (
 
 
 class Plain(Dialect):
-    """``<think>..</think><answer>..</answer>``, requested at the end of the question; no system turn of its
-    own.
-    """
+    """``<think>..</think><answer>..</answer>``, requested at the end of the question."""
 
     name = "plain"
     call = None

@@ -38,11 +38,9 @@ UNITS = {
 
 
 class Qwen(Dialect):
-    """``<think>..</think>`` (optional), then ``<tool_call>{"name":..,"arguments":{..}}</tool_call>`` or
-    ``<answer>..</answer>``.
+    """An optional thought, then a call or an answer in tags.
 
-    The argument ``target`` names the image. Coordinates have the names of ``PLACES`` in calls, such as
-    ``bbox_2d`` for ``box``.
+    The argument ``target`` names the image; coordinates have the names of ``PLACES``, as ``bbox_2d`` for ``box``.
     """
 
     name = "qwen"
@@ -53,7 +51,7 @@ class Qwen(Dialect):
         return True
 
     def schema(self, operation: type[Operation], kind: Coordinates) -> dict[str, Any]:
-        """The JSON schema of a call in the format of Qwen's tool prompt."""
+        """The JSON schema of a call."""
         schema = operation.Arguments.model_json_schema()
         properties = {}
         for name, described in schema.get("properties", {}).items():

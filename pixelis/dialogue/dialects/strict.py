@@ -10,10 +10,7 @@ from pixelis.errors import OperationError
 
 
 def strict_json(text: str) -> Any:
-    """Parse JSON.
-
-    Raises ``bad_json`` for duplicate keys, NaN, infinities, huge numbers, lone surrogates and deep nesting.
-    """
+    """Parse JSON; ``bad_json`` also for duplicate keys, infinities, lone surrogates and deep nesting."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(items)
@@ -46,9 +43,7 @@ def strict_json(text: str) -> Any:
 
 
 def named_call(call: Any, names: list[str]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of ``{"name":..,"arguments":{..}}``; ``bad_json``, ``unknown_op``,
-    ``bad_arguments``.
-    """
+    """Name and arguments of ``{"name":..,"arguments":{..}}``."""
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         raise OperationError('a call is {"name":...,"arguments":{...}}', code="bad_json")
     name, arguments = call["name"], call["arguments"]

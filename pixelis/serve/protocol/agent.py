@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
@@ -13,7 +12,6 @@ from pixelis.records import Exchange, ImageView, Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.files import FILE_ID
-from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError, StrictModel, text_or
 from pixelis.serve.protocol.files import file_url
 from pixelis.serve.protocol.question import (
@@ -22,8 +20,8 @@ from pixelis.serve.protocol.question import (
     Conversation,
     Placed,
     QuestionRequest,
+    ReplyFormat,
     agent_query,
-    model_name,
     reply_cache_key,
     sse_event,
 )
@@ -32,7 +30,7 @@ Urls = text_or(Annotated[list[str], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class EarlierQuestion(StrictModel):
-    """An exchange of the conversation: the question with its pictures, and the answer that it got."""
+    """An exchange of the conversation: the question with its pictures, and the answer."""
 
     question: str
     answer: str
@@ -41,16 +39,14 @@ class EarlierQuestion(StrictModel):
 
 
 class AgentRequest(StrictModel, QuestionRequest):
-    """Body of ``POST /v1/agent``: a question about pictures and clips, as data URLs or ids of uploaded files,
-    or about none.
+    """Body of ``POST /v1/agent``: a question about pictures and clips, data URLs or ids of uploaded files.
 
     - ``history``: the exchanges before it, each with the pictures that came with its question.
     - ``samples``: number of votes, at most ``serve.samples``.
     - ``operations``: false answers without pixel operations.
     - ``learn``: false makes no update from this request; ``remember``: false does not store it either,
       "later" stores it after the reply, which then has no ``experience_id``.
-    - ``priority``: as vLLM's, a lower one is scheduled first; below ``serve.priority`` the key needs the
-      scope ``steer``.
+    - ``priority``: lower goes first; below ``serve.priority`` it needs the scope ``steer``.
     - ``stream``: true sends the turns as they happen.
     - ``cache``: true allows a cached reply for a sampled request too; false never uses the cache.
     - ``user``: stored as a pseudonym.
@@ -58,7 +54,6 @@ class AgentRequest(StrictModel, QuestionRequest):
 
     question_param: ClassVar[str] = "question"
     image_param: ClassVar[str] = "image"
-    video_param: ClassVar[str] = "video"
     question: str
     image: Urls = Field(default_factory=list)  # type: ignore[valid-type]
     video: Urls = Field(default_factory=list)  # type: ignore[valid-type]
@@ -72,34 +67,34 @@ class AgentRequest(StrictModel, QuestionRequest):
     cache: bool | None = None
 
     def file_ids(self) -> list[str]:
-        fields = [
-            self.image,
-            self.video,
-            *(urls for earlier in self.history for urls in (earlier.image, earlier.video)),
-        ]
+        bodies: list[AgentRequest | EarlierQuestion] = [self, *self.history]
+        fields = [urls for body in bodies for urls in (body.image, body.video)]
         return [url for urls in fields for url in _listed(urls) if re.match(FILE_ID, url)]
 
     def conversation(self) -> Conversation:
         conversation = Conversation(self.question.strip())
         for i, earlier in enumerate(self.history):
-            media = conversation.attach(*self._media(earlier, f"history[{i}]."))
+            media = self._attach(conversation, earlier, f"history[{i}].")
             conversation.history.append(
                 Exchange(question=earlier.question.strip(), answer=earlier.answer.strip(), media=media)
             )
-        conversation.attach(*self._media(self, ""))
+        self._attach(conversation, self, "")
         return conversation
 
-    def _media(self, body: EarlierQuestion | AgentRequest, param: str) -> tuple[list[Placed], list[Placed]]:
-        return self._placed(body.image, "image", param), self._placed(body.video, "video", param)
+    def _attach(
+        self, conversation: Conversation, body: EarlierQuestion | AgentRequest, param: str
+    ) -> list[str]:
+        return conversation.attach(
+            self._placed(body.image, "image", param), self._placed(body.video, "video", param)
+        )
 
     def _placed(self, urls: str | list[str], kind: Literal["image", "video"], param: str) -> list[Placed]:
-        places = (
-            [f"{param}{kind}"] if isinstance(urls, str) else [f"{param}{kind}[{n}]" for n in range(len(urls))]
-        )
-        return [
-            (file_url(self._files, url, kind, place) if re.match(FILE_ID, url) else url, place)
-            for url, place in zip(_listed(urls), places, strict=True)
-        ]
+        placed = list[Placed]()
+        for n, url in enumerate(_listed(urls)):
+            place = f"{param}{kind}" if isinstance(urls, str) else f"{param}{kind}[{n}]"
+            is_file = re.match(FILE_ID, url) is not None
+            placed.append((file_url(self._files, url, kind, place) if is_file else url, place))
+        return placed
 
 
 def _listed(urls: str | list[str]) -> list[str]:
@@ -133,22 +128,15 @@ class AgentReply(BaseModel):
     seconds: float
 
 
-class AgentFormat:
-    """The ReplyFormat of ``/v1/agent``.
-
-    A stream has an ``event: text`` for each piece of text of the first sample, an ``event: turn`` per turn,
-    then ``event: answer`` or ``event: error``.
-    """
+class AgentFormat(ReplyFormat):
+    """The ReplyFormat of ``/v1/agent``, whose streams have the events text, turn, answer and error."""
 
     def __init__(self, config: Config, request: AgentRequest, started: float):
-        self.caller, self.started, self.model = Caller(), started, model_name(config)
+        super().__init__(config, request.stream, started)
         if request.samples is not None and request.samples > config.serve.samples:
             raise ApiError(400, f"`samples` is at most {config.serve.samples}", "invalid_value", "samples")
-        if request.max_turns is not None and request.max_turns > config.dialogue.max_turns_test:
-            raise ApiError(
-                400, f"`max_turns` is at most {config.dialogue.max_turns_test}", "invalid_value", "max_turns"
-            )
-        self.stream = request.stream
+        if request.max_turns is not None and request.max_turns > (most := config.dialogue.max_turns_test):
+            raise ApiError(400, f"`max_turns` is at most {most}", "invalid_value", "max_turns")
         self.query = agent_query(
             config,
             request,
@@ -170,12 +158,12 @@ class AgentFormat:
             policy_version=answer.group.policy_version,
             experience_id=answer.experience_id,
             remembered=answer.remembered,
-            seconds=time.monotonic() - self.started,
+            seconds=self.seconds,
         )
         return reply.model_dump(mode="json")
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        return {**reply, "id": new_id("agent"), "cached": True, "seconds": time.monotonic() - self.started}
+        return {**reply, "id": new_id("agent"), "cached": True, "seconds": self.seconds}
 
     def stream_start(self) -> str:
         return ": accepted\n\n"
@@ -194,7 +182,7 @@ class AgentFormat:
 
 
 def without_tokens(trajectory: Trajectory, uris: dict[str, str]) -> Trajectory:
-    """A copy without token ids and log-probs. ``uris``: image id -> data URL; other images get none."""
+    """A copy without token ids and log-probs. ``uris``: data URLs by image id."""
 
     def with_uris(images: list[ImageView], uris: dict[str, str]) -> list[ImageView]:
         return [image.model_copy(update={"uri": uris.get(image.id, "")}) for image in images]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -23,12 +24,8 @@ MAX_ANSWER_CHARS = 1000
 MAX_COMMENT_CHARS = 4000
 ID = r"^[A-Za-z0-9_-]{1,80}$"
 """Ids of experiences and reviews."""
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+_TYPES = {401: "authentication_error", 403: "permission_error"}
+_TYPES |= {404: "not_found_error", 429: "rate_limit_error"}
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -71,10 +68,9 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
 
     def headers(self) -> dict[str, str]:
-        """``Retry-After`` in whole seconds, and ``WWW-Authenticate`` if the key is missing."""
         headers = dict(self.extra_headers)
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(max(1, round(self.retry_after_s + 0.499)))
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
@@ -118,23 +114,19 @@ def text_or(other: Any) -> Any:
 
 
 def parse_body(model: type[Model], body: bytes) -> Model:
-    """Validate a JSON body. Raises ApiError 400 that names the first wrong field."""
+    """Raises ApiError 400 that names the first wrong field."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
         # Without the input: it may be megabytes of picture, and an error must not echo it.
-        raise validation_error(
-            error.errors(include_input=False, include_url=False, include_context=False)
-        ) from None
+        problems = error.errors(include_input=False, include_url=False, include_context=False)
+        raise validation_error(problems) from None
 
 
 def validation_error(errors: Sequence[Any]) -> ApiError:
-    """The first of pydantic's ``errors`` as ApiError 400, or 404 for a path parameter.
-
-    ``loc`` may begin with FastAPI's name of the source (path, query).
-    """
+    """The first of pydantic's ``errors`` as ApiError 400, or 404 for a path parameter."""
     first = errors[0]
-    loc = first["loc"]
+    loc = first["loc"]  # FastAPI puts the source (path, query) before it
     if loc[:1] == ("path",):
         return ApiError(404, f"no such {loc[1]}", "not_found", loc[1])
     param = ""  # messages[0].role
@@ -148,7 +140,5 @@ def validation_error(errors: Sequence[Any]) -> ApiError:
         reason = first["msg"].removeprefix("Invalid JSON: ")
         return ApiError(400, f"the body is not valid JSON: {reason}", "invalid_json")
     message = f"`{param}`: {first['msg']}" if param else first["msg"]
-    codes = {"missing": "missing_parameter"} | {
-        name: name for name in ("invalid_characters", "unsupported_part")
-    }
+    codes = {"missing": "missing_parameter", "invalid_characters": "invalid_characters"}
     return ApiError(400, message, codes.get(first["type"], "invalid_value"), param or None)

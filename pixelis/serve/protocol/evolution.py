@@ -48,9 +48,8 @@ class EvolutionReply(BaseModel):
 class EvolutionStatus(BaseModel):
     """Reply of ``GET /v1/evolution``.
 
-    ``status`` comes from the Evolution actor; ``canary`` are its judgements, oldest first; ``audit`` and
-    ``alerts`` the latest. ``learnt`` says of recent candidates what they learnt from: version, time, and the
-    largest shares as in the audit log.
+    ``canary`` are the judgements, oldest first; ``audit`` and ``alerts`` the latest. ``learnt`` are version,
+    time and largest shares of recent candidates.
     """
 
     object: Literal["evolution.status"] = "evolution.status"
@@ -95,9 +94,8 @@ class ReviewDecision(StrictModel):
     @model_validator(mode="after")
     def _answer_only_if_approved(self) -> ReviewDecision:
         if self.answer is not None and self.decision == "reject":
-            raise ApiError(
-                400, "a rejected update is not learnt from: leave `answer` out", "invalid_value", "answer"
-            )
+            message = "a rejected update is not learnt from: leave `answer` out"
+            raise ApiError(400, message, "invalid_value", "answer")
         return self
 
 

@@ -33,9 +33,8 @@ class FeedbackRequest(StrictModel):
     @model_validator(mode="after")
     def _not_empty(self) -> FeedbackRequest:
         if self.correct is None and self.answer is None and not self.comment.strip():
-            raise ApiError(
-                400, "feedback needs `correct`, an `answer` or a `comment`", "missing_parameter", "correct"
-            )
+            message = "feedback needs `correct`, an `answer` or a `comment`"
+            raise ApiError(400, message, "missing_parameter", "correct")
         return self
 
 
@@ -58,8 +57,8 @@ class ExperienceReply(BaseModel):
 class ExperienceSearch(StrictModel):
     """Body of ``POST /v1/experiences/search``: a ``text``, an ``image`` (data URL), or both.
 
-    With a ``text``, only experiences with its words in question or answer are found. ``user`` and ``key``
-    restrict the search as in ``GET /v1/experiences``.
+    Only experiences with the words of the ``text`` are found. ``user`` and ``key`` restrict the search as in
+    ``GET /v1/experiences``.
     """
 
     text: PlainText = ""

@@ -17,8 +17,11 @@ MIN_TTL_S = 3600
 """Shortest ``expires_after``, as OpenAI has it."""
 
 
+Kind = Literal["image", "video"]
+
+
 class FileObject(BaseModel):
-    """A file as OpenAI describes it. ``media_type`` is what its first bytes tell."""
+    """A file as OpenAI describes it, and the ``media_type`` that its first bytes tell."""
 
     id: str
     object: Literal["file"] = "file"
@@ -49,23 +52,8 @@ class FileDeleted(BaseModel):
     deleted: Literal[True] = True
 
 
-class FileReference(BaseModel):
-    """A part of a message that names a file, or holds one as a data URL or in base64 alone."""
-
-    file_id: str | None = None
-    file_data: str | None = None
-
-    def url(self, files: Mapping[str, str], kind: Literal["image", "video"] | None, param: str) -> str:
-        """The file as a data URL, of ``files`` by id. Raises ApiError 400 if missing or of another kind."""
-        if self.file_id is None and self.file_data is not None:
-            files = {"": data_url(self.file_data, param)}
-        elif self.file_id is None:
-            raise ApiError(400, f"`{param}` needs `file_id` or `file_data`", "invalid_value", param)
-        return file_url(files, self.file_id or "", kind, param)
-
-
-def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] | None, param: str) -> str:
-    """The data URL of a file, which must be of this kind if one is given. Raises ApiError 400 otherwise."""
+def file_url(files: Mapping[str, str], id: str, kind: Kind | None, param: str) -> str:
+    """The data URL of a file. Raises ApiError 400 if missing or of another kind."""
     url = files.get(id)
     if url is None:
         raise ApiError(400, f"no file {id[:80]!r} is stored", "file_not_found", param)
@@ -75,8 +63,8 @@ def file_url(files: Mapping[str, str], id: str, kind: Literal["image", "video"] 
     return url
 
 
-def data_url(data: str, param: str) -> str:
-    """The data URL of a part's file, typed by its first bytes. Raises ApiError 400 for other data."""
+def typed_data_url(data: str, param: str) -> str:
+    """The data URL of base64 data or of a data URL, typed by its first bytes."""
     body = data.partition(",")[2] if data[:5].lower() == "data:" else data
     try:
         return f"data:{media_type(decode_base64(body))};base64,{body}"

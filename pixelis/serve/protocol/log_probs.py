@@ -14,7 +14,7 @@ from pixelis.serve.agent_types import Answer
 
 
 class TokenLogProb(BaseModel):
-    """A token. ``logprob`` is natural, under the distribution that the answer's token was sampled from."""
+    """``logprob`` is natural, under the distribution that the answer's token was sampled from."""
 
     token: str
     bytes: list[int]
@@ -22,7 +22,7 @@ class TokenLogProb(BaseModel):
 
 
 class AnswerToken(TokenLogProb):
-    """A token of an answer, and if requested the most likely tokens in its place, best first."""
+    """A token of an answer, and the most likely tokens in its place, best first."""
 
     top_logprobs: list[TokenLogProb] = Field(default_factory=list)
 
@@ -39,8 +39,7 @@ class LogProbs(BaseModel):
     ) -> LogProbs | None:
         """The tokens of the last policy turn that spell ``content``, or the answer that begins with it.
 
-        ``pieces`` are the bytes of the turn's tokens, ``top`` of its ``top_log_probs`` in order. None if the
-        turn does not spell it.
+        ``pieces`` are the bytes of the turn's tokens, ``top`` of its ``top_log_probs`` in order.
         """
         turn = last_turn(trajectory)
         answer, text = (trajectory.answer or "").encode(), b"".join(pieces)
@@ -67,14 +66,12 @@ class LogProbs(BaseModel):
 async def answer_log_probs(
     agent: Agent, answer: Answer, choices: Sequence[tuple[str | None, Trajectory]]
 ) -> list[LogProbs | None]:
-    """Those of the ``choices`` of an ``answer``, each with its sample. Raises InfraFailure.
+    """Those of the ``choices`` of an ``answer``, each with its sample; None if it does not spell it.
 
-    None without an answer and where a sample does not spell it. An answer that neighbours alone elected is no
-    sample's.
+    Raises InfraFailure.
     """
-    foreign = (
-        None if any(v.elected and v.id == answer.winner.id for v in answer.verdict.votes) else answer.winner
-    )
+    elected = any(v.elected and v.id == answer.winner.id for v in answer.verdict.votes)
+    foreign = None if elected else answer.winner  # neighbours alone elected its answer
     turns = [last_turn(t) if t.answer and t is not foreign else None for _, t in choices]
     spelled = [turn.tokens if turn is not None else [] for turn in turns]
     top = [

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
 from pixelis.config import Config
 from pixelis.dialogue.session import MAX_TOP_LOG_PROBS
@@ -16,25 +15,23 @@ from pixelis.records import Trajectory, Verdict, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import (
-    ReadMessage,
-    add_media,
+    Content,
+    LenientModel,
     answer_format,
+    file_ids,
+    read_message,
     read_messages,
     refuse_unsupported,
 )
 from pixelis.serve.protocol.errors import ApiError, text_or
-from pixelis.serve.protocol.files import FileReference, file_url
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
-    MAX_PARTS,
     Conversation,
-    Placed,
     QuestionRequest,
+    ReplyFormat,
     agent_query,
-    model_name,
     reply_cache_key,
     sse_event,
 )
@@ -43,109 +40,9 @@ from pixelis.serve.protocol.response_events import ThoughtStream
 MAX_STOPS = 4
 
 
-class LenientModel(BaseModel):
-    """A part of a request body that ignores unknown fields."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class MediaUrl(LenientModel):
-    url: str
-    detail: str | None = None
-
-
-class InputVideo(LenientModel):
-    """A clip like OpenAI's ``input_audio``, base64 and its format, or an uploaded one."""
-
-    data: str | None = None
-    format: Literal["mp4", "webm", "gif"] = "mp4"
-    file_id: str | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> InputVideo:
-        if (self.data is None) is (self.file_id is None):
-            raise PydanticCustomError("invalid_value", "needs `data` and `format`, or `file_id`")
-        return self
-
-    def url(self, files: Mapping[str, str], param: str) -> str:
-        if self.file_id is not None:
-            return file_url(files, self.file_id, "video", param)
-        return f"data:{'image' if self.format == 'gif' else 'video'}/{self.format};base64,{self.data}"
-
-
-PART_TYPES = ("text", "image_url", "image_file", "video_url", "input_video", "file", "refusal")
-
-
-class Part(LenientModel):
-    """One part of a message: text, a picture or a clip, a file, or the reason why a reply has no answer."""
-
-    type: Literal["text", "image_url", "image_file", "video_url", "input_video", "file", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
-    image_url: MediaUrl | None = None
-    video_url: MediaUrl | None = None
-    input_video: InputVideo | None = None
-    image_file: FileReference | None = None
-    file: FileReference | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, part: Any) -> Any:
-        if not isinstance(part, dict):
-            return part
-        kind = part.get("type")
-        if isinstance(kind, str) and kind not in PART_TYPES:
-            text = "parts of type `{kind}` are not supported: send `text`, `image_url` and `video_url` parts"
-            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
-        for name, example in (("image_url", "image/png"), ("video_url", "video/mp4")):
-            if isinstance(part.get(name), str):
-                text = (
-                    '`{name}` must be an object with the address as its `url`: {{"url": '
-                    '"data:{example};base64,..."}}'
-                )
-                raise PydanticCustomError("invalid_value", text, {"name": name, "example": example})
-        return part
-
-
 class Message(LenientModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: text_or(Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
-
-    def read(self, param: str, files: Mapping[str, str]) -> ReadMessage:
-        """The text, pictures and clips of all parts; ``param`` names the message.
-
-        ``files`` are the data URLs of uploaded files. Raises ApiError 400 for a part without content.
-        """
-        parts = (
-            [Part(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
-        )
-        texts, images, clips = list[str](), list[Placed](), list[Placed]()
-        for j, part in enumerate(parts):
-            place = f"{param}.content[{j}]"
-            content: Any = getattr(part, part.type)
-            if content is None:
-                raise ApiError(
-                    400, f"a part of type `{part.type}` needs `{part.type}`", "invalid_value", place
-                )
-            if part.type == "text":
-                texts.append(content.strip())
-            elif part.type in ("image_url", "video_url"):
-                kind: Literal["image", "video"] = "image" if part.type == "image_url" else "video"
-                add_media(images, clips, self.role, content.url, kind, place)
-            elif part.type == "input_video":
-                add_media(images, clips, self.role, content.url(files, place), "video", place)
-            elif part.type == "image_file":
-                add_media(images, clips, self.role, content.url(files, "image", place), "image", place)
-            elif part.type == "file":
-                add_media(images, clips, self.role, content.url(files, None, place), None, place)
-            # A refusal adds nothing: the reply has no answer.
-        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
-
-    def file_ids(self) -> Iterator[str]:
-        for part in self.content if isinstance(self.content, list) else []:
-            for reference in (part.image_file, part.file, part.input_video):
-                if reference is not None and reference.file_id is not None:
-                    yield reference.file_id
+    content: Content | None = None
 
 
 class StreamOptions(LenientModel):
@@ -155,16 +52,14 @@ class StreamOptions(LenientModel):
 class ChatRequest(QuestionRequest):
     """Body of ``POST /v1/chat/completions``: a question, after optional system messages and exchanges.
 
-    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Fields that
-    would change the reply but are not supported (``tools``, ``top_k``, ...) are errors, and so are unknown
-    ones.
+    ``n`` choices are the elected answer and the answers of other samples; ``stop`` cuts each. Unknown fields
+    and those that would change the reply but are not supported (``tools``, ``top_k``, ...) are errors.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     question_param: ClassVar[str] = "messages"
     image_param: ClassVar[str] = "messages"
-    video_param: ClassVar[str] = "messages"
     model: str
     messages: list[Message] = Field(min_length=1, max_length=2 * MAX_EXCHANGES, fail_fast=True)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
@@ -180,7 +75,6 @@ class ChatRequest(QuestionRequest):
     response_format: dict[str, Any] | None = None
 
     def conversation(self) -> Conversation:
-        """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "`top_logprobs` needs `logprobs` to be true", "invalid_value", "top_logprobs")
         answers = self.answer_format
@@ -189,7 +83,10 @@ class ChatRequest(QuestionRequest):
             "stop": bool(self.stop) and answers is not None,  # would cut JSON
         }
         refuse_unsupported(unsupported, self.model_extra)
-        messages = (message.read(f"messages[{i}]", self._files) for i, message in enumerate(self.messages))
+        messages = (
+            read_message(message.role, message.content, f"messages[{i}]", self._files)
+            for i, message in enumerate(self.messages)
+        )
         return read_messages(messages, "messages")
 
     @cached_property
@@ -198,11 +95,11 @@ class ChatRequest(QuestionRequest):
         return answer_format(f.get("type", "text"), f.get("json_schema"), "response_format")
 
     def file_ids(self) -> list[str]:
-        return [id for message in self.messages for id in message.file_ids()]
+        return file_ids(message.content for message in self.messages)
 
 
 class Usage(BaseModel):
-    """Tokens of a request: the prompt once, because samples share it, and those of all samples."""
+    """Tokens of a request: the prompt once, because samples share it, and the replies of all samples."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -218,7 +115,7 @@ class Usage(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """``content`` is the voted answer; without one it is null and ``refusal`` gives the reason."""
+    """``content`` is null without an answer; ``refusal`` then gives the reason."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -236,25 +133,18 @@ class Choice(BaseModel):
         """The choice of a sample with the answer ``content``, which ends before the first of ``stops``."""
         reason, refusal = trajectory.stop_reason.value, None
         if content is None:
-            refusal = (
-                f"no sample reached an answer ({reason})"
-                if index == 0
-                else f"this sample reached no answer ({reason})"
-            )
+            who = "this sample reached no" if index else "no sample reached an"
+            refusal = f"{who} answer ({reason})"
         else:
-            content = content[
-                : min((place for stop in stops if (place := content.find(stop)) >= 0), default=None)
-            ]
+            ends = [place for stop in stops if (place := content.find(stop)) >= 0]
+            content = content[: min(ends, default=None)]
         truncated = content is None and reason in ("length", "over_turn", "over_context", "over_images")
         message = ChatMessage(content=content, refusal=refusal)
         return cls(index=index, message=message, finish_reason="length" if truncated else "stop")
 
 
 class PixelisFields(BaseModel):
-    """What OpenAI's format has no field for. ``operations`` is the number of successful pixel operations.
-
-    ``experience_id`` and ``remembered`` as in the AgentReply.
-    """
+    """What OpenAI's format has no field for; see AgentReply. ``operations`` counts the successful ones."""
 
     confidence: float
     verdict: Verdict
@@ -274,7 +164,7 @@ class PixelisFields(BaseModel):
             operations=answer.winner.operations_ok,
             experience_id=answer.experience_id,
             remembered=answer.remembered,
-            seconds=round(seconds, 4),
+            seconds=seconds,
         )
 
 
@@ -298,9 +188,7 @@ class ChatCompletion(BaseModel):
         return cls(
             model=model,
             system_fingerprint=f"policy-{answer.group.policy_version}",
-            choices=[
-                Choice.of(index, content, t, stops) for index, (content, t) in enumerate(choices(answer, n))
-            ],
+            choices=[Choice.of(i, content, t, stops) for i, (content, t) in enumerate(choices(answer, n))],
             usage=Usage.of(answer.group.trajectories),
             pixelis=PixelisFields.of(answer, seconds),
         )
@@ -313,30 +201,28 @@ def choices(answer: Answer, n: int) -> list[tuple[str | None, Trajectory]]:
     return chosen + [chosen[0]] * (n - len(chosen))
 
 
-class ChatFormat:
+class ChatFormat(ReplyFormat):
     """The ReplyFormat of chat completions.
 
-    A stream has the role, the thoughts of the first sample as they are generated (``reasoning``, as vLLM
-    names it), a chunk for every turn of every sample (``pixelis.event``, which other clients ignore), and the
-    answer in one piece, after the vote.
+    A stream has the thoughts of the first sample (``reasoning``, as vLLM names it), a chunk for every turn of
+    every sample (``pixelis.event``), and the answer in one piece, after the vote.
     """
 
     def __init__(self, config: Config, request: ChatRequest, started: float):
-        self.caller, self.started, self.model = Caller(), started, model_name(config)
-        if request.model not in (self.model, config.policy.model):
-            raise unknown_model(request.model, self.model)
-        self.stream = bool(request.stream)
+        super().__init__(config, request.stream, started, request.model)
         self.include_usage = request.stream_options is not None and request.stream_options.include_usage
-        max_tokens = request.max_completion_tokens or request.max_tokens
         self.n, stop = request.n or 1, request.stop or []
         self.log_probs = bool(request.logprobs)
         if self.n > config.serve.samples:
             raise ApiError(400, f"`n` is at most {config.serve.samples}", "invalid_value", "n")
         self.stops = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
-        answers = request.answer_format
-        top = request.top_logprobs or 0
         self.query = agent_query(
-            config, request, max_tokens=max_tokens, top_p=request.top_p, top_log_probs=top, answers=answers
+            config,
+            request,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            top_p=request.top_p,
+            top_log_probs=request.top_logprobs or 0,
+            answers=request.answer_format,
         )
         self.cache_key = reply_cache_key(
             f"/v1/chat/completions {self.n} {self.stops} {self.log_probs}", self.query, request.seed
@@ -346,12 +232,12 @@ class ChatFormat:
             "id": new_id("chatcmpl"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
+            "model": self.model,
+            "system_fingerprint": None,
         }
-        self.chunk |= {"model": self.model, "system_fingerprint": None}
 
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]:
-        seconds = time.monotonic() - self.started
-        completion = ChatCompletion.of(self.model, answer, seconds, self.n, self.stops)
+        completion = ChatCompletion.of(self.model, answer, self.seconds, self.n, self.stops)
         if self.log_probs:
             trajectories = [trajectory for _, trajectory in choices(answer, self.n)]
             contents = [choice.message.content for choice in completion.choices]
@@ -361,7 +247,7 @@ class ChatFormat:
         return completion.model_dump(mode="json")
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        fields = {**reply["pixelis"], "cached": True, "seconds": round(time.monotonic() - self.started, 4)}
+        fields = {**reply["pixelis"], "cached": True, "seconds": self.seconds}
         return {**reply, "id": new_id("chatcmpl"), "created": int(time.time()), "pixelis": fields}
 
     def stream_start(self) -> str:
@@ -373,10 +259,8 @@ class ChatFormat:
 
     def stream_turn(self, event: TurnEvent) -> str:
         rest = self.thoughts.end(event) if event.sample == 0 and event.turn.is_policy else ""
-        return sse_event(
-            self._chunk({"reasoning": rest} if rest else {})
-            | {"pixelis": {"event": event.model_dump(mode="json")}}
-        )
+        chunk = self._chunk({"reasoning": rest} if rest else {})
+        return sse_event(chunk | {"pixelis": {"event": event.model_dump(mode="json")}})
 
     def stream_end(self, reply: dict[str, Any]) -> list[str]:
         self.chunk["system_fingerprint"] = reply["system_fingerprint"]
@@ -395,8 +279,7 @@ class ChatFormat:
         return [*map(sse_event, chunks), "data: [DONE]\n\n"]
 
     def stream_error(self, error: ApiError) -> str:
-        """A chunk that is an error body, which the official client raises."""
-        return sse_event(error.body())
+        return sse_event(error.body())  # which the official client raises
 
     def _chunk(
         self, delta: dict[str, Any], finish_reason: str | None = None, index: int = 0, logprobs: Any = None
@@ -415,9 +298,3 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
-
-
-def unknown_model(name: str, served: str) -> ApiError:
-    return ApiError(
-        404, f"model `{name[:100]}` is not available here; use `{served}`", "model_not_found", "model"
-    )

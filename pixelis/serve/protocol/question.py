@@ -6,11 +6,13 @@ import hashlib
 import json
 import re
 import secrets
+import time
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr
 
@@ -43,11 +45,11 @@ Placed = tuple[str, str]
 
 @dataclass(slots=True)
 class Conversation:
-    """A question as sent: its text, the URLs of all media of the conversation, and earlier exchanges.
+    """A question as sent, with the URLs of all media of the conversation and the exchanges before it.
 
     The n-th picture has the id ``img{n}``, the n-th clip ``vid{n}``; those that no exchange names came with
-    the question. ``places`` gives the place of each in the request. The first ``stored`` exchanges come from
-    the memory.
+    the question. ``places`` in the request are by these ids. The first ``stored`` exchanges come from the
+    memory.
     """
 
     question: str
@@ -58,7 +60,6 @@ class Conversation:
     places: dict[str, str] = field(default_factory=dict, compare=False)
 
     def attach(self, images: Sequence[Placed], clips: Sequence[Placed]) -> list[str]:
-        """Add pictures and clips; returns their ids."""
         ids = []
         for prefix, known, new in (("img", self.images, images), ("vid", self.clips, clips)):
             for url, place in new:
@@ -78,13 +79,11 @@ class Conversation:
 class QuestionRequest(BaseModel):
     """The fields that all question bodies share. The class variables name fields in error messages.
 
-    The body may name uploaded files; ``use_files`` gives their data URLs by id before ``conversation`` is
-    called.
+    ``use_files`` gives the data URLs of the uploaded files that it names before ``conversation`` is called.
     """
 
     question_param: ClassVar[str]
     image_param: ClassVar[str]
-    video_param: ClassVar[str]
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
@@ -95,45 +94,65 @@ class QuestionRequest(BaseModel):
         self._files = urls
 
     def file_ids(self) -> list[str]:
-        """The uploaded files that the question names."""
         raise NotImplementedError
 
     def conversation(self) -> Conversation:
-        """The question with its pictures and the conversation before it. Raises ApiError 400."""
+        """Raises ApiError 400."""
         raise NotImplementedError
 
 
-class ReplyFormat(Protocol):
+class ReplyFormat(ABC):
     """A validated request and the format of its reply, a server-sent stream if ``stream``.
 
-    ``cache_key`` is None if replies to it are not cached. ``cached_reply`` gives an earlier reply this
-    request's id and times. Events may be "" for none; the last ones are the answer, or that of
-    ``stream_error``.
+    ``cached_reply`` gives an earlier reply this request's id and times. Stream methods may return "" for no
+    event.
     """
 
-    caller: Caller
     query: AgentQuery
     cache_key: str | None
-    stream: bool
 
+    def __init__(self, config: Config, stream: bool | None, started: float, model: str | None = None):
+        """Raises ApiError 404 unless ``model`` is served."""
+        self.caller, self.stream, self.started = Caller(), bool(stream), started
+        self.model = model_name(config)
+        if model not in (None, self.model, config.policy.model):
+            raise unknown_model(model or "", self.model)
+
+    @property
+    def seconds(self) -> float:
+        """Since the request arrived."""
+        return round(time.monotonic() - self.started, 4)
+
+    @abstractmethod
     async def reply(self, agent: Agent, answer: Answer) -> dict[str, Any]: ...
 
+    @abstractmethod
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]: ...
 
+    @abstractmethod
     def stream_start(self) -> str: ...
 
+    @abstractmethod
     def stream_text(self, event: TextEvent) -> str: ...
 
+    @abstractmethod
     def stream_turn(self, event: TurnEvent) -> str: ...
 
+    @abstractmethod
     def stream_end(self, reply: dict[str, Any]) -> list[str]: ...
 
+    @abstractmethod
     def stream_error(self, error: ApiError) -> str: ...
 
 
 def model_name(config: Config) -> str:
     """The id under ``/v1/models``: ``pixelis-nano``, or the name of the model's folder."""
     return "pixelis-nano" if config.policy.model == "nano" else Path(config.policy.model).name
+
+
+def unknown_model(name: str, served: str) -> ApiError:
+    message = f"model `{name[:100]}` is not available here; use `{served}`"
+    return ApiError(404, message, "model_not_found", "model")
 
 
 def agent_query(
@@ -151,15 +170,12 @@ def agent_query(
 ) -> AgentQuery:
     """The query for the agent. Raises ApiError 400 for an invalid question or picture address."""
     conversation = body.conversation()
-    sent = [text for e in conversation.history[conversation.stored :] for text in (e.question, e.answer)]
-    for text in [*sent, conversation.question]:
-        check_question(text, config.serve.max_question_chars, body.question_param)
-    # Stored ones may be longer: the question with the schema that its answer had to fulfil, the answer as the
-    # policy wrote it.
-    for text in [
-        text for e in conversation.history[: conversation.stored] for text in (e.question, e.answer)
-    ]:
-        check_question(text, len(text), body.question_param)
+    for i, exchange in enumerate(conversation.history):
+        for text in (exchange.question, exchange.answer):
+            # Stored ones may be longer, by the schema of the answer.
+            most = len(text) if i < conversation.stored else config.serve.max_question_chars
+            check_question(text, most, body.question_param)
+    check_question(conversation.question, config.serve.max_question_chars, body.question_param)
     if answers is not None:
         check_question(answers.instruction, len(answers.instruction), "response_format")
     shown = len(conversation.images) + len(conversation.clips) * config.dialogue.frames
@@ -170,7 +186,7 @@ def agent_query(
     for n, url in enumerate(conversation.images):
         check_data_url(url, "image", conversation.places.get(f"img{n}", body.image_param))
     for n, url in enumerate(conversation.clips):
-        check_data_url(url, "video", conversation.places.get(f"vid{n}", body.video_param))
+        check_data_url(url, "video", conversation.places[f"vid{n}"])
     default, max_turn_tokens = config.serve.sampling, config.dialogue.max_turn_tokens
     temperature = default.temperature if body.temperature is None else body.temperature
     temperature = temperature and max(temperature, MIN_TEMPERATURE)
@@ -178,13 +194,11 @@ def agent_query(
     tokens = min(max_tokens or max_turn_tokens, max_turn_tokens)
     priority = config.serve.priority if body.priority is None else body.priority
     seed = secrets.randbits(31) if body.seed is None else body.seed & MAX_SEED
-    # The learner expects log-probs of the configured sampling distribution: answers sampled differently are
-    # not learnt from. And of a required format the policy learns nothing: samples that lack it did not vote.
-    on_policy = answers is None and (temperature, top_p, tokens) == (
-        default.temperature,
-        default.top_p,
-        max_turn_tokens,
-    )
+    # The learner expects log-probs of the configured sampling distribution, and samples without a required
+    # format did not vote.
+    usual = default.temperature, default.top_p, max_turn_tokens
+    on_policy = answers is None and (temperature, top_p, tokens) == usual
+    has_media = bool(conversation.images or conversation.clips)
     return AgentQuery(
         question=conversation.question + (answers.instruction if answers is not None else ""),
         images=conversation.images,
@@ -194,14 +208,9 @@ def agent_query(
         # Greedy samples would all be the same
         samples=1 if temperature == 0 else samples or config.serve.samples,
         sampling=SamplingParams(temperature, top_p, tokens, seed, priority, top_log_probs),
-        operations=operations
-        and bool(config.toolbox.operations and (conversation.images or conversation.clips)),
+        operations=operations and bool(config.toolbox.operations) and has_media,
         max_turns=max_turns or config.dialogue.max_turns_test,
-        learn=learn
-        and bool(remember)
-        and on_policy
-        and operations
-        and bool(conversation.images or conversation.clips),
+        learn=learn and bool(remember) and on_policy and operations and has_media,
         remember=remember,
         answers=answers,
         user=body.user or None,
@@ -219,9 +228,9 @@ def search_query(config: Config, text: str, image: str | None) -> AgentQuery:
 
 
 def reply_cache_key(route: str, query: AgentQuery, seed: int | None, cache: bool | None = None) -> str | None:
-    """The cache key of a greedy or seeded request, or if ``cache`` is true of any request; otherwise None.
+    """The cache key of a greedy or seeded request, or of any if ``cache`` is true; otherwise None.
 
-    It covers the ``user``: a reply is cached only for the user who may delete its experience.
+    It covers the ``user``, who may delete the reply's experience.
     """
     greedy = query.sampling.temperature == 0
     if cache is False or not (cache or greedy or seed is not None):
@@ -250,8 +259,8 @@ def _hashes(sources: Sequence[str | bytes]) -> list[str]:
     ]
 
 
-def check_question(text: str, max_chars: int, param: str = "question") -> str:
-    """Return ``text``. Raises ApiError 400 if it is empty, too long, or has control characters or tokens."""
+def check_question(text: str, max_chars: int, param: str = "question") -> None:
+    """Raises ApiError 400 if the text is empty, too long, or has control characters or tokens."""
     if not any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANK for c in text):
         raise ApiError(400, "the question is empty: it has no visible character", "empty_question", param)
     if len(text) > max_chars:
@@ -261,24 +270,20 @@ def check_question(text: str, max_chars: int, param: str = "question") -> str:
         raise ApiError(400, "the question contains a NUL character", "invalid_characters", param)
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise ApiError(400, "the question contains an unpaired surrogate", "invalid_characters", param)
-    marker = _MARKER.search(text)
-    if marker:
+    if marker := _MARKER.search(text):
         message = f"the question spells the control token {marker.group()[:60]}: write it differently"
         raise ApiError(400, message, "control_token", param)
-    return text
 
 
 def check_data_url(url: str, kind: Literal["image", "video"], param: str) -> None:
     """Raises ApiError 400 unless ``url``, at ``param``, is a base64 data URL of a picture or clip.
 
-    Other addresses are refused: a gateway that fetches them would open the network and the disk behind it.
+    A gateway that fetched other addresses would open the network and the disk behind it.
     """
     noun, types = ("picture", IMAGE_TYPES) if kind == "image" else ("clip", VIDEO_TYPES)
     head = _DATA_URL.match(url[:200])
     if head is None:
-        scheme = url[:200].partition(":")[0].lower() if ":" in url[:200] else ""
-        remark = f" (`{scheme}:` is never fetched)" if scheme.isalpha() and len(scheme) < 12 else ""
-        problem, what = f"must be a data URL such as data:{types[0]};base64,...{remark}", "scheme"
+        problem, what = f"must be a data URL such as data:{types[0]};base64,..., nothing is fetched", "scheme"
     elif head.group(1).lower() not in types:
         problem, what = f"must be one of {', '.join(types)}", "type"
     elif not head.group(2).lower().endswith(";base64"):

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.records import Turn, new_id
+from pixelis.records import Action, Observation, Turn, new_id
 from pixelis.serve.agent_types import TextEvent, TurnEvent
 from pixelis.serve.protocol.question import sse_event
 
@@ -20,18 +20,17 @@ SERVER = "pixelis"
 class ResponseEvents:
     """Builds ``output`` from the turns of one sample. Each method returns the events of what it adds.
 
-    ``ids``: common part of the ids of its items, random if empty.
+    ``calls`` are the places of calls without a result, ``thought`` the place and text of one that has not
+    ended.
     """
 
     def __init__(self, dialect: str, ids: str = ""):
+        """``ids``: common part of the ids of its items, random if empty."""
         self.dialect, self.ids = DIALECTS[dialect], ids
         self.output: list[dict[str, Any]] = []
         self.calls: list[int] = []
-        """Places of the calls that have no result yet."""
-        self.thought: dict[str, Any] | None = None
-        """Place of the thought that has not ended."""
-        self.number = 0
-        self.attempt = 0
+        self.thought: tuple[dict[str, Any], str] | None = None
+        self.number = self.attempt = 0
 
     def event(self, kind: str, **fields: Any) -> str:
         self.number += 1
@@ -41,57 +40,49 @@ class ResponseEvents:
         """A piece of the thought of the next turn."""
         events = self._start_over(attempt)
         if self.thought is None:
-            item = {
-                "id": self._id("rs"),
-                "type": "reasoning",
-                "summary": [],
-                "content": [],
-                "status": "in_progress",
-            }
+            item = {"id": self._id("rs"), "type": "reasoning", "summary": [], "content": []}
             opened, place = self._open(item, {"type": "reasoning_text", "text": ""})
-            events, self.thought = events + opened, {**place, "text": ""}
-        place = {name: value for name, value in self.thought.items() if name != "text"}
-        self.thought["text"] += text
+            events, self.thought = events + opened, (place, "")
+        place, earlier = self.thought
+        self.thought = place, earlier + text
         return [*events, self.event("response.reasoning_text.delta", **place, delta=text)]
 
     def turn(self, turn: Turn, attempt: int = 0, rest: str | None = None) -> list[str]:
-        """A turn after the prompt. ``rest``: the part of its thought not given to ``thinking``, None: all.
-
-        A higher ``attempt`` starts over and leaves unfinished items incomplete.
-        """
+        """A turn after the prompt. ``rest``: the part of its thought not given to ``thinking``, None: all."""
         events = self._start_over(attempt)
         if turn.is_policy:
             if thought := self.dialect.thought(turn.text) if rest is None else rest:
                 events += self.thinking(thought, attempt)
             events += self._end_thought("completed")
             for action in turn.actions:
-                target = {"target": action.target} if action.target else {}
-                arguments = json.dumps({**target, **action.arguments})
-                item: dict[str, Any] = {"id": self._id("mcp"), "type": "mcp_call", "server_label": SERVER}
-                item |= {"name": action.op, "arguments": arguments, "output": None, "error": None}
-                item["status"] = "in_progress"
-                index = len(self.output)
-                self.output.append(item)
-                self.calls.append(index)
-                place = {"output_index": index, "item_id": item["id"]}
-                events += [
-                    self.event(
-                        "response.output_item.added", output_index=index, item=item | {"arguments": ""}
-                    ),
-                    self.event("response.mcp_call.in_progress", **place),
-                    self.event("response.mcp_call_arguments.done", **place, arguments=arguments),
-                ]
+                events += self._call(action)
         elif turn.role == "tool" and self.calls and turn.observation is not None:
-            index, observation = self.calls.pop(0), turn.observation
-            text = f"{observation.code}: {observation.text}"
-            error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
-            failed = observation.status == "error"
-            output = {"error": error} if failed else {"output": observation.text}
-            status = "failed" if failed else "completed"
-            place = {"output_index": index, "item_id": self.output[index]["id"]}
-            events.append(self.event(f"response.mcp_call.{status}", **place))
-            events += self._done(index, status=status, **output)
+            events += self._result(self.calls.pop(0), turn.observation)
         return events
+
+    def _call(self, action: Action) -> list[str]:
+        target = {"target": action.target} if action.target else {}
+        arguments = json.dumps({**target, **action.arguments})
+        item: dict[str, Any] = {"id": self._id("mcp"), "type": "mcp_call", "server_label": SERVER}
+        item |= {"name": action.op, "arguments": arguments, "output": None, "error": None}
+        item["status"] = "in_progress"
+        index = len(self.output)
+        self.output.append(item)
+        self.calls.append(index)
+        place = {"output_index": index, "item_id": item["id"]}
+        return [
+            self.event("response.output_item.added", output_index=index, item=item | {"arguments": ""}),
+            self.event("response.mcp_call.in_progress", **place),
+            self.event("response.mcp_call_arguments.done", **place, arguments=arguments),
+        ]
+
+    def _result(self, index: int, observation: Observation) -> list[str]:
+        output: dict[str, Any] = {"status": "completed", "output": observation.text}
+        if observation.status == "error":
+            content = [{"type": "text", "text": f"{observation.code}: {observation.text}"}]
+            output = {"status": "failed", "error": {"type": "mcp_tool_execution_error", "content": content}}
+        place = {"output_index": index, "item_id": self.output[index]["id"]}
+        return [self.event(f"response.mcp_call.{output['status']}", **place), *self._done(index, **output)]
 
     def item(self, item: dict[str, Any]) -> list[str]:
         self.output.append(item)
@@ -103,21 +94,12 @@ class ResponseEvents:
 
     def message(self, text: str | None, refusal: str | None, log_probs: list[dict[str, Any]]) -> list[str]:
         """The answer with its tokens, or the reason why there is none."""
-        kind, name = ("output_text", "text") if text is not None else ("refusal", "refusal")
-        content = (text if text is not None else refusal) or ""
-        part = {
-            "type": kind,
-            name: content,
-            **({"annotations": [], "logprobs": log_probs} if text is not None else {}),
-        }
-        item = {
-            "id": self._id("msg"),
-            "type": "message",
-            "role": "assistant",
-            "status": "in_progress",
-            "content": [],
-        }
-        delta: dict[str, Any] = {"logprobs": log_probs} if text is not None else {}
+        kind, name, content = "refusal", "refusal", refusal or ""
+        delta: dict[str, Any] = {}
+        if text is not None:
+            kind, name, content, delta = "output_text", "text", text, {"logprobs": log_probs}
+        part = {"type": kind, name: content, **({"annotations": []} if delta else {}), **delta}
+        item = {"id": self._id("msg"), "type": "message", "role": "assistant", "content": []}
         events, place = self._open(item, {**part, name: ""})
         events += [
             self.event(f"response.{kind}.delta", **place, delta=content, **delta),
@@ -142,18 +124,17 @@ class ResponseEvents:
     def _end_thought(self, status: str) -> list[str]:
         if self.thought is None:
             return []
-        place, self.thought = self.thought, None
-        part = {"type": "reasoning_text", "text": place.pop("text")}
-        return [
-            self.event("response.reasoning_text.done", **place, text=part["text"]),
-            *self._close(place, part, status),
-        ]
+        (place, text), self.thought = self.thought, None
+        done = self.event("response.reasoning_text.done", **place, text=text)
+        return [done, *self._close(place, {"type": "reasoning_text", "text": text}, status)]
 
     def _open(self, item: dict[str, Any], part: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
         """Add an item with one part; returns the events and the fields that name the part."""
-        self.output.append(item)
+        self.output.append(item | {"status": "in_progress"})
         place = {"output_index": len(self.output) - 1, "item_id": item["id"], "content_index": 0}
-        added = self.event("response.output_item.added", output_index=place["output_index"], item=item)
+        added = self.event(
+            "response.output_item.added", output_index=place["output_index"], item=self.output[-1]
+        )
         return [added, self.event("response.content_part.added", **place, part=part)], place
 
     def _close(self, place: dict[str, Any], part: dict[str, Any], status: str = "completed") -> list[str]:
@@ -166,7 +147,7 @@ class ResponseEvents:
 
 
 class ThoughtStream:
-    """Follows the first sample of a stream; tells what each piece of text adds to its thought."""
+    """Tells what each piece of text of a stream's first sample adds to its thought."""
 
     def __init__(self, dialect: str):
         self.dialect = DIALECTS[dialect]
@@ -181,11 +162,8 @@ class ThoughtStream:
 
     def end(self, event: TurnEvent) -> str:
         """What a complete policy turn adds to what has been sent of it."""
-        rest = (
-            self._new(self.dialect.thought(event.turn.text))
-            if event.attempt == self.attempt or not self.sent
-            else ""
-        )
+        known = event.attempt == self.attempt or not self.sent
+        rest = self._new(self.dialect.thought(event.turn.text)) if known else ""
         self.attempt, self.text, self.sent = event.attempt, "", ""
         return rest
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
 from pixelis.config import Config
@@ -17,11 +17,13 @@ from pixelis.records import Experience, Trajectory, new_id
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import Answer, TextEvent, TurnEvent
 from pixelis.serve.answer_format import AnswerFormat
-from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.conversation import (
+    Content,
+    LenientModel,
     ReadMessage,
-    add_media,
     answer_format,
+    file_ids,
+    read_message,
     read_messages,
     refuse_unsupported,
 )
@@ -33,17 +35,14 @@ from pixelis.serve.protocol.errors import (
     StrictModel,
     text_or,
 )
-from pixelis.serve.protocol.files import FileReference
 from pixelis.serve.protocol.log_probs import LogProbs, answer_log_probs
-from pixelis.serve.protocol.openai import Choice, LenientModel, PixelisFields, Usage, unknown_model
+from pixelis.serve.protocol.openai import Choice, PixelisFields, Usage
 from pixelis.serve.protocol.question import (
     MAX_EXCHANGES,
-    MAX_PARTS,
     Conversation,
-    Placed,
     QuestionRequest,
+    ReplyFormat,
     agent_query,
-    model_name,
     reply_cache_key,
 )
 from pixelis.serve.protocol.response_events import ResponseEvents, ThoughtStream
@@ -57,89 +56,14 @@ MAX_ITEMS = 16 * MAX_EXCHANGES
 LOG_PROBS = "message.output_text.logprobs"
 INCLUDED = (LOG_PROBS, "reasoning.encrypted_content", "message.input_image.image_url")
 """Values of ``include``. The last two have no effect: nothing is encrypted, the caller has its input."""
-PARTS = ("input_text", "output_text", "refusal", "input_image", "input_video", "input_file")
-CONTENTS: dict[str, tuple[str, Literal["image", "video"] | None]] = {
-    "input_image": ("image_url", "image"),
-    "input_video": ("video_url", "video"),
-    "input_file": ("file_data", None),
-}
-"""Field with the content of a part that is no text, and its kind if that is certain."""
-EARLIER_OUTPUT = ("reasoning", "mcp_call")
-"""Items of an earlier output that are no context: the answer to which they led is."""
-
-
-class InputPart(LenientModel):
-    """One part of a message: text, a picture or a clip, or the text of an earlier answer."""
-
-    type: Literal["input_text", "output_text", "refusal", "input_image", "input_video", "input_file"]
-    text: str | None = None
-    refusal: str | None = None
-    image_url: str | None = None
-    video_url: str | None = None
-    file_id: str | None = None
-    file_data: str | None = None
-    detail: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in PARTS:
-            text = (
-                "parts of type `{kind}` are not supported: send `input_text`, `input_image`, "
-                "`input_video` and `input_file` parts"
-            )
-            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
-        return part
 
 
 class InputItem(LenientModel):
     """A message, or an item of an earlier output, of which only the answer is context."""
 
-    type: Literal["message", "reasoning", "mcp_call"] = "message"
+    type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: text_or(Annotated[list[InputPart], Field(max_length=MAX_PARTS, fail_fast=True)]) | None = None  # type: ignore[valid-type]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, item: Any) -> Any:
-        kind = item.get("type") if isinstance(item, dict) else None
-        if isinstance(kind, str) and kind not in ("message", *EARLIER_OUTPUT):
-            text = "items of type `{kind}` are not supported: send messages"
-            raise PydanticCustomError("unsupported_part", text, {"kind": kind[:40]})
-        return {"type": kind} if kind in EARLIER_OUTPUT else item
-
-    def message(self, param: str, files: Mapping[str, str]) -> ReadMessage:
-        """The message's content. Raises ApiError 400 without a role or for a part without content."""
-        if self.role is None:
-            raise ApiError(
-                400, f"`{param}` is a message without a role", "missing_parameter", f"{param}.role"
-            )
-        parts = (
-            [InputPart(type="input_text", text=self.content)]
-            if isinstance(self.content, str)
-            else self.content or []
-        )
-        texts, images, clips = list[str](), list[Placed](), list[Placed]()
-        for j, part in enumerate(parts):
-            place = f"{param}.content[{j}]"
-            if part.type not in CONTENTS:
-                if part.text is None and part.type != "refusal":
-                    raise ApiError(400, f"a part of type `{part.type}` needs `text`", "invalid_value", place)
-                texts.append((part.text or "").strip())  # a reply that was refused has no answer
-                continue
-            name, kind = CONTENTS[part.type]
-            content = getattr(part, name)
-            if content is None and part.file_id is None and part.file_data is None:
-                raise ApiError(
-                    400, f"a part of type `{part.type}` needs `{name}` or `file_id`", "invalid_value", place
-                )
-            if part.file_id is not None or part.file_data is not None:
-                content = FileReference(file_id=part.file_id, file_data=part.file_data).url(
-                    files, kind, place
-                )
-            add_media(images, clips, self.role, content, kind, place)
-        return ReadMessage(self.role, "\n".join(filter(None, texts)), images, clips)
+    content: Content | None = None
 
 
 class TextFormat(StrictModel):
@@ -153,8 +77,6 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """The answer's format. Only the usual verbosity, ``medium``, is supported."""
-
     format: TextFormat | None = None
     verbosity: str | None = None
 
@@ -167,7 +89,7 @@ class TextOptions(StrictModel):
 
 
 def _few_pairs(metadata: Any) -> Any:
-    """The metadata. Checked before its pairs, because pydantic makes an error of each that is wrong."""
+    """Checked before the pairs, because pydantic makes an error of each that is wrong."""
     if isinstance(metadata, dict) and len(metadata) > MAX_PAIRS:
         raise PydanticCustomError("too_long", "has more than {most} pairs", {"most": MAX_PAIRS})
     return metadata
@@ -185,15 +107,14 @@ Metadata = Annotated[
 class ResponsesRequest(QuestionRequest):
     """Body of ``POST /v1/responses``: a question as text or messages, perhaps after a stored response.
 
-    ``instructions`` precede the question. ``store`` false stores no experience. Fields that would change the
-    reply but are not supported (``tools``, ``background``, ...) are errors, and so are unknown ones.
+    ``store`` false stores no experience. Unknown fields and those that would change the reply but are not
+    supported (``tools``, ``background``, ...) are errors.
     """
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     question_param: ClassVar[str] = "input"
     image_param: ClassVar[str] = "input"
-    video_param: ClassVar[str] = "input"
     model: str
     input: text_or(Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)])  # type: ignore[valid-type]
     instructions: str | None = None
@@ -219,19 +140,12 @@ class ResponsesRequest(QuestionRequest):
         return answer_format(f.type, f.model_dump(by_alias=True), "text.format") if f is not None else None
 
     def file_ids(self) -> list[str]:
-        contents = (
-            [item.content for item in self.input if isinstance(item.content, list)]
-            if not isinstance(self.input, str)
-            else []
-        )
-        return [part.file_id for content in contents for part in content if part.file_id is not None]
+        return file_ids(item.content for item in self.input if isinstance(item, InputItem))
 
     def conversation(self) -> Conversation:
-        """Raises ApiError 400 for parameters and conversations that would otherwise be ignored silently."""
         if self.top_logprobs and LOG_PROBS not in (self.include or ()):
-            raise ApiError(
-                400, f"`top_logprobs` needs `{LOG_PROBS}` in `include`", "invalid_value", "top_logprobs"
-            )
+            message = f"`top_logprobs` needs `{LOG_PROBS}` in `include`"
+            raise ApiError(400, message, "invalid_value", "top_logprobs")
         unsupported = {
             "text.verbosity": self.text is not None and self.text.verbosity not in (None, "medium"),
             "reasoning.effort": (self.reasoning or {}).get("effort") is not None,
@@ -241,14 +155,20 @@ class ResponsesRequest(QuestionRequest):
         return read_messages(self._messages(), "input", self._earlier)
 
     def _messages(self) -> Iterator[ReadMessage]:
-        if self.instructions and self.instructions.strip():
+        if self.instructions:
             yield ReadMessage("developer", self.instructions.strip())
         if isinstance(self.input, str):
             yield ReadMessage("user", self.input.strip())
             return
         for i, item in enumerate(self.input):
             if item.type == "message":
-                yield item.message(f"input[{i}]", self._files)
+                if item.role is None:
+                    message = f"`input[{i}]` is a message without a role"
+                    raise ApiError(400, message, "missing_parameter", f"input[{i}].role")
+                yield read_message(item.role, item.content, f"input[{i}]", self._files)
+            elif item.type not in ("reasoning", "mcp_call"):
+                message = f"items of type `{item.type[:40]}` are not supported: send messages"
+                raise ApiError(400, message, "unsupported_part", f"input[{i}]")
 
 
 class ResponseDeleted(BaseModel):
@@ -260,9 +180,8 @@ class ResponseDeleted(BaseModel):
 class ResponseObject(BaseModel):
     """Reply of ``POST /v1/responses`` and ``GET /v1/responses/{id}``.
 
-    ``output`` is the winning sample: a ``reasoning`` item for each thought, an ``mcp_call`` item for each
-    pixel operation (the service has executed it), and the ``message`` with the elected answer. The output of
-    a stream has the thoughts and operations that were streamed, those of the first sample. ``status`` is
+    ``output`` is the winning sample, in a stream the first: a ``reasoning`` item for each thought, an
+    ``mcp_call`` item for each pixel operation, and the ``message`` with the elected answer. ``status`` is
     "incomplete" if no sample reached an answer for want of tokens.
     """
 
@@ -298,7 +217,7 @@ def response_id(experience_id: str) -> str:
 
 
 def stored_response(experience: Experience) -> ResponseObject | None:
-    """The redacted response of an experience; None if ``/v1/responses`` did not answer it."""
+    """The redacted response of an experience, if ``/v1/responses`` answered it."""
     if experience.response is None:
         return None
     parameters, trajectory, verdict = dict(experience.response), experience.trajectory, experience.verdict
@@ -321,9 +240,8 @@ def _outcome(trajectory: Trajectory, answer: str | None, log_probs: LogProbs | N
     items = ResponseEvents(trajectory.dialect, trajectory.id.removeprefix("traj_"))
     for turn in trajectory.turns:
         items.turn(turn)
-    items.message(
-        choice.message.content, choice.message.refusal, log_probs.model_dump()["content"] if log_probs else []
-    )
+    tokens = log_probs.model_dump()["content"] if log_probs else []
+    items.message(choice.message.content, choice.message.refusal, tokens)
     truncated = choice.finish_reason == "length"
     return {
         "status": "incomplete" if truncated else "completed",
@@ -343,31 +261,22 @@ def _usage(answer: Answer) -> dict[str, Any]:
     }
 
 
-class ResponsesFormat:
-    """The ReplyFormat of ``/v1/responses``; streams have OpenAI's events.
-
-    The id of a response is that of its experience, so that ``previous_response_id`` finds it.
-    """
+class ResponsesFormat(ReplyFormat):
+    """The ReplyFormat of ``/v1/responses``. A response has the id of its experience."""
 
     def __init__(self, config: Config, request: ResponsesRequest, started: float):
-        self.caller, self.started = Caller(), started
-        model = model_name(config)
-        if request.model not in (model, config.policy.model):
-            raise unknown_model(request.model, model)
-        self.stream = bool(request.stream)
+        super().__init__(config, request.stream, started, request.model)
         stored = request.store is not False
-        tokens, top_p = request.max_output_tokens, request.top_p
-        answers = request.answer_format
         self.log_probs = LOG_PROBS in (request.include or ())
         self.query = agent_query(
             config,
             request,
-            max_tokens=tokens,
-            top_p=top_p,
+            max_tokens=request.max_output_tokens,
+            top_p=request.top_p,
             top_log_probs=request.top_logprobs or 0,
             remember=stored,
             learn=stored,
-            answers=answers,
+            answers=request.answer_format,
         )
         self.query = dataclasses.replace(self.query, experience_id=new_id("exp"), response=self._parameters)
         self.cache_key = reply_cache_key(f"/v1/responses {self.log_probs}", self.query, request.seed)
@@ -375,7 +284,7 @@ class ResponsesFormat:
             id=response_id(self.query.experience_id or ""),
             created_at=int(time.time()),
             status="in_progress",
-            model=model,
+            model=self.model,
             instructions=request.instructions,
             previous_response_id=request.previous_response_id,
             store=stored,
@@ -394,34 +303,33 @@ class ResponsesFormat:
         if self.log_probs:
             (log_probs,) = await answer_log_probs(agent, answer, [(answer.verdict.answer, answer.winner)])
         changes = {
-            "completed_at": int(time.time()),
-            "usage": _usage(answer),
-            "pixelis": PixelisFields.of(answer, time.monotonic() - self.started),
+            "pixelis": PixelisFields.of(answer, self.seconds),
             **_outcome(answer.winner, answer.verdict.answer, log_probs),
         }
-        return self.base.model_copy(update=changes).model_dump(mode="json")
+        return self._completed(answer).model_copy(update=changes).model_dump(mode="json")
+
+    def _completed(self, answer: Answer) -> ResponseObject:
+        completed_at = self.base.created_at + int(answer.seconds)
+        return self.base.model_copy(update={"completed_at": completed_at, "usage": _usage(answer)})
 
     def _parameters(self, answer: Answer) -> dict[str, Any]:
         """The fields of a stored response that its experience lacks."""
-        changes = {"completed_at": int(time.time()), "usage": _usage(answer)}
-        parameters = self.base.model_copy(update=changes).model_dump(
-            mode="json", exclude={"id", "status", "output", "pixelis"}
-        )
+        own = {"id", "status", "output", "pixelis"}
+        parameters = self._completed(answer).model_dump(mode="json", exclude=own)
         return {**parameters, "seconds": round(answer.seconds, 4)}
 
     def cached_reply(self, reply: dict[str, Any]) -> dict[str, Any]:
-        """The cached response with this request's parameters and times. It keeps the id of its experience."""
+        """The cached response, which keeps its id, with this request's parameters and times."""
         own = ("instructions", "previous_response_id", "metadata", "max_output_tokens", "created_at")
-        fields = {**reply["pixelis"], "cached": True, "seconds": round(time.monotonic() - self.started, 4)}
+        fields = {**reply["pixelis"], "cached": True, "seconds": self.seconds}
         own_fields = self.base.model_dump(mode="json", include=set(own))
         self.base = self.base.model_copy(update={"id": reply["id"]})
         return {**reply, **own_fields, "completed_at": int(time.time()), "pixelis": fields}
 
     def stream_start(self) -> str:
         response = self.base.model_dump(mode="json")
-        return "".join(
-            self.events.event(f"response.{name}", response=response) for name in ("created", "in_progress")
-        )
+        kinds = ("response.created", "response.in_progress")
+        return "".join(self.events.event(kind, response=response) for kind in kinds)
 
     def stream_text(self, event: TextEvent) -> str:
         thought = self.thoughts.add(event)
@@ -444,9 +352,8 @@ class ResponsesFormat:
         return [*events, self.events.event(f"response.{reply['status']}", response=response)]
 
     def stream_error(self, error: ApiError) -> str:
-        details = error.body()["error"]
-        response = self.base.model_copy(
-            update={"status": "failed", "error": {"code": details["code"], "message": details["message"]}}
-        ).model_dump(mode="json")
-        fields = {name: details[name] for name in ("code", "message", "param")}
-        return self.events.event("error", **fields) + self.events.event("response.failed", response=response)
+        details = {"code": error.code, "message": error.message}
+        response = self.base.model_copy(update={"status": "failed", "error": details}).model_dump(mode="json")
+        return self.events.event("error", **details, param=error.param) + self.events.event(
+            "response.failed", response=response
+        )

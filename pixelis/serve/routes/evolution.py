@@ -117,9 +117,8 @@ async def roll_back(
 ) -> EvolutionReply:
     """Serve an earlier promoted version again, and withdraw the later ones."""
     by, timeout_s = caller.label, state.config.serve.timeout_s
-    return await _reply(
-        state, "rollback", await state.call_evolution("roll_back", body.version, by, timeout_s=timeout_s)
-    )
+    result = await state.call_evolution("roll_back", body.version, by, timeout_s=timeout_s)
+    return await _reply(state, "rollback", result)
 
 
 @router.get("/v1/review", dependencies=[Depends(Scoped("steer"))])

@@ -53,7 +53,6 @@ PAGE_SIZE = 50
 MAX_PAGE_SIZE = 200
 LAST_ID = "\U0010ffff"
 """Sorts after every id."""
-
 KeyName = Annotated[str | None, Query(pattern=NAME, description="the name of another key")]
 SEARCH_CHECKS = [Depends(require_json), Depends(require_room), Depends(limit_rate)]
 FEEDBACK_CHECKS = [
@@ -92,10 +91,10 @@ async def list_experiences(
     memory = _memory(state)
     text, _, id = before.partition("/")  # TIME/ID, TIME or empty
     try:
-        created_at = float(text) if text else math.inf
+        created_at = float(text or "inf")
     except ValueError:
         created_at = math.nan
-    if not created_at >= 0 or (text and math.isinf(created_at)):
+    if not created_at >= 0:
         message = "`before` is a time in seconds or a reply's `next_before`"
         raise ApiError(400, message, "invalid_value", "before")
     page_end = created_at, id or LAST_ID
@@ -157,8 +156,7 @@ async def delete_user(
     state: State, caller: Sender, user: Annotated[PlainText, Query(min_length=1)], key: KeyName = None
 ) -> DeletionReply:
     """Delete everything stored from a user's requests; `key`, for another key, needs `steer`."""
-    # Waiting updates are dropped before their experience: if a call fails in between, the same request still
-    # finds them.
+    # Waiting updates go first: if a call fails in between, the same request still finds the experiences.
     name = _space(caller, key, "steer").owner(user) or ""
     memory, timeout_s, ids = _memory(state), _delete_timeout_s(state), list[str]()
     await state.agent.drain(ACTOR_TIMEOUT_S)
@@ -175,7 +173,7 @@ async def delete_user(
 
 
 async def remove_experience(state: GatewayState, caller: Caller, id: str) -> bool:
-    """Delete an experience of any owner, its waiting updates and cached replies; False if unknown."""
+    """Delete an experience, its waiting updates and cached replies; False if unknown."""
     await _forget(state, [id])
     if not await state.with_timeout(_memory(state).delete([id]), _delete_timeout_s(state)):
         return False
@@ -185,19 +183,23 @@ async def remove_experience(state: GatewayState, caller: Caller, id: str) -> boo
 
 async def _visible(state: GatewayState, caller: Caller, id: str) -> Experience:
     """An experience that the caller may see. Raises ApiError 404 for others."""
-    try:
-        experience = await state.with_timeout(_memory(state).get(id))
-    except DataFailure as error:
-        raise ApiError(
-            500, f"{error.message}: its operator can repair it from an export", error.code
-        ) from None
+    experience = await stored_experience(state, _memory(state), id)
     if experience is None or not caller.may_see(experience.user):
         raise _unknown(id)
     return experience
 
 
+async def stored_experience(state: GatewayState, memory: Memory, id: str) -> Experience | None:
+    """Raises ApiError 500 for a damaged experience."""
+    try:
+        return await state.with_timeout(memory.get(id))
+    except DataFailure as error:
+        message = f"{error.message}: its operator can repair it from an export"
+        raise ApiError(500, message, error.code) from None
+
+
 def _space(caller: Caller, key: str | None, scope: Scope) -> Caller:
-    """The caller, or the key of this name, for which the caller needs ``scope``."""
+    """The caller, or the key of this name, which needs ``scope``."""
     if key is None or key == caller.name:
         return caller
     if scope not in caller.scopes:
@@ -240,11 +242,9 @@ def _memory(state: GatewayState) -> Memory:
 
 
 def _shown(experience: Experience, caller: Caller) -> Experience:
-    shown = {
-        "trajectory": without_tokens(experience.trajectory, {}),
-        "verdict": verdict_for(caller, experience.verdict),
-    }
-    return experience.model_copy(update=shown)
+    trajectory = without_tokens(experience.trajectory, {})
+    verdict = verdict_for(caller, experience.verdict)
+    return experience.model_copy(update={"trajectory": trajectory, "verdict": verdict})
 
 
 def data_urls(pictures: dict[str, bytes]) -> dict[str, str]:

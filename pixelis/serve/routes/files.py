@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
+from starlette.datastructures import FormData, UploadFile
 
 from pixelis.errors import InfraFailure
 from pixelis.operations.encoded import media_type
@@ -25,7 +27,6 @@ from pixelis.serve.dependencies import (
     require_writable,
 )
 from pixelis.serve.files import Purpose
-from pixelis.serve.multipart import FormField
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.files import MAX_FILENAME_CHARS, MIN_TTL_S, FileDeleted, FileList, FileObject
 from pixelis.serve.state import GatewayState
@@ -41,7 +42,7 @@ router = APIRouter(tags=["files"], dependencies=[Depends(Scoped("ask"))])
 
 @router.post("/v1/files", dependencies=UPLOAD_CHECKS)
 async def create_file(
-    state: State, caller: Sender, form: Annotated[dict[str, FormField], Depends(read_upload)]
+    state: State, caller: Sender, form: Annotated[FormData, Depends(read_upload)]
 ) -> FileObject:
     """Store a picture or clip. Questions name it by its `id` until it expires."""
     unknown = set(form).difference(("file", "purpose", "expires_after[anchor]", "expires_after[seconds]"))
@@ -49,35 +50,30 @@ async def create_file(
         name = min(unknown)[:100]
         raise ApiError(400, f"`{name}` is not supported: leave it out", "unsupported_parameter", name)
     upload = form.get("file")
-    if upload is None or upload.filename is None:
+    if not isinstance(upload, UploadFile):
         raise ApiError(400, "the form needs a `file`", "missing_parameter", "file")
-    purpose = form["purpose"].text() if "purpose" in form else ""
+    purpose = form.get("purpose")
     if purpose not in ("vision", "user_data"):
         raise ApiError(400, "`purpose` must be `vision` or `user_data`", "invalid_value", "purpose")
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     ttl_s = None
     if anchor is not None or seconds is not None:
-        text = seconds.text() if seconds is not None else ""
-        is_number = text.isascii() and text.isdigit() and len(text) <= 10
-        if anchor is None or anchor.text() != "created_at" or not is_number:
-            message = "`expires_after` needs the anchor `created_at` and seconds"
+        digits = re.fullmatch(r"[0-9]{1,10}", str(seconds))
+        if anchor != "created_at" or digits is None or int(digits[0]) < MIN_TTL_S:
+            message = f"`expires_after` needs the anchor `created_at` and at least {MIN_TTL_S} seconds"
             raise ApiError(400, message, "invalid_value", "expires_after")
-        if int(text) < MIN_TTL_S:
-            message = f"`expires_after` is at least {MIN_TTL_S} seconds"
-            raise ApiError(400, message, "invalid_value", "expires_after")
-        ttl_s = float(text)
-    name = PurePosixPath(upload.filename.replace("\\", "/")).name
+        ttl_s = float(digits[0])
+    name = PurePosixPath((upload.filename or "").replace("\\", "/")).name
     name = "".join(c for c in name if c.isprintable())[:MAX_FILENAME_CHARS] or "file"
-    await asyncio.to_thread(_check_media, state, upload.content)
+    content = await upload.read()
+    await asyncio.to_thread(_check_media, state, content)
     try:
         file = await asyncio.to_thread(
-            state.files.add, caller.name, upload.content, name, cast(Purpose, purpose), ttl_s
+            state.files.add, caller.name, content, name, cast(Purpose, purpose), ttl_s
         )
     except InfraFailure as error:
-        reason = REFUSALS.get(error.code, "I/O error")
-        raise ApiError(
-            507, f"the disk of the service stores no file: {reason}", error.code, retry_after_s=60.0
-        ) from None
+        message = f"the disk of the service stores no file: {REFUSALS.get(error.code, 'I/O error')}"
+        raise ApiError(507, message, error.code, retry_after_s=60.0) from None
     return FileObject.of(file)
 
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from pixelis.serve.counters import CONTENT_TYPE
 from pixelis.serve.dependencies import Scoped, State, authorise
-from pixelis.serve.protocol.openai import ModelCard, ModelList, unknown_model
-from pixelis.serve.protocol.question import model_name
+from pixelis.serve.protocol.openai import ModelCard, ModelList
+from pixelis.serve.protocol.question import model_name, unknown_model
 from pixelis.serve.state import GatewayState
 
 HEALTH_CACHE_S = 1.0
@@ -23,11 +23,10 @@ router = APIRouter(tags=["service"])
 
 
 class Health(BaseModel):
-    """``generators`` is the number of generators that answer.
+    """``status`` is "ok", "degraded" (it answers, but stores nothing) or "no generator answers".
 
-    ``status`` is "ok", "degraded" (it answers, but stores nothing) or "no generator answers". ``memory`` is
-    "ok", or why it stores nothing: "no space", "read-only", "I/O error", "damaged", "unavailable"; null
-    without a memory.
+    ``memory`` is "ok", or why it stores nothing: "no space", "read-only", "I/O error", "damaged",
+    "unavailable".
     """
 
     status: str

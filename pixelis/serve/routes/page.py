@@ -22,39 +22,28 @@ MEDIA_TYPES = {
     "jpg": "image/jpeg",
     "json": "application/json",
 }
-EXAMPLES = (
-    ("example.jpg", "cards:?split=test&seed=7&index=5", "Which digit is in the red frame?"),
-    ("example-coffee.jpg", "cards:?split=test&seed=7&index=31", "Which digit is in the cyan frame?"),
-    ("example-retina.jpg", "cards:?split=test&seed=7&index=6", "Which digit is in the purple frame?"),
-)
-"""File, source and question of each example, in the world of pixelis-nano. The backgrounds are scikit-image's
-rocket (SpaceX), coffee (Rachel Michetti) and retina (Mikael Häggström), all CC0."""
+EXAMPLES = {
+    "example.jpg": "Which digit is in the red frame?",
+    "example-coffee.jpg": "Which digit is in the cyan frame?",
+    "example-retina.jpg": "Which digit is in the purple frame?",
+}
+"""Pictures 5, 31 and 6 of cards:?split=test&seed=7. The backgrounds are scikit-image's rocket (SpaceX), coffee
+(Rachel Michetti) and retina (Mikael Häggström), all CC0."""
 ABOUT_NANO = (
-    (
-        "reads handwritten digits on small cards with coloured frames, hidden in photographs like those of "
-        "the "
-        "examples."
-    ),
-    (
-        "It was trained for nothing else: it cannot describe pictures, read words or chat, and about other "
-        "pictures it only guesses."
-    ),
+    "reads handwritten digits on small cards with coloured frames, hidden in photographs like the examples.",
+    "It was trained for nothing else: it cannot describe pictures, read words or chat, and elsewhere it only "
+    "guesses.",
 )
 ABOUT_OTHERS = (
-    (
-        "answers questions about what a picture shows: what is there, where, how many, and which words are "
-        "written on it."
-    ),
+    "answers questions about a picture: what is there, where, how many, and which words are written on it.",
     "It cannot look anything up outside the picture, and it can be wrong: check answers that matter.",
 )
 """A sentence each about what the model, named before it, can and cannot do."""
 SWAGGER_FILES = ("swagger-ui.css", "swagger-ui-bundle.js")
 HEADERS = {
-    # Only the page's own scripts, styles and connections: markup smuggled in by an answer can neither load
-    # nor send anything.
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; media-src blob:; base-uri "
-    "'none'; "
-    "form-action 'none'; frame-ancestors 'none'; object-src 'none'",
+    # Markup smuggled in by an answer can neither load nor send anything.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -62,20 +51,13 @@ HEADERS = {
 
 
 def add_page(app: FastAPI, config: Config, needs_key: bool) -> None:
-    """Add ``/``, ``/docs``, ``/page/NAME`` and ``/page/settings.json`` to ``app``.
-
-    ``needs_key``: requests must carry an API key. Other names under ``/page/`` get the router's 404.
-    """
+    """Add ``/``, ``/docs`` and ``/page/NAME`` to ``app``."""
     files = page_files()
     files["settings.json"] = json.dumps(page_settings(config, needs_key)).encode()
-    for path, name in (
-        ("/", "index.html"),
-        ("/docs", "docs.html"),
-        *((f"/page/{name}", name) for name in files),
-    ):
-        app.add_route(
-            path, _file_handler(name, files[name]), methods=["GET", "HEAD"], include_in_schema=False
-        )
+    paths = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in files}}
+    for path, name in paths.items():
+        handler = _file_handler(name, files[name])
+        app.add_route(path, handler, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def page_files() -> dict[str, bytes]:
@@ -87,7 +69,7 @@ def page_files() -> dict[str, bytes]:
 
 
 def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
-    """Limits that the page observes before it sends anything, and whether it must ask for a key."""
+    """What the page needs to know before it sends anything."""
     return {
         "model": model_name(config),
         "needs_key": needs_key,
@@ -104,7 +86,7 @@ def page_settings(config: Config, needs_key: bool) -> dict[str, Any]:
         "evolution": config.evolution.enabled,
         "memory": config.memory.enabled,
         "about": ABOUT_NANO if config.policy.model == "nano" else ABOUT_OTHERS,
-        "examples": [{"file": file, "question": question} for file, _, question in EXAMPLES],
+        "examples": [{"file": file, "question": question} for file, question in EXAMPLES.items()],
     }
 
 

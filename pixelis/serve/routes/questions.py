@@ -22,8 +22,7 @@ from pixelis.serve.protocol.agent import AgentFormat, AgentReply, AgentRequest
 from pixelis.serve.protocol.openai import ChatCompletion, ChatFormat, ChatRequest
 from pixelis.serve.request_handler import respond, signed
 
-# In this order: a request is refused as early as possible, before its body is read, and counts against its
-# client's rate only if there is room for it.
+# A request is refused before its body is read, and counts against its client's rate only if there is room.
 CHECKS = [Depends(Scoped("ask")), Depends(require_json), Depends(require_room), Depends(limit_rate)]
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 
@@ -39,9 +38,8 @@ async def chat_completions(
     admitted: Admitted,
 ) -> Response:
     """Answer a question by the vote of several samples. `stream` sends chunks as server-sent events."""
-    return await respond(
-        state, await signed(state, ChatFormat, body, timing.started, caller), timing.deadline
-    )
+    reply_format = await signed(state, ChatFormat, body, timing.started, caller)
+    return await respond(state, reply_format, timing.deadline)
 
 
 @router.post("/v1/agent", response_model=AgentReply, responses={200: {"content": STREAM}})
@@ -53,6 +51,5 @@ async def agent(
     admitted: Admitted,
 ) -> Response:
     """Answer a question and show the complete trajectory. `stream` sends every turn as an event."""
-    return await respond(
-        state, await signed(state, AgentFormat, body, timing.started, caller), timing.deadline
-    )
+    reply_format = await signed(state, AgentFormat, body, timing.started, caller)
+    return await respond(state, reply_format, timing.deadline)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
-from pixelis.errors import DataFailure
 from pixelis.records import Exchange, Experience
 from pixelis.serve.agent import data_url
 from pixelis.serve.dependencies import (
@@ -25,7 +24,6 @@ from pixelis.serve.keys import Caller
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.protocol.question import Conversation
 from pixelis.serve.protocol.responses import (
-    LOG_PROBS,
     PREFIX,
     RESPONSE_ID,
     ResponseDeleted,
@@ -35,7 +33,7 @@ from pixelis.serve.protocol.responses import (
     stored_response,
 )
 from pixelis.serve.request_handler import respond, signed, verdict_for
-from pixelis.serve.routes.experiences import remove_experience
+from pixelis.serve.routes.experiences import remove_experience, stored_experience
 from pixelis.serve.routes.questions import CHECKS, STREAM
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 
@@ -55,26 +53,18 @@ async def create_response(
     """Answer a question by the vote of several samples. `stream` sends reasoning, operations and answer."""
     if body.previous_response_id is not None:
         body.continue_from(await _conversation(state, caller, body.previous_response_id, body.user))
-    return await respond(
-        state, await signed(state, ResponsesFormat, body, timing.started, caller), timing.deadline
-    )
+    reply_format = await signed(state, ResponsesFormat, body, timing.started, caller)
+    return await respond(state, reply_format, timing.deadline)
 
 
 @router.get("/v1/responses/{id}")
-async def get_response(state: State, caller: Sender, id: EntityId, request: Request) -> ResponseObject:
+async def get_response(state: State, caller: Sender, id: EntityId, stream: bool = False) -> ResponseObject:
     """Read a stored response, redacted, with the winning sample's steps and without `logprobs`."""
-    for name, value in request.query_params.multi_items():
-        name = name.removesuffix("[]")
-        if (name == "include" and value != LOG_PROBS) or (name == "stream" and value == "false"):
-            continue
-        if name != "include_obfuscation":
-            raise ApiError(
-                400, f"`{name[:100]}` is not supported: leave it out", "unsupported_parameter", name[:100]
-            )
+    if stream:
+        raise ApiError(400, "`stream` is not supported: leave it out", "unsupported_parameter", "stream")
     experience = await _own(state, caller, id)
-    response = stored_response(
-        experience.model_copy(update={"verdict": verdict_for(caller, experience.verdict)})
-    )
+    verdict = verdict_for(caller, experience.verdict)
+    response = stored_response(experience.model_copy(update={"verdict": verdict}))
     if response is None:
         raise _unknown(id)
     return response
@@ -111,12 +101,8 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
         raise ApiError(400, message, "previous_response_not_found", "previous_response_id")
 
     def refuse(reason: str) -> ApiError:
-        return ApiError(
-            400,
-            f"{reason}: send the earlier messages in `input`",
-            "unsupported_conversation",
-            "previous_response_id",
-        )
+        message = f"{reason}: send the earlier messages in `input`"
+        return ApiError(400, message, "unsupported_conversation", "previous_response_id")
 
     question, answer = experience.question, experience.verdict.answer
     if any(media.kind == "video" for media in question.media):
@@ -129,13 +115,9 @@ async def _conversation(state: GatewayState, caller: Caller, id: str, user: str 
     earlier = {id for exchange in question.history for id in exchange.media}
     own = [media.id for media in question.media if media.id not in earlier]
     conversation = Conversation("", images, history=list(question.history))
-    # A stored picture has the size that the policy saw: only its crops show details. They leave room for new
-    # pictures and views.
-    crops = [
-        image.id
-        for image in experience.trajectory.images
-        if image.parent is not None and image.id in pictures
-    ]
+    # A stored picture has the size that the policy saw: only its crops show details.
+    views = [image for image in experience.trajectory.images if image.parent is not None]
+    crops = [image.id for image in views if image.id in pictures]
     room = max(0, state.config.dialogue.max_images // 2 - len(images))
     shown = [(data_url(pictures[id]), "previous_response_id") for id in crops[max(0, len(crops) - room) :]]
     if answer is None:  # the next question is asked together with this one
@@ -151,9 +133,4 @@ async def _experience(state: GatewayState, id: str) -> Experience | None:
     memory = state.agent.memory
     if memory is None or re.match(RESPONSE_ID, id) is None:
         return None
-    try:
-        return await state.with_timeout(memory.get("exp_" + id.removeprefix(PREFIX)))
-    except DataFailure as error:
-        raise ApiError(
-            500, f"{error.message}: its operator can repair it from an export", error.code
-        ) from None
+    return await stored_experience(state, memory, "exp_" + id.removeprefix(PREFIX))

@@ -47,8 +47,7 @@ def line_chart(
 ) -> Chart | None:
     """Place named series of finite (x, y) points in a chart; None if every series is empty.
 
-    ``share``: the values are shares, drawn from 0 to 100 % if all of them are in 0..1. A line of more than
-    300 points is averaged in equal runs. ``bands``: ranges around lines of the same name.
+    ``share``: draw values in 0..1 from 0 to 100 %. ``bands``: ranges around lines of the same name.
     """
     lines = {name: sorted(points) for name, points in series.items() if points}
     if not lines:
@@ -88,7 +87,7 @@ def line_chart(
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round values at equal steps (1, 2 or 5 times a power of ten) that enclose low..high; at least two."""
+    """At least two round values at equal steps that enclose low..high."""
     largest = max(abs(low), abs(high))
     if not high - low > max(1e-9 * largest, TINY):  # equal within the twelve digits of a tick
         pad = 0.1 * abs(low) if largest > TINY else 1.0
@@ -102,6 +101,7 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def _thin(points: Series) -> list[tuple[float, float]]:
+    """At most MAX_POINTS points, averaged in equal runs."""
     run = -(-len(points) // MAX_POINTS)
     chunks = [points[i : i + run] for i in range(0, len(points), run)]
     return [

@@ -64,17 +64,13 @@ class TurnPage:
 
 @dataclass
 class EpisodePage:
-    """An episode with its pixels.
-
-    ``pictures``: image id -> uint8 [height, width, 3]. The question's own pictures (`img0`) are at full size,
-    observations (`obs1`) and frames (`vid0.0`) as the policy saw them, and frames of clips at full size under
-    `drawings.frame_key` (those of `drawings.required_frames`). The page names the missing ones. ``title``:
-    for example the evaluated arm.
-    """
+    """An episode with its pixels; the page names the missing ones."""
 
     question: Question
     trajectory: Trajectory
     pictures: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Image id -> uint8 [height, width, 3]: the question's pictures at full size, observations and frames as the
+    policy saw them, and `drawings.required_frames` at full size under `drawings.frame_key`."""
     title: str = ""
     is_demonstration: bool = False
 
@@ -97,19 +93,12 @@ class EpisodePage:
 
     def first_look(self, shot: Shot) -> np.ndarray | None:
         """What the policy saw of a picture at first, if that is much smaller than what the page shows."""
-        width, height = shot.view.view_size
-        if (
-            shot.picture is None
-            or not 0
-            < min(width, height)
-            <= max(width, height)
-            <= min(PAGE_PIXELS, *shot.picture.shape[:2]) // 2
-        ):
+        size = shot.view.view_size
+        if shot.picture is None or not 0 < max(size) <= min(PAGE_PIXELS, *shot.picture.shape[:2]) // 2:
             return None
-        # The same reduction as operations.pixel_budget.fit, so that the reader sees what the policy saw.
-        return np.asarray(
-            Image.fromarray(shot.picture).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=2.0)
-        )
+        # As operations.pixel_budget.fit reduces it
+        small = Image.fromarray(shot.picture).resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+        return np.asarray(small)
 
     def clips(self) -> dict[str, list[Shot]]:
         first = {name for turn in self.trajectory.turns if turn.role == "user" for name in turn.images}
@@ -128,14 +117,12 @@ class EpisodePage:
         policy_turns = [turn for turn in self.trajectory.turns if turn.is_policy]
         number = 0
         for place, turn in enumerate(self.trajectory.turns):
+            failed = turn.observation is not None and turn.observation.status == "error"
             if turn.is_policy:
                 number += 1
-                yield TurnPage(
-                    turn, number, is_answer=turn is policy_turns[-1] and self.trajectory.answer is not None
-                )
-            elif turn.role == "tool" and not (
-                turn.observation is not None and turn.observation.status == "error"
-            ):
+                is_answer = number == len(policy_turns) and self.trajectory.answer is not None
+                yield TurnPage(turn, number, is_answer)
+            elif turn.role == "tool" and not failed:
                 yield self._tool_turn(place, turn)
             else:
                 yield TurnPage(turn)
@@ -153,14 +140,9 @@ class EpisodePage:
         if painted and observation is not None and observation.data.get("tracks"):
             frames = []  # the drawings already show them, with the track
         crops = [
-            Crop(
-                name,
-                marks.get(name),
-                self.pictures.get(name),
-                views[name].source_size if name in views else (0, 0),
-            )
+            Crop(name, marks.get(name), self.pictures.get(name), views[name].source_size)
             for name in names
-            if name not in views or views[name].frame is None
+            if name in views and views[name].frame is None
         ]
         details = details_of(observation) if observation is not None else None
         return TurnPage(turn, 0, False, painted, crops, [self._frame(view) for view in frames], details)
@@ -183,9 +165,7 @@ class EpisodePage:
                 continue
             try:
                 links = geometry.chain(self.trajectory.images, view.id)
-            except (
-                OperationError
-            ):  # a view with a missing parent has no place in the picture; its crop is still shown
+            except OperationError:  # a view without its parent has no place; its crop is still shown
                 continue
             # Part of a frame that is not on the page
             if links[0].frame is not None and links[0].box is not None:

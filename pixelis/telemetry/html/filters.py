@@ -13,10 +13,8 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from pixelis.errors import BadInput
-
 MAX_TEXT = 20_000
-"""Characters of a text that a page shows."""
+"""Characters shown of a text."""
 INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, marks that change the direction of text, lone surrogates."""
 PADS = re.compile(r"(?:<\|(?:image|video)_pad\|>)+")
@@ -96,14 +94,7 @@ def thousands(value: float) -> str:
 
 
 def data_url(picture: np.ndarray, longest: int = PAGE_PIXELS) -> str:
-    """A uint8 picture [height, width, 3], reduced to ``longest``, as a data URL: PNG or JPEG by size.
-
-    Raises BadInput for any other array.
-    """
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
-        raise BadInput(
-            f"expected a uint8 picture [height, width, 3], got {picture.dtype} {list(picture.shape)}"
-        )
+    """A uint8 picture [height, width, 3], reduced to ``longest``, as a data URL: PNG or JPEG by size."""
     image = Image.fromarray(np.ascontiguousarray(picture))
     image.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()

@@ -17,7 +17,6 @@ LAYER_INDEX = re.compile(r"\.layers\.(\d+)\.")
 
 
 def render_ranks(file: RankFile) -> str:
-    """The document as text."""
     layers: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for layer in file.layer_metadata.values():
         layers[layer["type"]].append(layer)

@@ -13,8 +13,6 @@ from pixelis.telemetry.html.render import render, source
 
 @dataclass(frozen=True)
 class RatingItem:
-    """Two episodes of the same question."""
-
     name: str
     left: EpisodePage
     right: EpisodePage

@@ -1,8 +1,7 @@
 """Renders the templates of this package with Jinja2.
 
-A page is one file without network access; only that of ratings has a script. Values from models, datasets and
-users are hostile: Jinja2 escapes every value, and ``filters.clean`` removes invisible characters first.
-Templates never use ``safe``.
+A page is one file without network access; only that of ratings has a script. Values of models, data and users
+are hostile: every one is escaped, after ``filters.clean`` has removed invisible characters.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ _environment = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-for _name in (
-    "text",
-    "transcript",
-    "as_json",
-    "fact",
-    "number",
-    "percent",
-    "points",
-    "thousands",
-    "data_url",
+for _filter in (
+    filters.text,
+    filters.transcript,
+    filters.as_json,
+    filters.fact,
+    filters.number,
+    filters.percent,
+    filters.points,
+    filters.thousands,
+    filters.data_url,
 ):
-    _environment.filters[_name] = getattr(filters, _name)
+    _environment.filters[_filter.__name__] = _filter
 _environment.globals["line_chart"] = line_chart
 
 
 def render(template: str, **values: Any) -> str:
-    """The document of a template. Raises jinja2.UndefinedError when it uses a value that is missing."""
+    """The document of a template. Raises jinja2.UndefinedError for a missing value."""
     return _environment.get_template(template).render(values)
 
 

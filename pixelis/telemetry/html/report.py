@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 from pixelis.telemetry import diagnosis
 from pixelis.telemetry.events import as_number, plain
 from pixelis.telemetry.html.charts import Series
-from pixelis.telemetry.html.details import mappings
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.render import render, write_page
 from pixelis.telemetry.progress import clock
@@ -28,20 +28,18 @@ class Result:
 
     name: str
     accuracy: float | None
-    interval: tuple[float, float] | None
+    interval: Sequence[float] | None
     rapr: float | None
     tool_error_rate: float | None
-    called: bool
     questions: Any
-    causes: dict[str, Any]
+    causes: Mapping[str, int]
     """Number of wrong episodes by cause."""
 
     @property
     def bar(self) -> tuple[float, float, float]:
         """Width of the bar, left end and width of the interval, in percent of the column."""
         low, high = self.interval or (0.0, 0.0)
-        value, low, high = (100 * min(1.0, max(0.0, share)) for share in (self.accuracy or 0.0, low, high))
-        return value, low, high - low
+        return 100 * (self.accuracy or 0.0), 100 * low, 100 * (high - low)
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,8 @@ def write_report(
 ) -> Path:
     """Write `run_dir/report.html`, or ``file`` there, and return its path; see ``render_report``."""
     folder = Path(run_dir)
-    return write_page(
-        folder / file, render_report(summary, curves, episodes, title or folder.resolve().name, examples)
-    )
+    document = render_report(summary, curves, episodes, title or folder.resolve().name, examples)
+    return write_page(folder / file, document)
 
 
 def render_report(
@@ -77,129 +74,92 @@ def render_report(
 ) -> str:
     """The document as text.
 
-    - `summary`: the content of `summary.json`: `arms`, `paired`, `seconds`, `versions`, `seed` and, where
-      known, `shift` (`{"before": {...}, "after": {...}}`, each like an arm, paired differences and other
-      facts), `served` (a reply), `hardware` (text or mapping) and `command`. The page leaves out what is
-      absent.
-    - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage` (`sft`,
-      `rft`). A value that is missing or not finite is a gap.
-    - `episodes`: shown in order with their pictures.
+    - `summary`: any of `arms`, `paired`, `seconds`, `versions`, `seed`, `shift`, `served`, `hardware` and
+      `command`, as in summary.json of the quickstart.
+    - `curves`: one mapping per training step with `step`, `area/name` numbers and optionally `stage`.
     - `examples`: name of an arm -> wrong answers of each of its `clusters`.
     """
     facts = plain(summary)
-    arms = mappings(facts.get("arms"))
+    arms = facts.get("arms", [])
     results = [_result(arm) for arm in arms]
-    stages: dict[str, list[Mapping[str, Any]]] = {}
+    stages: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in curves:
-        stages.setdefault(str(row.get("stage") or STAGES.get(str(row.get("kind")), "")), []).append(row)
-    diagnoses = [(stage or "training", diagnosis.of_run(steps)) for stage, steps in stages.items()]
-    diagnoses += [(str(arm.get("name", "")), diagnosis.of_evaluation(arm)) for arm in arms]
+        stages[row.get("stage") or STAGES.get(row.get("kind", ""), "")].append(row)
+    problems = {stage or "training": diagnosis.of_run(steps) for stage, steps in stages.items()}
+    problems |= {arm["name"]: diagnosis.of_evaluation(arm) for arm in arms}
     clusters = {}  # arm -> its clusters with examples of wrong answers
     for arm in arms:
-        if of_arm := mappings(arm.get("clusters")):
-            pages = (examples or {}).get(arm["name"]) or [()] * len(of_arm)
-            clusters[arm["name"]] = list(zip(of_arm, pages, strict=True))
-    shift, seconds = facts.get("shift"), facts.get("seconds") or {}
+        if rows := arm.get("clusters"):
+            pages = (examples or {}).get(arm["name"]) or [()] * len(rows)
+            clusters[arm["name"]] = list(zip(rows, pages, strict=True))
     return render(
         "report.html",
         title=title,
         facts=facts,
         results=results,
         by_name={result.name: result for result in results if result.accuracy is not None},
-        differences=_differences(facts.get("paired")),
-        shift=_shift(shift) if isinstance(shift, dict) and "before" in shift and "after" in shift else None,
+        differences=_differences(facts.get("paired", {})),
+        shift=_shift(facts["shift"]) if facts.get("shift") else None,
         clusters=clusters,
-        problems=[(name, problem) for name, problem in diagnoses if problem],
+        problems=[(name, problem) for name, problem in problems.items() if problem],
         stages={stage: figures for stage, steps in stages.items() if (figures := _figures(steps))},
         episodes=episodes,
-        seconds={
-            name: clock(took) for name, value in seconds.items() if (took := as_number(value)) is not None
-        },
+        seconds={name: clock(seconds) for name, seconds in facts.get("seconds", {}).items()},
     )
 
 
 def _result(arm: Mapping[str, Any], name: str | None = None) -> Result:
-    calls = arm.get("operations")
-    rapr = as_number(arm.get("rapr"))
-    errors = as_number(arm.get("tool_error_rate"))
     return Result(
-        name=str(arm.get("name", "")) if name is None else name,
-        accuracy=as_number(arm.get("accuracy")),
-        interval=_interval(arm.get("ci95")),
-        rapr=rapr,
-        tool_error_rate=errors,
-        called=bool(rapr or errors) if calls is None else calls != 0,
+        name=name or arm["name"],
+        accuracy=arm.get("accuracy"),
+        interval=arm.get("ci95"),
+        rapr=arm.get("rapr"),
+        tool_error_rate=arm.get("tool_error_rate"),
         questions=arm.get("n", "–"),
-        causes=causes if isinstance(causes := arm.get("error_causes"), dict) else {},
+        causes=arm.get("error_causes") or {},
     )
 
 
-def _interval(value: Any) -> tuple[float, float] | None:
-    ends = [as_number(end) for end in value] if isinstance(value, list) else []
-    return (ends[0], ends[1]) if len(ends) == 2 and ends[0] is not None and ends[1] is not None else None
-
-
-def _differences(paired: Any) -> list[tuple[str, float | None, tuple[float, float] | None]]:
+def _differences(paired: Mapping[str, Any]) -> list[tuple[str, float, Sequence[float]]]:
     """Name, mean and interval of paired differences `{"rft_minus_sft": {"mean": ..., "ci95": [...]}}`."""
-    return [
-        (
-            name.replace("_minus_", " minus "),
-            as_number(difference.get("mean")),
-            _interval(difference.get("ci95")),
-        )
-        for name, difference in (paired.items() if isinstance(paired, dict) else ())
-        if isinstance(difference, dict)
-    ]
+    return [(name.replace("_minus_", " minus "), of["mean"], of["ci95"]) for name, of in paired.items()]
 
 
 def _shift(shift: Mapping[str, Any]) -> dict[str, Any]:
     """Results before and after adapting to changed pictures, their differences, and other facts."""
-    arms = {
-        name: shift[name] if isinstance(shift[name], dict) else {"accuracy": shift[name]}
-        for name in ("before", "after")
-    }
-    paired = {key: value for key, value in shift.items() if "_minus_" in key and isinstance(value, dict)}
+    arms = ("before", "after")
+    paired = {key: value for key, value in shift.items() if "_minus_" in key}
     facts: dict[str, Any] = {}
     for key, value in shift.items():
-        if key not in (*arms, *paired):
-            name = key.replace("_", " ")
-            parts = value.items() if isinstance(value, dict) else ()
-            nested = {f"{name}, {part.replace('_', ' ')}": item for part, item in parts}
-            facts |= nested or {name: value}  # such as `replies right, first quarter`
-    results = [_result(arm, name) for name, arm in arms.items()]
+        if key in arms or key in paired:
+            continue
+        name = key.replace("_", " ")
+        if isinstance(value, dict):  # such as `replies right, first quarter`
+            facts |= {f"{name}, {part.replace('_', ' ')}": item for part, item in value.items()}
+        else:
+            facts[name] = value
+    results = [_result(shift[name], name) for name in arms]
     return {"results": results, "differences": _differences(paired), "facts": facts}
 
 
 def _figures(steps: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """The important curves together, then a figure for each other curve, over the step or row number."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for number, row in enumerate(steps):
-        step = as_number(row.get("step"))
+    """The important curves together, then a figure for each other curve."""
+    series: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in steps:
         for key, value in row.items():
-            if "/" in key and (y := as_number(value)) is not None:
-                series.setdefault(key, []).append((float(number) if step is None else step, y))
-    shares = {
-        key: points
-        for key, points in series.items()
-        if _name(key) in SHARES and not key.startswith("reward/")
-    }
-    if not any(_name(key) == "accuracy" for key in shares) and "reward/accuracy" in series:
-        shares = {"reward/accuracy": series["reward/accuracy"], **shares}
+            if "/" in key and (number := as_number(value)) is not None:
+                series[key].append((row["step"], number))
     rewards = {key: points for key, points in series.items() if key.startswith("reward/")}
-    # A policy-gradient loss says nothing about quality, so the loss is important only where nothing else is
-    # known.
-    losses = (
-        {key: points for key, points in series.items() if _name(key) == "loss"}
-        if not shares and not rewards
-        else {}
-    )
-    important = {"shares": shares, "rewards": rewards, "loss": losses}
+    shares = {key: points for key, points in series.items() if _name(key) in SHARES and key not in rewards}
+    # A policy-gradient loss says nothing about quality, unlike that of demonstrations.
+    losses = {} if rewards else {key: points for key, points in series.items() if _name(key) == "loss"}
     others = [{key: points} for key, points in series.items() if key not in {*shares, *rewards, *losses}]
+    groups = [("shares", shares), ("rewards", rewards), ("loss", losses), *(("other", of) for of in others)]
     words = {key: SHARES.get(_name(key)) for key in series}
     labels = {key: f"{name} ({key})" if name else key for key, name in words.items()}
     return [
         Figure(kind, {labels[key]: points for key, points in group.items()})
-        for kind, group in [*important.items(), *(("other", other) for other in others)]
+        for kind, group in groups
         if group
     ]
 

@@ -27,10 +27,10 @@ def test_enough_labelled_questions_are_read(tmp_path: Path) -> None:
 
 def test_too_few_questions_are_refused_with_the_number_that_suffices(tmp_path: Path) -> None:
     few = config(tmp_path, 20, ["7"])
-    with pytest.raises(BadInput, match=r"20 questions cannot rule out a drop of 0\.03") as error:
+    with pytest.raises(BadInput, match=r"20 canary questions cannot rule out a drop of 0\.03") as error:
         canary_questions(few.evolution.canary)
-    assert "64 questions or more" in str(error.value.fix)
-    with pytest.raises(BadInput, match="20 questions cannot rule out"):
+    assert "64 or more" in str(error.value.fix)
+    with pytest.raises(BadInput, match="20 canary questions cannot rule out"):
         check_inputs(serve.inputs(few))
     assert (
         len(canary_questions(config(tmp_path, 20, ["7"], "evolution.canary.tolerance=0.1").evolution.canary))

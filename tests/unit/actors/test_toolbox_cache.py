@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import io
 from typing import Any
 
-import numpy as np
 import pytest
 import skimage.data
-from PIL import Image
 
-from pixelis.actors import toolbox_pool
-from pixelis.actors.toolbox import Objects, Outcome, _content_hash, error_outcome
-from pixelis.actors.toolbox_cache import media_key
+from pixelis.actors.toolbox import Objects, Outcome, error_outcome
 from pixelis.actors.toolbox_pool import ToolboxPool
 from pixelis.actors.toolbox_work import Opened
 from pixelis.config.load import parse
 from pixelis.operations import OPERATIONS, Scene, execute
-from pixelis.records import Action, ImageView, Media, Observation
+from pixelis.records import Action, ImageView, Observation
 
 PICTURE = skimage.data.astronaut()
 SIZE = PICTURE.shape[1], PICTURE.shape[0]
@@ -35,11 +28,6 @@ OPENED = Opened({}, {"img0": "a" * 64})
 @pytest.fixture
 def pool(monkeypatch) -> ToolboxPool:
     """A pool without workers, which the tests answer for."""
-    monkeypatch.setattr(
-        toolbox_pool.ray,
-        "get_runtime_context",
-        lambda: type("Context", (), {"get_node_id": lambda self: "node"})(),
-    )
     monkeypatch.setattr(ToolboxPool, "_create_toolbox", lambda self: None)
     monkeypatch.setattr(ToolboxPool, "_ensure_started", lambda self: None)
     return ToolboxPool(parse({"toolbox": {"operations": [*OPERATIONS]}}), 32, "thousand")
@@ -97,12 +85,3 @@ def test_errors_list_the_ids_of_their_own_episode(pool: ToolboxPool, together: b
     texts = [observation.text for observation, _ in outcomes]
     assert ["obs1" in texts[0], "obs1" in texts[1]] == [False, True]
     assert ["11111111" in texts[2], "11111111" in texts[3]] == [False, True]
-
-
-def test_a_data_url_in_capitals_is_no_file():
-    file = io.BytesIO()
-    Image.fromarray(PICTURE[:8, :8]).save(file, "PNG")
-    uri = "DATA:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    media = Media(id="img0", uri=uri)
-    assert _content_hash(media, np.zeros((8, 8, 3), np.uint8)) == hashlib.sha256(uri.encode()).hexdigest()
-    assert media_key([media]) is not None

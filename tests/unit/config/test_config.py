@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pixelis import config
-from pixelis.config.base import RENAMED, SYNONYMS, Section, leaf_keys
+from pixelis.config.base import RENAMED, SYNONYMS, leaf_keys
 from pixelis.config.command_line import SECTIONS
-from pixelis.config.load import parse_value
 from pixelis.config.root import recipe_files
 from pixelis.errors import BadConfig, MissingFile
 
@@ -57,18 +53,6 @@ def test_lists_and_maps_on_the_command_line_are_yaml() -> None:
             config.load(None, [f"toolbox.operations={text}"])
 
 
-def test_a_key_of_a_text_or_a_list_is_a_list_in_brackets() -> None:
-    class Either(Section):
-        sources: str | list[str] = ""
-
-    assert [parse_value(Either, "sources", text) for text in ("[a, b]", "a, b", "[a", "null")] == [
-        ["a", "b"],
-        "a, b",
-        "[a",
-        None,
-    ]
-
-
 def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in ("lr=0.1/config.yaml", "shots: day 1/rows.jsonl"):
@@ -80,25 +64,6 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
     assert c.data.train == f"{tmp_path}/shots: day 1/rows.jsonl?media=a: b"
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=20)
-@given(
-    lr=st.floats(1e-8, 1.0),
-    steps=st.integers(1, 10**6),
-    name=st.text(
-        st.characters(blacklist_categories=["Cs", "Cc"], blacklist_characters="/"), min_size=1, max_size=20
-    ),
-    gate=st.floats(0, 1),
-)
-def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: float) -> None:
-    c = config.parse(
-        {"learner": {"lr": lr}, "rft": {"steps": steps}, "run": {"name": name}, "evolution": {"gate": gate}}
-    )
-    repeated = config.parse(yaml.safe_load(c.to_yaml()))
-    assert repeated == c
-    assert repeated.sha256 == c.sha256
-
-
 @pytest.mark.parametrize(
     ("override", "told"),
     [
@@ -108,20 +73,20 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("learner.lr=-1", "learner.lr"),
         ("learner.lr=inf", "finite number"),
         ("rft.group_size=1", "rft.group_size"),
-        ("serve.sampling.temperature=0.001", "the engines sample at 0 and from 0.01 on"),
-        ("engine.name=vllm rft.sampling.temperature=3", "vLLM supports 0 and 0.01 to 2"),
+        ("serve.sampling.temperature=0.001", "serve.sampling.temperature 0.001"),
+        ("engine.name=vllm rft.sampling.temperature=3", "rft.sampling.temperature 3"),
         (
             "rft.sampling.top_p=0.9 rft.loss.kl=0.1 rft.loss.kl_in=reward rft.loss.kl_estimator=k1",
-            "rft.sampling.top_p 0.9 counts as a divergence",
+            "rft.loss.kl_in=loss",
         ),
         (
             "rft.sampling.top_p=0.9 rft.loss.importance=none",
-            "rft.sampling.top_p 0.9 samples from another distribution",
+            "rft.loss.importance=truncate",
         ),
         ("policy.lora=3", "policy.lora"),
         ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),
         ("learner.row_tokens=64", "an episode must fit into a row"),
-        ("learner.workers=3", "rft.prompts_per_step 32 is not divisible by learner.workers 3"),
+        ("learner.workers=3", "rft.prompts_per_step 32"),
         ("rft.advantage.min_group=9", "rft.advantage.min_group 9 is above rft.group_size 8"),
         ("nonsense", "is not an override"),
         ("run.dir=s3://bucket/run", "run.dir s3://bucket/run is no folder: mount a filesystem"),
@@ -130,14 +95,14 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
             "engine.tensor_parallel=2 engine.gpus=1",
             "engine.tensor_parallel 2 needs as many engine.gpus, not 1",
         ),
-        ("engine.colocate=true rft.max_off_policy_steps=1", "needs rft.max_off_policy_steps=0, not 1"),
+        ("engine.colocate=true rft.max_off_policy_steps=1", "set rft.max_off_policy_steps=0"),
         (
             "engine.colocate=true engine.gpus=1",
-            "engine.gpus is 1, learner.gpus 0 and engine.tensor_parallel 1: set them to 1",
+            "needs 1 for engine.gpus, learner.gpus",
         ),
         (
             "engine.colocate=true engine.gpus=1 learner.gpus=1 engine.workers=2",
-            "engine.workers (2) as learner.workers (1)",
+            "as many engine.workers",
         ),
         ("learner.min_workers=2", "learner.min_workers 2 is above learner.workers 1"),
         ("learner.sequence_parallel=2", "learner.workers 1 is no multiple of learner.sequence_parallel 2"),
@@ -145,7 +110,7 @@ def test_dump_and_load_is_the_identity(lr: float, steps: int, name: str, gate: f
         ("engine.workers={min: 1}", "engine.workers is a number or has the keys min and max, not min"),
         (
             "engine.max_workers=2 engine.colocate=true",
-            "a generator for each learner: unset engine.max_workers 2",
+            "unset engine.max_workers",
         ),
     ],
 )
@@ -313,7 +278,7 @@ def test_a_key_that_had_another_name_is_refused_with_its_new_one():
     keys = {path for path, *_ in leaf_keys(config.Config)}
     sections = {path.rsplit(".", 1)[0] for path in keys}
     assert keys | sections >= set(RENAMED.values()) | set(SYNONYMS.values())
-    for old in ("rft.questions", "engine.deadline_s", "rft.filter.most"):
+    for old in ("telemetry.wandb", "rewards.own_timeout_s", "synthesis.imitation"):
         with pytest.raises(BadConfig, match=f"`{old}` \\(did you mean `{RENAMED[old]}`"):
             config.load(None, [f"{old}=1"])
 

@@ -55,16 +55,6 @@ def test_the_option_that_a_truth_names_stays_right(seed: int, right: int, spelli
     assert texts(shuffled)["ABCD".index(named)] == TEXTS[right]
 
 
-@given(seed=st.integers(0, 1000), spelling=st.sampled_from(["{}, {}", "{}{}", "{} and {}", "({})({})"]))
-def test_several_right_options_stay_right(seed: int, spelling: str) -> None:
-    shuffled = shuffle_options(
-        Question(id="q", question=QUESTION, answers=[spelling.format("A", "C")], scorer="mc_letter"), seed
-    )
-    (answer,) = shuffled.answers or []
-    named = letter(answer, texts(shuffled))
-    assert sorted(texts(shuffled)["ABCD".index(sign)] for sign in named or "") == sorted([TEXTS[0], TEXTS[2]])
-
-
 @given(seed=st.integers(0, 1000), scorer=st.sampled_from(["math", "exact", "judge"]))
 def test_other_scorers_keep_the_spelling_and_answers_that_name_no_letter(seed: int, scorer: str) -> None:
     answers = ["B. vitamin A", "(B)", "vitamin A", "12 B", "It is a dog", "E", "Bees"]

@@ -73,11 +73,6 @@ def test_a_corrupted_card_world_has_the_same_questions_about_other_pictures():
         assert not np.array_equal(cards.render(a), cards.render(b))
 
 
-def test_a_part_of_a_corrupted_card_picture_is_cut_from_the_whole():
-    uri = cards.picture_uri("test", 7, 3, corruption=Corruption("motion_blur", 5))
-    assert np.array_equal(cards.render(f"{uri}&crop=100,200,300,250"), cards.render(uri)[200:250, 100:300])
-
-
 @pytest.mark.parametrize("name", ["shapes", "digits", "coins", "text", "photos"])
 def test_packaged_pictures_keep_their_annotations_and_ids(name, tmp_path):
     (clean,), (dark,) = (

@@ -177,10 +177,3 @@ def test_missing_media_are_named(shown: Demonstration):
         "was not kept"
         in Page(data_card.render_card({}, [data_card.example(lost, ToolboxConfig())], "x")).text
     )
-
-
-def test_a_cause_of_bad_rows_and_of_drops_adds_up():
-    page = data_card.render_card(
-        {"kept": 1, "rows": 8, "bad_rows": {"no_media": 3}, "dropped": {"no_media": 4}}, (), "t"
-    )
-    assert re.search(r"no_media(</bdi>)?</dt>\s*<dd><b>7</b>", page)

@@ -50,7 +50,7 @@ def test_rows_are_read_by_number_and_other_kinds_are_counted(tmp_path: Path) -> 
     assert store.refused == {"trap_logical": 1, "outcome_negative": 1}
     repeated = DemonstrationStore(tmp_path / "rows")
     assert repeated[2] == rows[4]
-    with pytest.raises(DataFailure, match="none of its 5"):
+    with pytest.raises(DataFailure, match="none of 5"):
         DemonstrationStore.fill(
             tmp_path / "none", iter([demonstration(n, kind="trap_perceptual") for n in range(5)]), ["golden"]
         )

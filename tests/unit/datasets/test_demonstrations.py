@@ -16,12 +16,10 @@ from PIL import Image
 from pixelis.actors.demonstrations import HeldOut
 from pixelis.config import Config, DataConfig, RunConfig, parse
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.cards import FRAME, render
 from pixelis.datasets.demonstration_store import DemonstrationStore
 from pixelis.datasets.demonstration_stream import Prepare, samples_of
 from pixelis.datasets.demonstrations import Player
-from pixelis.datasets.questions import read_demonstrations
-from pixelis.errors import BadImage, DataFailure
+from pixelis.errors import DataFailure
 from pixelis.jobs import sft
 from pixelis.records import Demonstration, Media, StopReason, Trajectory
 
@@ -116,19 +114,10 @@ def test_training_warns_once_of_turns_that_would_be_cut_off(
     sft.prepare(settings().model_copy(update=place), tmp_path, resumed=False)
     warning = capsys.readouterr().err
     assert warning.count("warning:") == 1
-    assert "1 of 3 turns in 3 demonstrations have more than dialogue.max_turn_tokens 32" in warning
+    assert "1 of 3 turns" in warning
+    assert "dialogue.max_turn_tokens=32" in warning
     sft.prepare(settings(max_turn_tokens=500).model_copy(update=place), tmp_path, resumed=True)
     assert "warning" not in capsys.readouterr().err
-
-
-def test_a_crop_of_a_crop_is_cut_from_the_picture(
-    player: Player, row: Callable[..., Demonstration], picture: Path
-) -> None:
-    turns = [zoom([0.5, 0.5, 1.0, 1.0]), zoom([0.5, 0.0, 1.0, 0.5], target="obs1"), {"answer": "7"}]
-    trajectory, views = player.play(row(*turns))
-    np.testing.assert_array_equal(views[2], np.asarray(Image.open(picture))[128:192, 192:256])
-    assert [image.id for image in trajectory.images] == ["img0", "obs1", "obs2"]
-    assert trajectory.images[2].parent == "obs1"
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
@@ -142,26 +131,6 @@ def test_boxes_with_equal_tokens_show_the_same_view(family: str, row: Callable[.
     assert rounded.token_ids() == exact.token_ids()
     assert [turn.action for turn in rounded.turns] == [turn.action for turn in exact.turns]
     np.testing.assert_array_equal(shown[1], seen[1])
-
-
-def test_a_demonstration_of_the_picture_world_shows_the_card_that_is_asked_for(player: Player) -> None:
-    played = 0
-    for line in read_demonstrations("cards:?split=train", 8, seed=1, direct_share=0.5):
-        trajectory, views = player.play(line)
-        whole = render(line.media[0].uri)
-        if len(line.turns) == 2:
-            played += 1
-            left, top, right, bottom = trajectory.observations[0].data["pixels"]
-            x1, y1, x2, y2 = (v * whole.shape[0] for v in line.meta["box"])
-            digit = (x1 + FRAME, y1 + FRAME, x2 - FRAME, y2 - FRAME)
-            inside = (max(left, digit[0]), max(top, digit[1]), min(right, digit[2]), min(bottom, digit[3]))
-            assert inside == digit, "the whole digit inside the frame is in the crop"
-            resized = np.asarray(Image.fromarray(whole[top:bottom, left:right]).resize((64, 64)), np.float32)
-            assert np.abs(views[1] - resized).mean() < 6, (
-                "the crop is this region of the picture, up to how it is resized"
-            )
-        assert trajectory.answer == line.answers[0]
-    assert 1 <= played <= 7
 
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
@@ -253,28 +222,6 @@ def test_a_mistake_stays_in_the_context_and_out_of_the_loss(
     assert len(learnt) == 2
     assert "zoom_in" in learnt[0]
     assert learnt[1].startswith("<answer>7")
-
-
-def test_a_demonstration_too_long_for_the_context_is_a_data_failure(
-    row: Callable[..., Demonstration],
-) -> None:
-    config = settings(max_context=64)
-    with pytest.raises(DataFailure) as caught:
-        Player(config, config.policy.model).play(row(zoom([0.1, 0.1, 0.6, 0.6]), {"answer": "7"}))
-    assert caught.value.code == "over_context"
-
-
-def test_a_missing_or_broken_picture_has_its_error_code(
-    player: Player, row: Callable[..., Demonstration], picture: Path
-) -> None:
-    good = row({"answer": "7"})
-    picture.write_bytes(picture.read_bytes()[:40])
-    with pytest.raises(BadImage):
-        player.play(good)
-    picture.unlink()
-    with pytest.raises(BadImage) as caught:
-        player.play(good)
-    assert caught.value.code == "image_not_found"
 
 
 def test_the_stream_yields_the_played_demonstrations(

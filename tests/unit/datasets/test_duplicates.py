@@ -127,27 +127,3 @@ def test_missing_pictures_have_an_error_code(tmp_path: Path):
     (tmp_path / "bad.png").write_bytes(b"\x89PNG no")
     with pytest.raises(BadImage):
         pictures.perceptual_hash(image(tmp_path / "bad.png"))
-    (result,) = pictures.perceptual_hashes([image(tmp_path / "bad.png")])
-    assert isinstance(result, BadImage)
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=30), st.integers(0, 3), st.data())
-def test_groups_join_exactly_the_similar_hashes(hashes: list[int], bits: int, data: st.DataObject):
-    source = data.draw(st.sampled_from(hashes))
-    flipped = source
-    for bit in data.draw(st.lists(st.integers(0, 63), max_size=3, unique=True)):
-        flipped ^= 1 << bit
-    hashes = [*hashes, flipped]
-    groups = group_similar(hashes, bits)
-    for i, one in enumerate(hashes):
-        for j, other in enumerate(hashes):
-            if (one ^ other).bit_count() <= bits:
-                assert groups[i] == groups[j]
-    for i in range(len(hashes)):  # and nothing without a chain of such pairs
-        reach, grown = {i}, True
-        while grown:
-            more = {
-                j for j in range(len(hashes)) for k in reach if (hashes[j] ^ hashes[k]).bit_count() <= bits
-            } - reach
-            reach, grown = reach | more, bool(more)
-        assert {j for j in range(len(hashes)) if groups[j] == groups[i]} == reach

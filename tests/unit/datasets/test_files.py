@@ -51,12 +51,6 @@ def test_rows_come_back_from_json_however_it_is_laid_out(
             assert read(folder / name) == rows, name
 
 
-def test_a_suffix_may_be_in_capitals(tmp_path: Path) -> None:
-    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(b'{"id": 1}'))
-    (tmp_path / "B.JSON").write_text('[{"id": 2}]', encoding="utf-8")
-    assert [read(path) for path in sorted(tmp_path.iterdir())] == [[{"id": 1}], [{"id": 2}]]
-
-
 def test_a_parquet_file_gives_its_rows_in_order_with_nested_and_binary_columns(tmp_path: Path) -> None:
     rows = [{"id": i, "image": {"bytes": bytes([i]), "path": None}, "answer": [str(i)]} for i in range(50)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=7)
@@ -128,8 +122,6 @@ def test_a_line_that_is_no_row_is_a_value_and_the_next_is_read(tmp_path: Path) -
         ("a.json", '[{"a": 1}, {"a": ', ("row 2", "not JSON")),
         ("a.json", '[{"a": 1}', ("row 2", "not JSON")),
         ("a.json", '[{"a": 1}, nonsense]', ("row 2", "not JSON")),
-        ("a.json", '[{"a": 1}] [{"a": 2}]', ("after row 1", "followed by more text")),
-        ("a.json", '[] {"a": 2}', ("after row 0", "followed by more text")),
         ("a.json", '[{"a": 1}, {"a": ' + 5000 * "1" + "}]", ("row 2", "not JSON")),
         ("a.parquet", "no parquet", ("a.parquet", "cannot be read")),
         ("a.jsonl.gz", "no gzip", ("a.jsonl.gz", "cannot be read")),

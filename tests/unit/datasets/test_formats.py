@@ -5,8 +5,6 @@ they came from.
 from __future__ import annotations
 
 import base64
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,15 @@ from row_files import one, write
 
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.formats import FORMATS, detect, load_format, read_records
-from pixelis.datasets.formats.writing import write_chat, write_question
+from pixelis.datasets.formats import FORMATS, detect, read_records
 from pixelis.datasets.media_root import MediaRoot
-from pixelis.errors import BadInput, InfraFailure
+from pixelis.errors import BadInput
 from pixelis.operations.image import load_image
-from pixelis.records import Demonstration, Media, Question, Step
+from pixelis.records import Demonstration, Question
 
 
 def bytes_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.read_bytes(), "path": None}
-
-
-CHATS = [name for name in FORMATS if load_format(name).write_chat]
 
 
 def test_parquet_rows_with_pictures_in_them_become_files_once(folder: Path) -> None:
@@ -90,32 +84,6 @@ def test_a_list_of_frames_is_a_clip_and_a_letter_is_a_choice(folder: Path) -> No
 
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
-
-
-def test_a_call_that_was_refused_stays_out_of_the_loss_and_takes_no_number(folder: Path) -> None:
-    def ground(source: str) -> str:
-        return f'<think>t</think><grounding>{{"bbox_2d":[0.1,0.1,0.5,0.5],"source":"{source}"}}</grounding>'
-
-    said = [
-        ground("original_image"),
-        "Execution error: too small",
-        ground("original_image"),
-        "<image>",
-        ground("observation_1"),
-    ]
-    said += ["<image>", "<answer>red</answer>"]
-    chat = [{"from": ("gpt", "human")[i % 2], "value": text} for i, text in enumerate(said)]
-    row = {
-        "conversations": [{"from": "human", "value": "<image>What?"}, *chat],
-        "images": [f"images/{i}.png" for i in range(3)],
-    }
-    shown = one(write(folder, row))
-    assert isinstance(shown, Demonstration)
-    assert [(turn.target, turn.learn) for turn in shown.steps] == [
-        ("img0", False),
-        ("img0", True),
-        ("obs1", True),
-    ]
 
 
 STEPS: dict[str, list[dict[str, Any]]] = {
@@ -295,19 +263,6 @@ def test_media_on_another_filesystem_are_fetched_once(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [Path(uri)]
 
 
-def test_a_file_that_cannot_be_kept_is_not_taken_for_missing(tmp_path: Path) -> None:
-    bucket = fs._MockFileSystem()
-    bucket.create_dir("bucket")
-    with bucket.open_output_stream("bucket/0.png") as out:
-        out.write(b"a picture")
-
-    (tmp_path / "file").touch()
-    root = MediaRoot(bucket, "bucket", str(tmp_path / "file" / "cache"))
-    for reference in ("0.png", b"a picture"):
-        with pytest.raises(InfraFailure, match="no file could be written"):
-            root.reference("images", reference)
-
-
 @pytest.mark.parametrize(
     "written",
     [["<answer> </answer>", "cat", " "], "cat", ["", "<answer>dog</answer>, no: <answer> cat </answer>"]],
@@ -350,81 +305,7 @@ def test_chained_functions_are_recognised_by_the_id(folder: Path, own: str, scor
     assert one(write(folder, {"id": own, "problem": "What?", "answer": "shape(1, cube)"})).scorer == scorer
 
 
-def test_files_of_one_name_in_one_folder_keep_their_suffix_in_the_ids(tmp_path: Path) -> None:
-    row = json.dumps({"problem": "?", "answer": "1"})
-    for name in ("train.json", "train.jsonl", "sub/train.jsonl", "test.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(row, encoding="utf-8")
-    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(row.encode()))
-    result = list(read_records(str(tmp_path)))
-    names = ["sub/train-1", "test-1", "train.json-1", "train.jsonl-1", "train.jsonl.gz-1"]
-    assert [record.id for record in result if isinstance(record, Question)] == names
-
-
 def test_a_row_without_turns_is_no_demonstration(folder: Path) -> None:
     (row,) = read_records(write(folder, {"id": "q", "question": "What?", "answers": ["red"]}), Demonstration)
     assert isinstance(row, BadRow)
     assert (row.code, row.id) == ("no_turns", "q")
-
-
-# -- back to where they came from ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("format", CHATS)
-def test_a_demonstration_that_is_written_for_another_system_comes_back(folder: Path, format: str) -> None:
-    plain = format in ("sharegpt_messages", "reason_rft_cot")
-    zoom = [] if plain else [Step(think="Look.", op="zoom_in", arguments={"box": [0.25, 0.0, 0.75, 1.0]})]
-    media = [Media(id="img0", uri=str(folder / "images/2.png"))]
-    turns = [*zoom, Step(think="So", answer="red")]
-    shown = Demonstration(id="d", question="What?", media=media, answers=["red"], turns=turns)
-    row = write_chat(shown, format, [[str(folder / "images/3.png")] for _ in zoom])
-    assert detect(row) == format
-    back = one(write(folder, row))
-    assert isinstance(back, Demonstration)
-    assert [(turn.op, turn.answer, turn.think) for turn in back.turns] == [
-        (turn.op, turn.answer, turn.think) for turn in turns
-    ]
-    if zoom:
-        box, padding = back.turns[0].arguments["box"], back.turns[0].arguments.get("padding", 0.0)
-        assert (box[0] - padding, box[2] + padding) == pytest.approx((0.25, 0.75), abs=0.11)
-    assert (back.question, back.answers, back.media) == ("What?", ["red"], media)
-
-
-def test_images_of_clips_and_of_refused_calls_keep_their_numbers(folder: Path) -> None:
-    pictures = [str(folder / f"images/{i}.png") for i in range(4)]
-    clip = Media(id="vid0", kind="video", frames=pictures[:3])
-    box = {"box": [0.25, 0.0, 0.75, 1.0]}
-    turns = [
-        Step(think="Look.", op="zoom_in", target="vid0.1", arguments=box, learn=False),
-        Step(think="Look.", op="select_frames", target="vid0", arguments={"frames": [0, 2]}),
-        Step(think="Look.", op="zoom_in", target="obs1.1", arguments=box),
-        Step(think="Look.", op="zoom_in", target="obs2", arguments=box),
-        Step(think="So", answer="red"),
-    ]
-    shown = Demonstration(id="d", question="What?", media=[clip], answers=["red"], turns=turns)
-    row = write_chat(shown, "pixel_reasoner_sft", [[], pictures[:2], pictures[:1], pictures[:1]])
-    calls = [turn["content"][0]["text"] for turn in row["message_list"][1::2]]
-    assert [call.partition('"target_image":')[2][:1] for call in calls] == ["2", "", "5", "6", ""]
-    back = one(write(folder, row))
-    assert isinstance(back, Demonstration)
-    # Pixel-Reasoner's rows do not mark mistakes: all but the last two turns stay out of the loss.
-    told = [("vid0.1", False), ("vid0", False), ("obs1.1", False), ("obs2", True)]
-    assert [(turn.target, turn.learn) for turn in back.steps] == told
-
-
-def test_content_that_a_format_cannot_hold_is_refused(folder: Path) -> None:
-    clip = Media(id="vid0", kind="video", frames=["a.png"])
-    question = Question(id="q", question="?", media=[clip], answers=["x"])
-    for format in ("reason_rft", "mini_o3", "ttrl", "deepeyes"):
-        with pytest.raises(BadInput, match="no clips"):
-            write_question(question, format)
-    with pytest.raises(BadInput, match="no answer"):
-        write_question(question.model_copy(update={"answers": None}), "easyr1")
-    steps = [Step(op="read_text"), Step(answer="x")]
-    shown = Demonstration(
-        id="d", question="?", media=[Media(id="img0", uri="a.png")], answers=["x"], turns=steps
-    )
-    with pytest.raises(BadInput, match="cannot express it"):
-        write_chat(shown, "sharegpt", [[]])
-    with pytest.raises(BadInput, match="1 operations"):
-        write_chat(shown, "sharegpt")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from refined import demonstration
 
-from pixelis.config.refinement import OnlineConfig, RecipeConfig, RftRecipeConfig, SftRecipeConfig
+from pixelis.config.refinement import RecipeConfig, RftRecipeConfig, SftRecipeConfig
 from pixelis.datasets.refinement import fusion
 from pixelis.datasets.refinement.actions import WRONG_KINDS, category, kind_group
-from pixelis.records import Action, Experience, Observation, Question, Step, Trajectory, Turn, Verdict
+from pixelis.records import Question
 
 TASK_OF = {
     "geometric": "geometric_comparison",
@@ -104,15 +104,6 @@ def test_missing_demonstrations_are_reported_and_not_invented():
     assert summary["left_out"]["beyond_share"] == len(rows) - len(fused.demonstrations)
 
 
-def test_bounds_of_a_recipe():
-    long = demonstration("long", zooms=8)  # 17 actions
-    blind = demonstration("blind", turns=[Step(think="Just so", answer="7")])
-    fused = fusion.select([long, blind, demonstration("fine")], RecipeConfig(length=(1, 15)), 0)
-    assert [d.id for d in fused.demonstrations] == ["fine"]
-    assert fused.summary()["left_out"] == {"length": 1, "operations": 1}
-    assert fusion.select([], RecipeConfig(), 0).demonstrations == []
-
-
 def test_higher_weights_are_drawn_first_and_the_seed_decides_the_draw():
     rows = pile("vqa", "golden", 400)
     good = [d.model_copy(update={"quality": 1.0 if i % 2 else 0.04}) for i, d in enumerate(rows)]
@@ -151,38 +142,3 @@ def test_recipes_that_contradict_themselves():
         RecipeConfig(tasks={"geometric": 0.5})
     with pytest.raises(ValidationError, match="unknown share `geometry`"):
         RecipeConfig(tasks={"geometry": 1.0})
-
-
-def experience(
-    name: str, confidence: float = 0.9, reward: float = 0.0, age: float = 0.0, states: str = "", ops: int = 0
-):
-    turns = [
-        Turn(role="tool", observation=Observation(status="ok" if s == "o" else "error", code=None))
-        for s in states
-    ]
-    turns += [Turn(role="assistant", action=Action(op=f"op{i}")) for i in range(ops)]
-    return Experience(
-        id=name,
-        question=Question(id=name, question="?"),
-        trajectory=Trajectory(question_id=name, turns=turns, answer="7", reward=reward),
-        verdict=Verdict(answer="7", confidence=confidence, strategy="majority"),
-        policy_version=0,
-        created_at=1e9 - age * 86_400,
-    )
-
-
-def test_online_priorities_age_and_confidence():
-    rows = [
-        *(experience(f"u{i}", confidence=0.5) for i in range(9)),
-        *(experience(f"h{i}", reward=2.0) for i in range(9)),
-        *(experience(f"c{i}", confidence=0.1, states="eo") for i in range(9)),
-        *(experience(f"d{i}", ops=3) for i in range(9)),
-        experience("old", age=91, reward=2.0),
-        experience("vague", confidence=0.29),
-        experience("dull"),
-        experience("gave_up", confidence=0.1, states="e"),
-    ]
-    selected, summary = fusion.online(rows, OnlineConfig(size=10), 1e9, 0)
-    assert sorted(e.id[0] for e in selected) == sorted("uuuuhhhccd")
-    assert summary["dropped"] == {"too_old": 1, "not_confident": 2, "no_priority": 1, "beyond_share": 26}
-    assert summary["short"] == 0

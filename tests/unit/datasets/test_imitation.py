@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from chat_server import ChatServer
 
-from pixelis.config.synthesis import DistillationConfig, ImitationConfig
+from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets import packaged
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.distillation import Distiller, describe_annotations
@@ -63,7 +63,7 @@ def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Ite
             "tries": 2,
             **settings,
         }
-        opened.extend([Imitator(ImitationConfig.model_validate(values), EXECUTOR, shown[1:]), server])
+        opened.extend([Imitator(TeacherConfig.model_validate(values), EXECUTOR, shown[1:]), server])
         return opened[-2], opened[-1]
 
     yield build
@@ -124,7 +124,7 @@ def test_a_reply_without_call_or_answer_is_requested_again(
 
 def test_imitation_without_demonstrations_is_an_error() -> None:
     with pytest.raises(BadConfig, match="demonstrations to imitate"):
-        Imitator(ImitationConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), EXECUTOR, [])
+        Imitator(TeacherConfig(url="http://127.0.0.1:1", model="m", api_key_env=""), EXECUTOR, [])
 
 
 def served(answer: str, box: list[float], op: str = "zoom_in", **arguments: object) -> bytes:
@@ -226,7 +226,7 @@ GOOD = "<think>There are two on the left and one on the right.</think>\n<answer>
 
 
 def test_a_right_reply_becomes_a_demonstration() -> None:
-    sample = Distiller(DistillationConfig()).distil(ask(WRONG, GOOD), draw=1)
+    sample = Distiller(TeacherConfig()).distil(ask(WRONG, GOOD), draw=1)
     assert [(turn.think, turn.answer) for turn in sample.turns] == [
         ("There are two on the left and one on the right.", "3")
     ]
@@ -250,7 +250,7 @@ def test_a_right_reply_becomes_a_demonstration() -> None:
 )
 def test_other_replies_are_dropped_with_their_cause(reply: str, code: str) -> None:
     with pytest.raises(DataFailure) as error:
-        Distiller(DistillationConfig()).distil(ask(reply))
+        Distiller(TeacherConfig()).distil(ask(reply))
     assert error.value.code == code
 
 
@@ -264,7 +264,7 @@ def test_requests_contain_the_annotations_as_text(monkeypatch: pytest.MonkeyPatc
     annotations = Annotations(
         regions=regions, relations=[Relation(subject="a", predicate="left of", object="b")]
     )
-    one = Distiller(DistillationConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
+    one = Distiller(TeacherConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
     sample = one.distil(ask(meta={}, annotations=annotations))
     assert sample.provenance is not None
     assert sample.provenance.writer == "r"
@@ -276,9 +276,9 @@ def test_requests_contain_the_annotations_as_text(monkeypatch: pytest.MonkeyPatc
 
 def test_rows_without_replies_need_a_model() -> None:
     with pytest.raises(BadInput, match=r"no meta\.responses"):
-        Distiller(DistillationConfig()).distil(ask(meta={}))
+        Distiller(TeacherConfig()).distil(ask(meta={}))
     with pytest.raises(BadInput, match="neither text"):
-        Distiller(DistillationConfig()).distil(ask(meta={"responses": [1]}))
+        Distiller(TeacherConfig()).distil(ask(meta={"responses": [1]}))
     with pytest.raises(DataFailure) as error:
-        Distiller(DistillationConfig()).distil(ask(GOOD), draw=1)
+        Distiller(TeacherConfig()).distil(ask(GOOD), draw=1)
     assert error.value.code == "no_response"

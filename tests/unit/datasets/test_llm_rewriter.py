@@ -12,12 +12,13 @@ from chat_server import ChatServer
 from pixelis.config.synthesis import WriterConfig
 from pixelis.datasets.synthesis.llm_rewriter import UNCHANGED, LlmRewriter, read_thoughts
 from pixelis.errors import BadConfig, DataFailure
-from pixelis.records import Demonstration, Observation, Step
+from pixelis.records import Demonstration, Observation, Provenance, Step
 
 MADE = Demonstration(
     id="d",
     question="Which digit is in the red frame?",
     answers=["7"],
+    provenance=Provenance(source="s", original_id="o", method="templates"),
     turns=[
         Step(
             think="I look at the frame.",
@@ -70,7 +71,7 @@ def test_only_thoughts_change(writer: Callable) -> None:
     assert [turn.model_copy(update={"think": None}) for turn in written.turns] == bare
     assert written.provenance is not None
     assert str(written.provenance.writer).startswith("m ")
-    assert written.model_copy(update={"turns": MADE.turns, "provenance": None}) == MADE
+    assert written.model_copy(update={"turns": MADE.turns, "provenance": MADE.provenance}) == MADE
     (request,) = server.requests
     assert request["path"] == "/v1/chat/completions"
     assert json.loads(request["messages"][1]["content"])["question"] == MADE.question

@@ -278,7 +278,7 @@ def test_a_search_finds_the_moment(folder):
             "annotations": Annotations(events=[cut.annotations.events[0].model_copy(update={"start": 2.4})])
         }
     )
-    assert failure_of("moment_search", late, "cut") == "not_shown"
+    assert failure_of("moment_search", late, "cut") == "measure_differs"
     still = motion.annotations.events[0].model_copy(update={"start": 2.5, "end": 2.8})
     assert (
         failure_of(

@@ -31,7 +31,7 @@ from pixelis.records import Observation, Step
     ],
 )
 def test_rules(fields: dict, cause: str | None):
-    assert quality.rule_violation(demonstration(**fields), OPERATIONS) == cause
+    assert quality.rule_violation(demonstration(**fields), OPERATIONS, QualityConfig()) == cause
 
 
 def test_every_fault_lowers_its_component_of_the_score():
@@ -88,7 +88,7 @@ def rated(score: int, why: str = "fine") -> str:
 
 def client(server: ChatServer) -> judging.QualityJudge:
     reached = JudgeSettings(url=server.url, model="m", api_key_env="", tries=2, concurrency=1)
-    return judging.QualityJudge(reached, QualityConfig(judge=True, judge_calls_per_minute=60_000))
+    return judging.QualityJudge(reached)
 
 
 def test_the_judge_scores_one_to_five_and_reads_the_turns(server: ChatServer):

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.datasets.bad_rows import BadRow
-from pixelis.datasets.cards import describe
 from pixelis.datasets.questions import read_demonstrations, read_questions
 from pixelis.errors import BadInput, MissingFile
 
@@ -67,24 +66,6 @@ def test_cards_resume_by_number_exactly(start: int, limit: int) -> None:
     whole = ids("cards:?split=validation", 25, seed=3, limit=limit)
     assert len(set(whole)) == limit
     assert ids("cards:?split=validation", 25 - start, seed=3, limit=limit, start=start) == whole[start:]
-
-
-def test_cards_name_their_picture_and_hold_its_truth() -> None:
-    source = "cards:?split=test&seed=9&shift=noise"
-    for question in itertools.islice(read_questions(source, seed=4), 5):
-        scene = describe(question.media[0].uri)
-        assert question.answers == [str(scene.target.digit)]
-        assert scene.target.colour in question.question
-        assert scene.split == "test"
-    assert ids(source, 5, seed=4) == ids(source, 5, seed=8), "a seed in the source is not overruled"
-    assert ids("cards:?split=test", 5, seed=4) != ids("cards:?split=test", 5, seed=8)
-
-
-def test_a_missing_file_says_what_to_name_instead(tmp_path: Path) -> None:
-    with pytest.raises(MissingFile) as caught:
-        next(read_questions(str(tmp_path / "no.jsonl")))
-    assert "no.jsonl" in str(caught.value)
-    assert "cards:" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize(
@@ -208,18 +189,6 @@ def test_a_question_of_higher_weight_comes_more_often_and_resumes_exactly(tmp_pa
 
 
 # -- demonstrations ------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=25)
-@given(share=st.sampled_from([0.0, 0.3, 1.0]), seed=st.integers(0, 5))
-def test_demonstrations_of_cards_are_the_same_for_the_same_seed_and_a_longer_run_begins_like_a_shorter(
-    share: float, seed: int
-) -> None:
-    rows = read_demonstrations("cards:?split=train", 12, seed, share)
-    assert rows[:5] == read_demonstrations("cards:?split=train", 5, seed, share)
-    direct = [len(row.turns) == 1 for row in rows]
-    assert all(direct) if share == 1.0 else not any(direct) if share == 0.0 else len(direct) == 12
-    assert all(row.final == row.answers[0] for row in rows)
 
 
 def test_a_file_of_demonstrations_is_shuffled_by_seed_and_repeated_to_the_count(tmp_path: Path) -> None:

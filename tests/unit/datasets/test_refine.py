@@ -24,15 +24,7 @@ from pixelis.jobs import refine
 from pixelis.records import Demonstration, Question, Step
 
 KINDS = ("golden", "golden", "golden", "trap_logical", "self_correction")
-GATES = {
-    "total": 30,
-    "per_task": 5,
-    "critical": 0,
-    "corrupted": 0.1,
-    "replay": 0.1,
-    "level_share": 0.2,
-    "level_tasks": 2,
-}
+GATES = {"per_task": 5, "sizes": 0, "corrupted": 0.1, "replay": 0.1}
 
 
 def rows(folder: Path, count: int = 60) -> list[Demonstration]:
@@ -81,7 +73,6 @@ def settings(source: Path, *overrides: str, **gates: float) -> Config:
         None,
         [
             *fixed,
-            "refinement.examples=2",
             "refinement.quality.min_score=0.5",
             "refinement.sft.validation=0.2",
             *given,
@@ -165,10 +156,7 @@ def test_the_judge_is_asked_once_and_its_contradictions_are_reported(
         (source / name).unlink()
     add(source, *rows(source.parent, 3))
     judge = ["rewards.judge.model=m", "rewards.judge.api_key_env=", "rewards.judge.concurrency=1"]
-    judge += [
-        "refinement.quality.judge=true",
-        "refinement.quality.judge_calls_per_minute=60000",
-    ]
+    judge += ["refinement.quality.judge=true"]
     none = dict.fromkeys(GATES, 0) | {"corrupted": 1}
     with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
         refine.run(settings(source, *judge, **none))
@@ -225,9 +213,7 @@ def test_nothing_to_refine(tmp_path: Path):
         refine.run(settings(tmp_path / "data"))
     short = demonstration(turns=[Step(answer="7")])
     (tmp_path / "data" / "a.jsonl").write_text(short.model_dump_json() + "\n", encoding="utf-8")
-    with pytest.raises(
-        DataFailure, match=r"is left of 1 rows \(length 1\)\n *fix: .*refinement.quality.length"
-    ):
+    with pytest.raises(DataFailure, match=r"is left of 1 rows \(length 1\)"):
         # Before the policy is asked
         refine.run(settings(tmp_path / "data", "refinement.pass_rate.episodes=2"))
 
@@ -235,18 +221,16 @@ def test_nothing_to_refine(tmp_path: Path):
 def test_every_row_below_the_quality_of_its_level(source: Path, capsys: pytest.CaptureFixture[str]):
     floors = "refinement.quality.levels={simple: 1, medium: 1, hard: 1}"
     (source / "b.jsonl").write_text("{oops\n", encoding="utf-8")
-    with pytest.raises(
-        DataFailure, match=r"\(level_quality \d+, not_json 1\)\n *fix: .*refinement.quality.levels"
-    ):
+    with pytest.raises(DataFailure, match=r"\(level_quality \d+, not_json 1\)"):
         refine.run(settings(source, floors))
     with pytest.raises(DataFailure, match="gate total"):
-        refine.run(settings(source, total=1000))
+        refine.run(settings(source, sizes=1))
     assert "of 31 rows; dropped " in capsys.readouterr().out, (
         "what the gate lacks was dropped for these causes"
     )
 
 
-def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_checks_the_inputs(source: Path, capsys: pytest.CaptureFixture[str]):
     arguments = [
         f"data.demonstrations={source}",
         f"run.dir={source.parent / 'run'}",
@@ -264,13 +248,10 @@ def test_a_dry_run_checks_the_inputs_and_prints_the_steps(source: Path, capsys: 
     printed = capsys.readouterr()
     assert "refinement:" in printed.out
     assert f"ok     data.demonstrations={source}" in printed.err
-    assert "8 episodes per question" in printed.err
     assert not (source.parent / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "key", ["data.demonstrations", "refinement.holdout.sources", "refinement.online.source"]
-)
+@pytest.mark.parametrize("key", ["data.demonstrations", "refinement.holdout.sources"])
 def test_a_dry_run_names_a_missing_input(source: Path, key: str, capsys: pytest.CaptureFixture[str]):
     missing = source.parent / "missing.jsonl"
     value = f"[{missing}]" if key.endswith("sources") else str(missing)

@@ -1,6 +1,4 @@
-"""Whole episodes with a scripted engine and the real operations: what is heard, said, kept, and why it
-stops.
-"""
+"""Whole episodes with a scripted engine and the real operations."""
 
 from __future__ import annotations
 
@@ -66,18 +64,9 @@ def play(
     tools = RealTools(name) if tools == "real" else tools
     sampling = sampling or SamplingParams(seed=5)
     told: list[tuple[Turn, list[np.ndarray]]] = []
+    fixed = (tools, limits, sampling, "g", 3)
     playing = run_episode(
-        session,
-        renderer(name),
-        QUESTION,
-        images,
-        views,
-        tools,
-        limits,
-        sampling,
-        "g",
-        3,
-        on_turn=lambda *turn: told.append(turn),
+        session, renderer(name), QUESTION, images, views, *fixed, on_turn=lambda *turn: told.append(turn)
     )
     episode = asyncio.run(playing)
     # Whoever watches is told every turn after the prompt, in order, with its views; but none that the engine
@@ -138,16 +127,6 @@ def test_zoom_twice_then_answer(name: str):
     assert session.closed >= 1
 
 
-def test_the_loss_covers_what_the_policy_said_and_nothing_else():
-    episode, _ = play([call(), ANSWER])
-    t = sound(episode)
-    said = [token for token, m in zip(t.token_ids(), t.loss_mask(), strict=True) if m]
-    encode = renderer(NANO).tokenizer.encode
-    assert said == [*encode(call()), 2, *encode(ANSWER), 2]
-    assert [p for p, m in zip(t.behaviour_log_probs(), t.loss_mask(), strict=True) if m] == [-0.5] * len(said)
-    assert renderer(NANO).spec.image_token not in said
-
-
 def test_a_turn_that_its_call_ends_is_closed_in_front_of_the_observation():
     """Mini-o3's generation ends with `</grounding>`: the end of the turn is not sampled, and not learnt."""
     base = renderer(NANO)
@@ -155,18 +134,8 @@ def test_a_turn_that_its_call_ends_is_closed_in_front_of_the_observation():
     text = '<think>t</think><grounding>{"bbox_2d": [0, 0, 0.5, 0.5], "source": "original_image"}</grounding>'
     said = r.tokenizer.encode(text, add_special_tokens=False)
     session, view = ScriptedSession(r, [said, ANSWER]), image_view(NANO)
-    playing = run_episode(
-        session,
-        r,
-        QUESTION,
-        [view],
-        [pixels(view)],
-        RealTools(),
-        Limits(4, 200, 4000, 4),
-        SamplingParams(),
-        "g",
-        3,
-    )
+    fixed = (RealTools(), Limits(4, 200, 4000, 4), SamplingParams(), "g", 3)
+    playing = run_episode(session, r, QUESTION, [view], [pixels(view)], *fixed)
     t = asyncio.run(playing).trajectory
     assert (t.stop_reason, t.answer, t.operations_ok) == (StopReason.ANSWER, "7", 1)
     assert [sampling.stop for *_, sampling in session.calls] == ["</grounding>"] * 2
@@ -193,15 +162,12 @@ def test_a_refused_call_takes_no_id_and_says_why():
     ("lines", "limits", "stop"),
     [
         (["just talk"], LIMITS, StopReason.NO_ACTION),
-        ([""], LIMITS, StopReason.NO_ACTION),
         (["<answer>7"], LIMITS, StopReason.NO_ACTION),
         ([ANSWER * 30], LIMITS, StopReason.LENGTH),
-        ([call()], Limits(4, 8, 512, 4), StopReason.LENGTH),
         ([call()], Limits(1, 64, 512, 4), StopReason.OVER_TURN),
         ([call(), "<tool_call>broken</tool_call>"], Limits(2, 64, 512, 4), StopReason.OVER_TURN),
         ([call(), call()], Limits(4, 64, 512, 2), StopReason.OVER_IMAGES),
         ([call(), call(), call()], Limits(4, 64, 120, 4), StopReason.OVER_CONTEXT),
-        (["talk " * 200], Limits(4, 200, 60, 4), StopReason.OVER_CONTEXT),
         ([ANSWER], Limits(4, 64, 16, 4), StopReason.OVER_CONTEXT),
         ([ANSWER], Limits(4, 64, 512, 0), StopReason.OVER_IMAGES),
     ],
@@ -237,17 +203,8 @@ def test_without_tools_a_call_is_an_unknown_operation():
     ("result", "code"),
     [
         (ValueError("boom"), "crashed"),
-        (InfraFailure("actor died"), "crashed"),
-        (TimeoutError(), "timeout"),
         (DeadlineExceeded("slow"), "timeout"),
         ((Observation(status="ok", images=[ImageView(id="", view_size=(64, 64))]), []), "crashed"),
-        (
-            (
-                Observation(status="ok", images=[ImageView(id="", view_size=(64, 64))]),
-                [np.zeros((32, 64, 3), np.uint8)],
-            ),
-            "crashed",
-        ),
         (None, "crashed"),
     ],
 )
@@ -279,12 +236,10 @@ GOOD = renderer(NANO).assistant("7").tokens
     [
         (RuntimeError("CUDA error"), StopReason.ERROR, "crashed"),
         (InfraFailure("engine gone", code="engine_gone"), StopReason.ERROR, "engine_gone"),
-        (DeadlineExceeded("too slow"), StopReason.DEADLINE, "deadline_exceeded"),
         (TimeoutError(), StopReason.DEADLINE, "deadline_exceeded"),
         ([GOOD[0], SPEC.image_token, *GOOD[1:]], StopReason.ERROR, "bad_token"),
         ([GOOD[0], SPEC.pad, *GOOD[1:]], StopReason.ERROR, "bad_token"),
         (Completion(GOOD, [0.0], "stop"), StopReason.ERROR, "bad_completion"),
-        (Completion(GOOD, [float("nan")] * len(GOOD), "stop"), StopReason.ERROR, "bad_completion"),
         (Completion(GOOD, [float("-inf")] * len(GOOD), "stop"), StopReason.ERROR, "bad_completion"),
         (Completion(GOOD[:-1], [0.0] * (len(GOOD) - 1), "stop"), StopReason.ERROR, "bad_completion"),
         (Completion([9] * 65, [0.0] * 65, "length"), StopReason.ERROR, "bad_completion"),
@@ -298,28 +253,12 @@ def test_a_failing_engine_is_a_stop_reason(line, stop, cause):
     assert session.closed >= 1
 
 
-def test_one_broken_episode_leaves_its_neighbours_alone():
-    async def group():
-        sessions = [ScriptedSession(renderer(NANO), [line]) for line in (ANSWER, RuntimeError("x"), ANSWER)]
-        sessions[2].close = lambda: 1 / 0
-        view, r = image_view(NANO), renderer(NANO)
-        fixed = (r, QUESTION, [view], [pixels(view)], None, LIMITS, SamplingParams(), "g", 0)
-        return await asyncio.gather(*(run_episode(session, *fixed) for session in sessions))
-
-    assert [e.trajectory.stop_reason.value for e in asyncio.run(group())] == ["answer", "error", "answer"]
-
-
 def test_views_that_do_not_match_their_description_never_reach_training():
     view = image_view(NANO)
 
-    async def wrong():
-        session = ScriptedSession(renderer(NANO), [ANSWER])
-        small = pixels(view)[:16]
-        return await run_episode(
-            session, renderer(NANO), QUESTION, [view], [small], None, LIMITS, SamplingParams(), "g", 0
-        )
-
-    episode = asyncio.run(wrong())
+    session, small = ScriptedSession(renderer(NANO), [ANSWER]), pixels(view)[:16]
+    fixed = (None, LIMITS, SamplingParams(), "g", 0)
+    episode = asyncio.run(run_episode(session, renderer(NANO), QUESTION, [view], [small], *fixed))
     assert (episode.trajectory.stop_reason, episode.trajectory.unscored) == (StopReason.ERROR, "bad_views")
     assert (episode.trajectory.turns, episode.views) == ([], [])
 
@@ -331,20 +270,9 @@ def test_cancellation_passes_and_closes_the_session():
 
     async def cancelled():
         session, view = Slow(renderer(NANO), []), image_view(NANO)
-        task = asyncio.create_task(
-            run_episode(
-                session,
-                renderer(NANO),
-                QUESTION,
-                [view],
-                [pixels(view)],
-                None,
-                LIMITS,
-                SamplingParams(),
-                "g",
-                0,
-            )
-        )
+        fixed = (None, LIMITS, SamplingParams(), "g", 0)
+        run = run_episode(session, renderer(NANO), QUESTION, [view], [pixels(view)], *fixed)
+        task = asyncio.create_task(run)
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

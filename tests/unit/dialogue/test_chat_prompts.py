@@ -1,7 +1,4 @@
-"""Chat models get the same requests as ever from evaluation, with operations and without, and from imitation.
-
-Run as a script, this file stores the requests and episodes that it compares with.
-"""
+"""Chat models get the same requests as ever from evaluation, with operations and without, and from imitation."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from chat_server import ChatServer
 from PIL import Image
 
 from pixelis.config import Config, parse
-from pixelis.config.synthesis import ImitationConfig
+from pixelis.config.synthesis import TeacherConfig
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_demonstrations
 from pixelis.datasets.synthesis.executor import Executor
@@ -155,7 +152,7 @@ def imitated(folder: Path, dialect: str) -> Any:
         "Let me think.", *replies, ANSWERS.get(dialect, "<think>Yes.</think><answer>7</answer>")
     )
     config = config_for(server, dialect, "auto", 1)
-    settings = ImitationConfig(url=server.url, model="m", api_key_env="", calls_per_minute=60000, shots=2)
+    settings = TeacherConfig(url=server.url, model="m", api_key_env="", calls_per_minute=60000, shots=2)
     imitator = Imitator(
         settings, Executor(dialogue=config.dialogue), read_demonstrations("cards:?split=train", 3, 5, 0.0)
     )
@@ -203,20 +200,6 @@ def test_requests_and_episodes_stay_as_they_are(
     monkeypatch.setattr(chat_agent, "ToolboxPool", LocalPool)
     monkeypatch.setattr(chat_agent.cluster, "connect", lambda config: None)
     assert MULTIPLE == 28
-    assert captured(case, tmp_path) == json.loads(STORED.read_text(encoding="utf-8"))[case]
-
-
-if __name__ == "__main__":
-    import os
-    import tempfile
-
-    os.environ["NO_PROXY"] = "127.0.0.1"
-    chat_agent.ToolboxPool, chat_agent.cluster.connect = LocalPool, lambda config: None  # type: ignore[misc, assignment]
-    results = {}
-    for name in CASES:
-        with tempfile.TemporaryDirectory() as temporary:
-            results[name] = captured(name, Path(temporary))
-    lines = [
-        f"{json.dumps(name)}: {json.dumps(result, ensure_ascii=False)}" for name, result in results.items()
-    ]
-    STORED.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    result = captured(case, tmp_path)
+    assert result == stored[case], json.dumps(result, ensure_ascii=False)  # what to store if it is meant

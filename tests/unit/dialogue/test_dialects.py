@@ -42,32 +42,25 @@ def test_boxes_are_parts_of_the_named_image_in_both_scales():
     ("text", "code"),
     [
         ("<tool_call>zoom in please</tool_call>", "bad_json"),
-        ("<tool_call>[1,2]</tool_call>", "bad_json"),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "bad_json"),
         ('<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[1,2', "bad_json"),
         ('{"name":"zoom_in","arguments":{}}</tool_call>', "bad_json"),
         ("<tool_call>{'name':'zoom_in','arguments':{'bbox_2d':[1,2,30,40]}}</tool_call>", "bad_json"),
-        (call("__import__('os').getcwd()"), "bad_json"),
         (call('{"bbox_2d":[1,2,30,40],"bbox_2d":[5,6,70,80]}'), "bad_json"),
         (call('{"bbox_2d":[NaN,2,30,40]}'), "bad_json"),
         (call('{"bbox_2d":[1,2,1e999,40]}'), "bad_json"),
         (call('{"bbox_2d":[1,2,' + "9" * 5000 + ",40]}"), "bad_json"),
         (call('{"bbox_2d":[1,2,30,40],"target":"\\ud800"}'), "bad_json"),
-        ('<tool_call>{"name":"zoom_in"}</tool_call>', "bad_json"),
         ('<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[1,2,30,40]},"id":1}</tool_call>', "bad_json"),
         (call('{"bbox_2d":[1,2,30,40]}', '"rm_rf"'), "unknown_op"),
-        (call('"[1,2,30,40]"'), "bad_arguments"),
         (call("{}"), "bad_arguments"),
         (call('{"bbox_2d":[1,2,30,40],"factor":2}'), "bad_arguments"),
         (call('{"box":[0.1,0.2,0.3,0.4]}'), "bad_arguments"),
         (call('{"bbox_2d":[1,2,30,40],"target":"obs7"}'), "bad_target"),
-        (call('{"bbox_2d":[1,2,30,40],"target":0}'), "bad_target"),
         (call('{"bbox_2d":[1,2,30]}'), "bad_box"),
         (call('{"bbox_2d":[true,2,30,40]}'), "bad_box"),
-        (call('{"bbox_2d":["1",2,30,40]}'), "bad_box"),
         (call('{"bbox_2d":[30,2,1,40]}'), "bad_box"),
         (call('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "bad_box"),
-        (call('{"bbox_2d":[0.1,20,300,400]}'), "bad_box"),
         (call('{"bbox_2d":[-500,2,30,40]}'), "out_of_range"),
         (call('{"bbox_2d":[1,2,1700,40]}'), "out_of_range"),
         (call('{"bbox_2d":[1,2,30,40]}') * 2, "limit"),
@@ -99,10 +92,8 @@ def test_pixel_boxes_may_touch_just_beyond_the_border_but_not_another_scale():
         ("so it was the case that </think><answer>7</answer>", "7"),
         ("<answer>1</answer> no, <answer>7</answer>", "7"),
         ("<answer></answer>", ""),
-        ("<answer>семь — 七</answer>", "семь — 七"),
         ("<answer>7", None),
         ("7", None),
-        ("", None),
         ("<think><answer>7</answer></think>", None),
     ],
 )
@@ -120,34 +111,15 @@ def test_the_last_answer_outside_the_thought_counts(text: str, answer: str | Non
         ("<answer>7</answer> I think", False),
         ("I think <answer>7</answer>", False),
         ("<answer>7</answer><answer>7</answer>", False),
-        ("<answer><answer>7</answer></answer>", False),
         ("<think>a</think><think>b</think><answer>7</answer>", False),
         ("<think><think>a</think><answer>7</answer>", False),
         ("a</think><answer>7</answer>", False),
         (call("{}") * 2, False),
         ("7", False),
-        ("", False),
     ],
 )
 def test_well_formed_is_one_thought_and_one_act(text: str, fine: bool):
     assert QWEN.well_formed(text) is fine
-
-
-def test_schema_describes_what_the_parser_accepts():
-    for kind, unit in (("thousand", "1000"), ("pixels", "pixels")):
-        function = QWEN.schema(OPERATIONS["zoom_in"], kind)["function"]
-        assert function["name"] == "zoom_in"
-        assert function["description"]
-        assert set(function["parameters"]["properties"]) == {
-            "bbox_2d",
-            "center_2d",
-            "factor",
-            "padding",
-            "target",
-        }
-        assert function["parameters"]["required"] == []
-        assert unit in function["parameters"]["properties"]["bbox_2d"]["description"]
-        assert "$defs" not in json.dumps(function)
 
 
 def test_a_box_below_the_grid_cannot_be_written():
@@ -184,12 +156,10 @@ def test_points_are_written_and_read_in_the_scale_of_the_model():
     ("arguments", "code"),
     [
         ('{"point_2d":[1]}', "bad_point"),
-        ('{"point_2d":[1,2,3]}', "bad_point"),
         ('{"point_2d":[0.5,0.5]}', "bad_point"),
         ('{"point_2d":[1,1001]}', "out_of_range"),
         ('{"point":[0.5,0.5]}', "bad_arguments"),
         ('{"radius":3}', "bad_arguments"),
-        ('{"point_2d":null}', "bad_arguments"),
         ('{"point_2d":[1,2],"radius":"3"}', "bad_arguments"),
         ('{"point_2d":[1,2],"bbox_2d":[9,2,3,4]}', "bad_box"),
     ],

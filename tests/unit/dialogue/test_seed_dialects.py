@@ -1,6 +1,4 @@
-"""The dialects of the seed systems: their exact forms, what they refuse, how they word things, and whole
-episodes in each.
-"""
+"""The dialects of the seed systems: their exact forms, what they refuse, and whole episodes in each."""
 
 from __future__ import annotations
 
@@ -123,36 +121,16 @@ def test_variants_of_the_form_that_models_write_are_parsed(dialect: str, text: s
     assert DIALECTS[dialect].parse(text, ALL, PICTURE).action == action
 
 
-def test_images_go_by_their_usual_names_when_the_episode_is_not_known() -> None:
-    blank = Scale("unit")
-    assert DIALECTS["mini_o3"].parse(ground("[0,0,0.5,1]", '"observation_3"'), ALL, blank).action == Action(
-        op="zoom_in", target="obs3", arguments={"box": [0, 0, 0.5, 1]}
-    )
-    assert DIALECTS["mini_o3"].parse(ground("[0,0,0.5,1]"), ALL, blank).action.target == "img0"
-    assert [
-        DIALECTS["pixel_reasoner"].parse(crop("[0,0,0.5,1]", n), ALL, blank).action.target for n in "123"
-    ] == [
-        "img0",
-        "obs1",
-        "obs2",
-    ]
-    assert DIALECTS["pixel_reasoner"].parse(frames("[1]"), ALL, blank).action.target == "vid0"
-
-
 BOX = "[0.1,0.2,0.3,0.4]"
 BAD = [
     ("mini_o3", "<grounding>look left</grounding>", "bad_json"),
-    ("mini_o3", "<grounding>[0.1,0.2,0.3,0.4]</grounding>", "bad_json"),
     ("mini_o3", '<grounding>{"bbox_2d":[0.1,0.2', "bad_json"),
     ("mini_o3", '{"bbox_2d":[0.1,0.2,0.3,0.4]}</grounding>', "bad_json"),
-    ("mini_o3", ground("__import__('os').getcwd()"), "bad_json"),
     ("mini_o3", f'<grounding>{{"bbox_2d":{BOX}}}</grounding>', "bad_arguments"),
     ("mini_o3", ground(f'{BOX},"zoom":2'), "bad_arguments"),
     ("mini_o3", ground(BOX, '"observation_2"'), "bad_target"),
     ("mini_o3", ground(BOX, '"obs1"'), "bad_target"),
-    ("mini_o3", ground(BOX, "1"), "bad_target"),
     ("mini_o3", ground("[0.1,0.2,0.3]"), "bad_box"),
-    ("mini_o3", ground('["0.1",0.2,0.3,0.4]'), "bad_box"),
     ("mini_o3", ground("[0.3,0.2,0.3,0.4]"), "bad_box"),
     ("mini_o3", ground("[-0.1,0.2,0.3,0.4]"), "out_of_range"),
     ("mini_o3", ground("[10,20,300,400]"), "out_of_range"),
@@ -162,18 +140,13 @@ BAD = [
     ("pixel_reasoner", tool("{}", "zoom_in"), "unknown_op"),
     ("pixel_reasoner", tool(f'{{"bbox_2d":{BOX}}}', "crop_image_normalized"), "bad_arguments"),
     ("pixel_reasoner", tool('{"target_image":1}', "crop_image_normalized"), "bad_arguments"),
-    ("pixel_reasoner", tool("[1]", "crop_image_normalized"), "bad_arguments"),
     ("pixel_reasoner", crop(BOX, '1,"padding":0.5'), "bad_arguments"),
     ("pixel_reasoner", crop(BOX, "0"), "bad_target"),
     ("pixel_reasoner", crop(BOX, "3"), "bad_target"),
-    ("pixel_reasoner", crop(BOX, "true"), "bad_target"),
     ("pixel_reasoner", crop(BOX, '"img0"'), "bad_target"),
     ("pixel_reasoner", crop("[0.5,20,300,40]"), "bad_box"),
     ("pixel_reasoner", crop("[10.5,20,300,40]"), "bad_box"),
-    ("pixel_reasoner", crop("[0.5,0.2,0.3,0.4]"), "bad_box"),
-    ("pixel_reasoner", crop("[1,2,3]"), "bad_box"),
     ("pixel_reasoner", frames("3"), "bad_arguments"),
-    ("pixel_reasoner", frames("[1,true]"), "bad_arguments"),
     ("pixel_reasoner", frames("[]"), "bad_arguments"),
     ("pixel_reasoner", frames("[0,1]"), "out_of_range"),
     ("deepeyes", "<tool_call>{'name':'image_zoom_in_tool'}</tool_call>", "bad_json"),
@@ -203,10 +176,8 @@ def test_what_is_not_offered_cannot_be_called() -> None:
     ):
         assert DIALECTS[dialect].parse(text, {}, PICTURE).error.code == "unknown_op"
     without = {"zoom_in": OPERATIONS["zoom_in"]}
-    assert (
-        DIALECTS["deepeyes"].parse(tool('{"angle":90}', "image_rotate_tool"), without, PICTURE).error.code
-        == "unknown_op"
-    )
+    turned = DIALECTS["deepeyes"].parse(tool('{"angle":90}', "image_rotate_tool"), without, PICTURE)
+    assert turned.error.code == "unknown_op"
     idle = DIALECTS["plain"].parse(tool('{"angle":90}', "image_rotate_tool"), ALL, PICTURE)
     assert (idle.action, idle.answer, idle.error) == (None, None, None)
 
@@ -224,7 +195,6 @@ def test_what_is_not_offered_cannot_be_called() -> None:
             for name in ("mini_o3", "plain")
         ),
         *((name, "seven", None, False) for name in SEEDS),
-        *((name, "", None, False) for name in SEEDS),
         *((name, "<think>t</think>It is \\boxed{7}", "7", False) for name in ("deepeyes", "plain")),
         ("mini_o3", "<think>t</think>It is \\boxed{7}", None, False),
         ("plain", "<think>t</think><answer>\\boxed{7}</answer>", "\\boxed{7}", True),
@@ -295,9 +265,7 @@ def test_only_operations_with_a_form_in_the_dialect_are_offered() -> None:
 
 @cache
 def speaker(dialect: str) -> Renderer:
-    """A renderer of the model shaped like Qwen2.5-VL, with every operation that the dialect has a form
-    for.
-    """
+    """A renderer of the model shaped like Qwen2.5-VL."""
     large = renderer("large")
     return Renderer(large.tokenizer, large.spec, DialogueConfig(dialect=dialect), list(ALL.values()))
 

@@ -19,12 +19,11 @@ from pixelis.config import DialogueConfig, parse
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.formats import read_records
-from pixelis.datasets.formats.writing import write_chat
 from pixelis.dialogue.agent import Episode, Limits, run_episode
 from pixelis.dialogue.dialects import DIALECTS
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams
-from pixelis.errors import BadInput, OperationError
+from pixelis.errors import OperationError
 from pixelis.evaluation.metrics import operation_counts
 from pixelis.operations import OPERATIONS, Scene, execute, select
 from pixelis.operations.pixel_budget import PixelBudget
@@ -290,8 +289,6 @@ def test_a_row_with_several_calls_in_a_turn_is_read_played_and_written_back(
     assert boxes == [[0, 0, 0.5, 1], [0.5, 0, 1, 1]]
     assert [turn.target for turn in d.turns] == ["img0", *(["obs2"] if dialect == "qwen" else []), None]
     assert all(turn.learn for turn in d.turns)
-    back = json.loads(json.dumps(write_chat(d, "sharegpt_messages")).replace(f"{folder}/", ""))
-    assert {key: back[key] for key in row} == row
     t, views = playing(dialect, 2).play(d)
     assert [view.id for view in t.images] == [
         "img0",
@@ -329,19 +326,3 @@ def test_rows_whose_results_do_not_fit_their_calls_are_refused_by_name(folder: P
         bad = read(folder, {**row, "messages": messages, "images": images})
         assert isinstance(bad, BadRow)
         assert (bad.column, bad.code) == ("messages.2", "result_count")
-
-
-def test_a_dialect_without_several_calls_refuses_to_write_them(folder: Path) -> None:
-    d = read(folder, chat("deepeyes", *NORMAL["deepeyes"]))
-    assert isinstance(d, Demonstration)
-    with pytest.raises(BadInput, match="one call") as error:
-        write_chat(d, "sharegpt", dialect="mini_o3")
-    assert error.value.code == "limit"
-    ours = d.model_copy(update={"turns": [turn.model_copy(update={"verbatim": None}) for turn in d.turns]})
-    row = write_chat(ours, "sharegpt_messages", [["1.png", "2.png"]], dialect="qwen")
-    assert row["messages"][1]["content"].count("<tool_call>") == 2
-    again = read(folder, row | {"images": [f"{i}.png" for i in range(3)]})
-    assert isinstance(again, Demonstration)
-    assert again.turns[0].further == ours.turns[0].further
-    with pytest.raises(BadInput, match="2 calls and 1 images"):
-        write_chat(ours, "sharegpt_messages", [["1.png"]], dialect="qwen")

@@ -126,17 +126,6 @@ def test_sessions_of_different_waves_go_on_together():
     with_engine(body)
 
 
-def test_more_rows_than_fit_run_in_several_waves():
-    async def body(engine: HfEngine) -> None:
-        prompt = Prompt(Maker())
-        sessions = [await engine.open() for _ in range(7)]
-        samples = await asyncio.gather(*(prompt.play(s, GREEDY) for s in sessions))
-        assert len({tuple(s.tokens) for s in samples}) == 1
-        assert engine.waves >= 5
-
-    with_engine(body, max_num_seqs=3)
-
-
 def test_waiting_turns_with_a_lower_priority_come_first():
     async def body(engine: HfEngine) -> None:
         prompt, order = Prompt(Maker()), list[int]()

@@ -112,9 +112,9 @@ def test_peft_files_hold_the_scale_and_leave_the_adapter_alone(tmp_path: Path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_linked_model_has_our_image_settings(family: str, tmp_path: Path):
-    linked = link_model(folder(family), tmp_path / "model", spec(family), 256, 4096)
+    linked = link_model(folder(family), tmp_path / "model", spec(family), 4096)
     settings = json.loads((linked / "preprocessor_config.json").read_text())
-    assert settings["size"] == {"shortest_edge": 256, "longest_edge": 4096}
+    assert settings["size"] == {"shortest_edge": spec(family).multiple ** 2, "longest_edge": 4096}
     assert (settings["patch_size"], settings["image_mean"]) == (
         spec(family).patch,
         list(spec(family).image_mean),

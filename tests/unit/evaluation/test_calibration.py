@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from pixelis.config.evolution import EvolutionConfig, VotingConfig
 from pixelis.errors import BadInput
@@ -72,8 +71,3 @@ def test_the_vote_reports_the_probability_and_the_gate_compares_it() -> None:
     assert gate(after, calibrated)
     alone = vote(samples[:1], [], calibrated, question, 0.0)
     assert (alone.confidence, alone.reason) == (0.5, INSUFFICIENT)
-
-
-def test_a_falling_curve_is_refused() -> None:
-    with pytest.raises(ValidationError, match="slope"):
-        VotingConfig(calibration=(-1.0, 0.5))

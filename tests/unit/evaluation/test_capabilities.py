@@ -213,25 +213,6 @@ def test_a_pair_of_the_frame_before_stays_though_new_pairs_are_better():
     assert scores.mota == pytest.approx(1 - 2 / 3)  # a miss and a false box, no switch
 
 
-def test_a_pair_does_not_outlast_a_frame_without_it_but_its_end_is_a_switch():
-    a, one, two = strip(0), strip(0.29), strip(-0.025)
-    far = dict.fromkeys(range(3), strip(9))
-    scores = TrackingScores()
-    scores.add([dict.fromkeys(range(3), a), far], [{0: a, 2: one}, far, {2: two}])
-    assert scores.mota == pytest.approx(1 - 3 / 6)  # a miss, a false box, and a switch to the better box
-
-
-@given(tracks, tracks)
-def test_a_pair_of_the_frame_before_that_still_overlaps_is_kept(truth, result):
-    """Of one object of the truth and the track that it was paired with, whatever else is there."""
-    kept, before = {0: strip(0), 1: strip(0)}, {0: strip(0), 1: strip(0.3)}
-    scores, alone = TrackingScores(), TrackingScores()
-    others = [[{n + 2: box for n, box in track.items()} for track in tracks] for tracks in (truth, result)]
-    scores.add([kept, *others[0]], [before, *others[1], {1: strip(0)}])
-    alone.add(*others)
-    assert scores.clear[1] == alone.clear[1]  # no switch more
-
-
 def test_a_perfect_track_scores_1_and_a_switch_of_identities_costs():
     other = {n: (x0, y0 + 0.5, x1, y1 + 0.5) for n, (x0, y0, x1, y1) in TRACK.items()}
     scores, switched = TrackingScores(), TrackingScores()

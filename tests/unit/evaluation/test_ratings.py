@@ -7,13 +7,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_line import pixelis
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rated import group, rate_all, rating, save_evaluation
-from sklearn.metrics import cohen_kappa_score
 
 from pixelis.errors import BadInput
 from pixelis.evaluation.agreement import cohen_kappa, fleiss_kappa, icc, icc_interval
@@ -43,14 +41,6 @@ def test_agreement_of_published_tables():
     assert fleiss_kappa(table) == pytest.approx(0.210, abs=5e-4)
     assert icc(SHROUT_FLEISS) == pytest.approx(0.29, abs=5e-3)
     assert icc_interval(SHROUT_FLEISS) == pytest.approx([0.0188, 0.7611], abs=5e-4)
-
-
-@given(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=2), min_size=2, max_size=30))
-def test_cohens_kappa_is_that_of_scikit_learn(table):
-    if len({value for row in table for value in row}) < 2:
-        assert cohen_kappa(table) is None
-    else:
-        assert cohen_kappa(table) == pytest.approx(cohen_kappa_score(*np.array(table).T))
 
 
 def test_raters_who_always_say_the_same_have_no_measure():

@@ -12,7 +12,6 @@ from pixelis.evaluation.statistics import (
     compare,
     paired_bootstrap,
     paired_p,
-    student_interval,
     wilson,
 )
 
@@ -22,9 +21,6 @@ def test_wilson_at_the_edges():
     assert wilson(0, 20)[0] == pytest.approx(0.0, abs=1e-12)
     assert wilson(20, 20)[1] == pytest.approx(1.0)
     assert 0.8 < wilson(20, 20)[0] < 0.9
-    for bad in ((-1, 3), (4, 3)):
-        with pytest.raises(ValueError, match="of 3"):
-            wilson(*bad)
 
 
 def test_bootstrap_agrees_with_the_normal_interval_for_many_values():
@@ -33,13 +29,6 @@ def test_bootstrap_agrees_with_the_normal_interval_for_many_values():
     half = 1.96 * values.std(ddof=1) / 2000**0.5
     assert low == pytest.approx(values.mean() - half, abs=0.02)
     assert high == pytest.approx(values.mean() + half, abs=0.02)
-
-
-def test_the_same_seed_gives_the_same_interval():
-    a, b = np.random.default_rng(0).random((2, 50))
-    first = paired_bootstrap(a, b, seed=7)
-    assert first == paired_bootstrap(a, b, seed=7)
-    assert first != paired_bootstrap(a, b, seed=8)
 
 
 def test_pairing_removes_shared_difficulty_of_questions():
@@ -79,12 +68,3 @@ def test_a_comparison_needs_two_shared_questions():
     assert compare({"a": 1.0, "b": 0.0}, {"b": 0.0, "c": 1.0}) is None
     pair = compare({"a": 1.0, "b": 1.0, "x": 0.0}, {"a": 0.0, "b": 1.0})
     assert (pair["mean"], pair["n"], pair["p"]) == (0.5, 2, 1.0)
-
-
-def test_student_interval_agrees_with_the_table():
-    low, high = student_interval([1.0, 2.0, 3.0])
-    # The 97.5 % point of Student's t with two degrees of freedom; deviation 1
-    half = 4.302652729911275 / 3**0.5
-    assert (low, high) == pytest.approx((2 - half, 2 + half))
-    with pytest.raises(ValueError, match="two values"):
-        student_interval([1.0])

@@ -21,14 +21,6 @@ def scores(right: int, wrong: int, start: int = 0) -> dict[str, float]:
     return {f"q{i}": float(i < right) for i in range(start, right + wrong)}
 
 
-def test_better_and_equal_are_promoted():
-    assert compare(scores(90, 38), scores(80, 48), CONFIG).reason == "better"
-    equal = compare(scores(80, 48), scores(80, 48), CONFIG)
-    assert (equal.promote, equal.reason, equal.mean, equal.se) == (True, "not_worse", 0.0, 0.0)
-    assert equal.accuracy == equal.reference_accuracy == 80 / 128
-    assert equal.questions == 128
-
-
 def test_the_tolerance_is_inclusive():
     assert compare(scores(49, 1), scores(50, 0), CONFIG).promote  # -0.02
     fallen = compare(scores(48, 2), scores(50, 0), CONFIG)
@@ -86,9 +78,7 @@ def test_each_look_without_a_promotion_needs_more_evidence():
 
 @pytest.mark.parametrize("drop", [0.03, pytest.param(0.05, marks=pytest.mark.long)])
 def test_harmful_candidates_are_hardly_ever_promoted(drop: float):
-    """Over all candidates of a line in which each dropped by the tolerance or more: at most ``risk``, with
-    room for chance.
-    """
+    """Over all candidates of a line in which each dropped by the tolerance or more."""
     generator, lines, promoted, won = random.Random(7), 400, 0, 0.01
     for _ in range(lines):
         history = PromotionHistory(CAREFUL, 0, dict.fromkeys(map(str, range(256)), 0.5))
@@ -182,16 +172,6 @@ def test_slow_drift_is_stopped(seed, count):
             best = max(best, accuracy(served))
         assert accuracy(served) >= start - CONFIG.tolerance - 1e-9
         assert accuracy(served) >= best - CONFIG.tolerance - 1e-9
-
-
-def test_each_step_within_tolerance_of_the_last_is_not_enough():
-    history = PromotionHistory(CONFIG, 0, scores(100, 0))
-    assert history.judge_candidate(scores(98, 2)).promote
-    history.promote(1, scores(98, 2))
-    drifted = scores(96, 4)
-    assert compare(drifted, scores(98, 2), CONFIG).promote
-    refused = history.judge_candidate(drifted)
-    assert (refused.promote, refused.against) == (False, 0)
 
 
 def test_a_fall_of_the_served_version_is_detected():

@@ -1,6 +1,4 @@
-"""The KL guard: beta follows the measured KL within its bounds, and an update that goes too far is not
-taken.
-"""
+"""The KL guard."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The review queue: nothing put or decided is lost, decisions stand, corrections are scored anew, pictures
-come back exactly.
-"""
+"""The review queue."""
 
 from __future__ import annotations
 
@@ -126,16 +124,6 @@ def test_shared_views_are_stored_once(tmp_path: Path) -> None:
     assert queue.stats()["picture_bytes"] == size
 
 
-@pytest.mark.parametrize(
-    "bad_views", [{}, {"t0_0": []}, {f"t0_{i}": [np.zeros((2, 2, 3)), np.zeros((2, 2, 3))] for i in range(4)}]
-)
-def test_missing_and_float_views_are_refused(tmp_path: Path, bad_views: dict) -> None:
-    queue, (task, verdict) = ReviewQueue(tmp_path / "review.db"), update()
-    with pytest.raises(BadInput):
-        queue.put(task, verdict, QUESTION, {}, bad_views)
-    assert queue.waiting() == 0
-
-
 def test_approving_returns_the_task_once(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     id = put(queue)
@@ -186,7 +174,6 @@ def test_bad_decisions_change_nothing(tmp_path: Path) -> None:
             ("control_token", lambda token=token: queue.decide(id, "approved", "ann", answer=f"7{token}"))
             for token in ("<|im_end|>", "<|vision_start|>", "</answer>", "<TOOL_CALL>", '<think x="1">')
         ),
-        ("bad_decision", lambda: queue.decide(id, "maybe", "ann")),  # type: ignore[arg-type]
     ):
         with pytest.raises(BadInput) as error:
             call()

@@ -15,7 +15,6 @@ from command_line import pixelis
 from pixelis.config import Config, load
 from pixelis.config.ablation import Trial, differences, read, trials
 from pixelis.config.root import ablation_files
-from pixelis.errors import BadConfig
 from pixelis.jobs import ablate, ablation_report, ablation_trial
 from pixelis.records import Group, Question, StopReason, Trajectory
 from pixelis.telemetry.events import EventLog
@@ -63,7 +62,6 @@ def test_every_packaged_ablation_can_be_planned(
     assert code == 0, err
     ablation = read(name)
     assert f"{3 * len(ablation.arms)} trials: {len(ablation.arms)} arms x seeds 1, 2, 3" in text
-    assert "(the same as the reference)" not in text
     for arm in ablation.arms:
         assert f"ok     {arm}: inputs and configuration" in text
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +78,7 @@ def test_the_plan_names_differences_and_places(
         "2 trials: 2 arms x seeds 7; stage rft of configs/nano/rft.yaml\n\nplain (reference)\n\ncurious\n"
     )
     assert "    rewards.weights.curiosity: 0.0 -> 1.0\n" in text
-    assert f"results: {file.parent}/out/ARM/seed_SEED" in text
+    assert f"results: {file.parent}/out;" in text
     assert "lr" not in text  # equal in all arms
 
 
@@ -93,9 +91,6 @@ def test_the_plan_names_differences_and_places(
         (["reference=plane"], "reference plane is no arm; the arms are plain, curious"),
         (["arms={plain: []}"], "at least 2"),
         (["arms={plain: [], ../up: []}"], "pattern"),
-        (["stage=rtf"], "'sft', 'rft', 'ttrl' or 'evaluate'"),
-        (["metric=acuracy"], "'accuracy'"),
-        (["seeds=[1, 2"], "seeds=[1, 2 is no list or map in YAML"),
         (["evaluate.direct=true"], "arm plain: evaluate.direct=true would mix"),
         (["run.seed=3"], "run.seed=3 belongs to the trials"),
         (
@@ -103,7 +98,6 @@ def test_the_plan_names_differences_and_places(
             "arm plain: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)",
         ),
         (['arms={plain: [], far: ["data.evaluate=cards:?split=test"]}'], "arm far: data.evaluate="),
-        (["--fast"], "unrecognized arguments: --fast"),
     ],
 )
 def test_mistakes_end_with_a_message_before_anything_starts(
@@ -121,21 +115,6 @@ def test_mistakes_end_with_a_message_before_anything_starts(
     assert not (file.parent / "out").exists()
 
 
-def test_an_unknown_key_gets_the_nearest(tmp_path: Path) -> None:
-    for key, near in {"refernce": "reference", "arm": "arms", "override": "overrides"}.items():
-        with pytest.raises(BadConfig, match=f"`{key}` .did you mean `{near}`"):
-            read(write(tmp_path, **{key: []}))
-    path = write(tmp_path)
-    path.write_text(path.read_text().replace("dir:", "metric: accuracy #"))
-    with pytest.raises(BadConfig, match="dir: Field required"):
-        read(path)
-
-
-def test_overrides_that_are_no_list_are_refused_beside_one_of_the_command_line(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="overrides: Input should be a valid list"):
-        read(write(tmp_path, overrides="rft.steps=3"), ["learner.lr=1e-3"])
-
-
 def test_the_command_line_is_below_the_arms(file: Path) -> None:
     every = trials(read(file, ["rewards.weights.curiosity=0.5", "rft.steps=9", "seeds=[3, 4]"]))
     assert [(t.arm, t.seed) for t in every] == [("plain", 3), ("curious", 3), ("plain", 4), ("curious", 4)]
@@ -147,9 +126,7 @@ def test_the_command_line_is_below_the_arms(file: Path) -> None:
 
 
 class Jobs:
-    """Stands in for the processes of trials: answers each question correctly with the probability of the
-    arm.
-    """
+    """Stands in for the processes of trials: right with the probability of the arm."""
 
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []

@@ -1,6 +1,4 @@
-"""The file of `pixelis answer`: what is in it is not answered again, what does not belong there is
-refused.
-"""
+"""The file of `pixelis answer`: what is in it is not answered again, foreign content is refused."""
 
 from __future__ import annotations
 
@@ -12,10 +10,9 @@ from typing import Any
 import pytest
 
 from pixelis.config import load
-from pixelis.datasets.labels import without_truths
 from pixelis.errors import BadConfig, BadInput, InfraFailure
 from pixelis.jobs.answer import AnswerFile, answer_all, answer_file, correctness, parse, settings_of
-from pixelis.records import Exchange, Question
+from pixelis.records import Question
 
 QUESTIONS = [(number, Question(id=f"q{number}", question=f"say {number}")) for number in range(6)]
 
@@ -43,7 +40,7 @@ def test_each_question_is_answered_once_over_several_runs(tmp_path: Path) -> Non
             raise InfraFailure("the service is gone")
         return await echo(question)
 
-    with pytest.raises(BaseExceptionGroup), answer_file(path, "s") as out:
+    with pytest.raises(InfraFailure), answer_file(path, "s") as out:
         fill(out, answer=fail_at_3)
     first = rows(path)
     path.write_bytes(path.read_bytes() + b'{"number": 5, "id": "q')
@@ -85,20 +82,13 @@ def test_answers_with_any_line_separator_are_compared_with_the_truth(tmp_path: P
 
     with answer_file(path, "s") as out:
         fill(out, [*enumerate(asked)], seven)
-    options = parse([str(questions), "--calibrate"])
-    assert correctness(load(None, [f"data.evaluate={questions}"]), options, path) == (
-        [0.5, 0.5],
-        [True, False],
-    )
+    config = load(None, [f"data.evaluate={questions}"])
+    assert correctness(config, None, path) == ([0.5, 0.5], [True, False])
 
 
 def test_a_folder_as_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("my notes\n")
-    for path in (
-        tmp_path,
-        tmp_path / "notes.txt" / "out.jsonl",
-        tmp_path / "notes.txt" / "more" / "out.jsonl",
-    ):
+    for path in (tmp_path, tmp_path / "notes.txt" / "out.jsonl"):
         with pytest.raises(BadConfig, match="is a folder, or below a file"), answer_file(path, "s"):
             pass
 
@@ -107,22 +97,17 @@ def test_a_folder_as_file_is_refused(tmp_path: Path) -> None:
     ("word", "counts"),
     [
         ("rewards.scorer=math", True),
-        ("rewards.scorers={exact: math}", True),
         ("rewards.tasks={counting: {scorer: count}}", True),
         ("rewards.tasks={counting: {format: turns}}", False),
         ("rewards.weights.format=1", False),
         ("toolbox.segmenter=sam_folder", True),
         ("toolbox.operations=[zoom_in]", True),
-        ("toolbox.max_frames=4", True),
         ("toolbox.timeout_s=3", False),
         ("toolbox.workers=3", False),
         ("engine.name=vllm", True),
         ("engine.workers=3", False),
-        ("engine.timeout_s=3", False),
         ("policy.adapter=runs/other", True),
-        ("policy.dtype=bfloat16", True),
         ("serve.samples=3", True),
-        ("serve.timeout_s=3", False),
     ],
 )
 def test_answers_of_other_settings_are_told_apart(word: str, counts: bool) -> None:
@@ -134,30 +119,8 @@ def test_answers_of_other_settings_are_told_apart(word: str, counts: bool) -> No
     )
 
 
-def test_a_question_without_its_truth_keeps_its_conversation() -> None:
-    history = [Exchange(question="Is there a red frame?", answer="yes")]
-    question = Question(id="q", question="Which digit is in it?", answers=["7"], history=history)
-    stripped = without_truths(question)
-    assert (stripped.answers, stripped.history) == (None, history)
-
-
 def test_the_command_line_has_a_file_and_configuration() -> None:
-    options = parse(
-        [
-            "--url",
-            "http://x",
-            "cards:?split=test&seed=1",
-            "a.yaml",
-            "serve.samples=2",
-            "--limit",
-            "3",
-            "--dry-run",
-        ]
-    )
-    assert (options.source, options.url, options.limit) == ("cards:?split=test&seed=1", "http://x", 3)
-    assert options.rest == [
-        "a.yaml",
-        "serve.samples=2",
-        "--dry-run",
-        "data.evaluate=cards:?split=test&seed=1",
-    ]
+    source = "cards:?split=test&seed=1"
+    options = parse(["--url", "http://x", source, "a.yaml", "serve.samples=2", "--limit", "3", "--dry-run"])
+    assert (options.source, options.url, options.limit) == (source, "http://x", 3)
+    assert options.rest == ["a.yaml", "serve.samples=2", "--dry-run", f"data.evaluate={source}"]

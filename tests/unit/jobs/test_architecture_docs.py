@@ -43,10 +43,6 @@ def test_each_function_of_a_step_calls_the_next() -> None:
         assert re.search(rf"\b{following}\b", functions(file)[function]), (function, following)
 
 
-def test_the_loop_fits_a_screen() -> None:
-    assert len(Path("pixelis/actors/train_loop.py").read_text(encoding="utf-8").splitlines()) <= 80
-
-
 def test_the_drawing_shows_the_rooms_of_the_contract_in_their_order() -> None:
     contracts = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"

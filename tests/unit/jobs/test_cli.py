@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,12 +59,6 @@ def test_recipes_are_listed_and_a_copy_of_them_loads(
     with pytest.raises(BadConfig, match="differs from the recipe"):
         recipes.copy(tmp_path / "mine")
     assert pixelis(capsys, monkeypatch, "recipes", "copy", str(tmp_path / "x"), "nothing")[0] == 2
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "nano").write_text("mine")
-    for folder in ("file", "file/more", "below"):
-        code, _, err = pixelis(capsys, monkeypatch, "recipes", "copy", str(tmp_path / folder), "nano")
-        assert (code, "is a file" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -86,26 +79,6 @@ def test_bash_completes(words: list[str], offered: set[str]) -> None:
         ["bash", "-c", f"{completion.script('bash')}\n{line}"], capture_output=True, text=True, check=True
     )
     assert set(done.stdout.split()) == offered
-
-
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("pixelis ev", {"evaluate"}),
-        ("pixelis rft rft.group", {"rft.group_size="}),
-        ("pixelis rft engine.name=v", {"engine.name=vllm"}),
-        ("pixelis rft policy.full=f", {"policy.full=false"}),
-        ("pixelis rft configs/nano/rft_pl", {"configs/nano/rft_plain.yaml"}),
-    ],
-)
-def test_fish_completes(line: str, offered: set[str], tmp_path: Path) -> None:
-    (tmp_path / "pixelis.fish").write_text(completion.script("fish"))
-    command = f"source {tmp_path}/pixelis.fish; complete -C '{line}'"
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert {row.partition("\t")[0] for row in done.stdout.splitlines()} == offered
 
 
 @pytest.mark.slow

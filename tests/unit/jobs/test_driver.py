@@ -23,8 +23,7 @@ import tiny_policy
 from small_disks import fill, make_read_only, small_disk
 
 from pixelis.actors import node_watch
-from pixelis.actors.learner import collective_timeout_s
-from pixelis.config import Config, load, parse
+from pixelis.config import Config, parse
 from pixelis.errors import BadConfig, BadInput, InfraFailure, MissingFile
 from pixelis.jobs import driver as jobs
 from pixelis.jobs import watch as watching
@@ -93,13 +92,6 @@ def test_an_operation_that_does_not_exist_is_refused_before_anything_is_written(
         pass
     assert "zoom_in" in str(caught.value)
     assert not Path(config.run.dir).exists()
-
-
-def test_the_lock_is_given_back_when_the_run_fails(config: Config) -> None:
-    with pytest.raises(ZeroDivisionError), jobs.run_folder(config):
-        raise ZeroDivisionError
-    with jobs.run_folder(config):
-        pass
 
 
 def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Config) -> None:
@@ -179,12 +171,6 @@ def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_without_a_step_is_not_a_good_one(tmp_path: Path) -> None:
-    assert watching.require_checkpoint(tmp_path) == tmp_path
-    with pytest.raises(InfraFailure, match="no step"):
-        watching.require_checkpoint(None)
-
-
 def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
     assert watching.latest_step(tmp_path, "step/sft") == (0, {})
     with EventLog(tmp_path) as log:
@@ -227,12 +213,6 @@ def test_an_error_becomes_one_message_and_an_exit_code(
     if isinstance(error, BadInput | InfraFailure):
         assert error.message in output
         assert f"fix: {error.fix}" in output
-
-
-@pytest.mark.usefixtures("keep_sigterm")
-def test_a_bug_keeps_its_traceback() -> None:
-    with pytest.raises(KeyError), jobs.driver("rft"):
-        raise KeyError("x")
 
 
 def test_a_job_without_the_head_of_its_cluster_ends_with_a_message(
@@ -359,27 +339,3 @@ def test_a_long_step_is_saved_in_the_time_that_a_job_has_to_stop(
         watching.watch(config, "rft", 5, end.wait, terminated(makes_steps=True), stop=again.start, grace_s=60)
     assert (caught.value.code, time.monotonic() - started < 30) == (130, True)
     end.set()
-
-
-@pytest.mark.usefixtures("keep_sigterm")
-def test_a_learner_that_does_not_stop_is_left_after_the_grace(
-    config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watching, "POLL_S", 0.02)
-    Path(config.run.dir).mkdir()
-    end = threading.Event()
-    started = time.monotonic()
-    with pytest.raises(SystemExit), jobs.driver("rft"):
-        watching.watch(config, "rft", 5, end.wait, terminated(makes_steps=False), grace_s=0.3)
-    assert 0.3 < time.monotonic() - started < 30
-    end.set()
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    sorted((Path(__file__).parents[3] / "configs").glob("*/rft*.yaml")),
-    ids=lambda path: path.parent.name,
-)
-def test_learners_wait_for_each_other_longer_than_for_a_generator(recipe: Path) -> None:
-    config = load(recipe, [])
-    assert collective_timeout_s(config) > max(1799, config.load_timeout_s, config.rollout_timeout_s)

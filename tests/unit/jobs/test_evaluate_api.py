@@ -78,7 +78,6 @@ def config_for(server: ChatServer, **api: Any) -> Config:
         "url": server.url,
         "model": "m",
         "api_key_env": "",
-        "total_timeout_s": 20.0,
         "timeout_s": 10.0,
         **api,
     }
@@ -233,7 +232,7 @@ def test_replies_are_read_with_their_reasoning_and_their_reason_to_stop(tmp_path
         body(content=[{"type": "thinking", "thinking": []}, {"type": "text", "text": "<answer>7</answer>"}]),
     ]
     server = ChatServer(*replies)
-    model = ChatModel(config_for(server, parameters={"reasoning_effort": "low"}, max_tokens=9), tmp_path)
+    model = ChatModel(config_for(server, parameters={"reasoning_effort": "low", "max_tokens": 9}), tmp_path)
     question = Question(id="q", question="How many?", answers=["7"])
     right, cut, empty, refused, parts = (
         asyncio.run(model.episode(question, None, sample)) for sample in range(5)

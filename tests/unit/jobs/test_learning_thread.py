@@ -84,10 +84,3 @@ def test_permanent_failures_are_reported_and_not_retried(
     thread.thread.join(30)
     assert isinstance(thread.failed, MissingFile)
     assert (len(calls), evolution.heard) == (1, ["no weights"])
-
-
-def test_an_end_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evolution = Evolution()
-    thread = learning(tmp_path, evolution, lambda *_: None, monkeypatch)
-    thread.thread.join(30)
-    assert (thread.failed, evolution.heard) == (None, [])

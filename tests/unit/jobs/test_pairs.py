@@ -14,13 +14,11 @@ from pixelis import config
 from pixelis.config.presets.rewards import REWARD_PRESETS
 from pixelis.jobs import rft
 
-TABLE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
-PAIRS = re.findall(r"`(rft\.algorithm=\S+ rewards\.preset=\S+?)(?: [^`]*)?`[^|]*\| `(\w+)` \|", TABLE)
+PAGE = (Path(__file__).parents[3] / "docs" / "coming-from.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| \[.+?\) \| `(\w+)`[^|]*\| `([\w-]+)`[^|]*\| `(\w+)`", PAGE, re.MULTILINE)
 CASES = [
-    pytest.param(
-        *pair, id=pair[1] + pair[0].partition("preset")[2], marks=[pytest.mark.long] if number % 4 else []
-    )
-    for number, pair in enumerate(PAIRS)
+    pytest.param(*row, id="-".join(row), marks=[pytest.mark.long] if number % 4 else [])
+    for number, row in enumerate(ROWS)
 ]
 JUDGE = ("rewards.judge.url=http://127.0.0.1:9/v1", "rewards.judge.model=m", "rewards.judge.api_key_env=")
 
@@ -34,16 +32,16 @@ def dry_run(*argv: str) -> int:
 
 
 def test_every_system_has_a_pair() -> None:
-    assert len(PAIRS) == 7
+    assert len(ROWS) == 7
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pair", "dialect"), CASES)
+@pytest.mark.parametrize(("algorithm", "preset", "dialect"), CASES)
 def test_a_documented_pair_starts_and_asks_for_its_judge(
-    pair: str, dialect: str, capsys: pytest.CaptureFixture[str]
+    algorithm: str, preset: str, dialect: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys = [*pair.split(), f"dialogue.dialect={dialect}"]
-    needs_judge = REWARD_PRESETS[keys[1].partition("=")[2]].get("judge", {}).get("required", False)
+    keys = [f"rft.algorithm={algorithm}", f"rewards.preset={preset}", f"dialogue.dialect={dialect}"]
+    needs_judge = REWARD_PRESETS[preset].get("judge", {}).get("required", False)
     assert dry_run(*keys) == (2 if needs_judge else 0), capsys.readouterr().err
     if needs_judge:
         assert "rewards.judge.url" in capsys.readouterr().err

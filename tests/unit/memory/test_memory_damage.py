@@ -1,6 +1,4 @@
-"""Damaged shard files: nothing wrong is read, one bad row hides no others, and an export repairs what is
-lost.
-"""
+"""Damaged shard files."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_entries import PNG, entries, made, vectors
+from memory_entries import PNG, entries, listed, made, vectors
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, DataFailure, PixelisError
@@ -126,8 +124,8 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
         )
     db.close()
     others = [f"e{i}" for i in (9, 8, 7, 6, 4, 3, 2, 1, 0)]
-    assert [e.id for e in shard.list(99)] == others
-    assert [e.id for e in shard.list(9)] == others, "a page is filled"
+    assert [e.id for e in listed(shard, 99)] == others
+    assert [e.id for e in listed(shard, 9)] == others, "a page is filled"
     assert shard.rows(["e5"]) == [None]
     assert [row is None for row in shard.rows(["e4", "e5", "e6"])] == [False, True, False]
     with pytest.raises(DataFailure, match="damaged"):

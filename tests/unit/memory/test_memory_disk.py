@@ -1,13 +1,10 @@
-"""A shard on a disk that is full, read-only or fails: named refusals, nothing acknowledged lost, and writing
-again afterwards.
-"""
+"""A shard on a disk that is full, read-only or fails."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -145,25 +142,3 @@ def test_a_disk_that_becomes_read_only_refuses_by_name_and_loses_nothing_acknowl
         assert shard.add([large(2)]) == [True]
         assert all(shard.rows(["e1", "e2"]))
         shard.close()
-
-
-def test_the_clock_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock goes back by a day: nothing is lost, evicted, hidden or counted twice."""
-    shard = Shard(tmp_path, MemoryConfig(), capacity=4)
-    now = 1_000_000.0
-    for number in range(6):
-        monkeypatch.setattr(time, "time", lambda at=now - 86_400.0 * number: at)
-        (entry,) = entries(1, first=number, seed=number)
-        entry.experience.created_at = time.time()
-        shard.add([entry])
-        assert shard.prune(time.time()) == []
-        shard.retrieved("r", [f"e{number}"])
-        shard.retrieved("r", [f"e{number}"])
-    assert sorted(e.id for e in shard.list(9)) == ["e2", "e3", "e4", "e5"], "the first to arrive leave first"
-    assert [e.retrievals for e in shard.list(9)] == [1] * 4
-    pages, after = [], None
-    while page := shard.list(1, after):
-        pages += [e.id for e in page]
-        after = (page[-1].created_at, page[-1].id)
-    assert sorted(pages) == ["e2", "e3", "e4", "e5"]
-    shard.close()

@@ -1,6 +1,4 @@
-"""Pictures of experiences: each content is stored once in a shard, and exactly as long as an experience shows
-it.
-"""
+"""Pictures of experiences."""
 
 from __future__ import annotations
 

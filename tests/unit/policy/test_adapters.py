@@ -63,16 +63,6 @@ def test_the_vision_tower_is_adapted_on_request(family: str):
         assert (stock_log_probs(stock(family), sample) - stock_log_probs(merged, sample)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_lm_head_without_a_weight_of_its_own_is_not_adapted(family: str):
-    model = stock(family)
-    model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = True
-    model.tie_weights()
-    with pytest.raises(BadConfig, match="tied to its embedding"):
-        add_lora(model, LORA.model_copy(update={"targets": ["q_proj", "lm_head"]}))
-    assert adapted_layers(model, LORA.targets).keys() == adapted_layers(stock(family), LORA.targets).keys()
-
-
 def test_lm_head_is_adapted_when_listed():
     layers = adapted_layers(stock(), ["q_proj", "lm_head"])
     assert [n for n in layers if n.endswith("lm_head")] == ["lm_head"]

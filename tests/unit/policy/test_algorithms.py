@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import yaml
 
 from pixelis import config
 from pixelis.config.presets.algorithms import ALGORITHMS
@@ -383,21 +382,6 @@ def test_advantages_are_those_of_the_formula(name: str):
 # -- how they are named --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_dry_run_prints_what_the_name_means_and_reads_it_back(name: str):
-    whole = config.load(None, [f"rft.algorithm={name}"])
-    printed = yaml.safe_load(whole.to_yaml())["rft"]
-    for part, keys in ALGORITHMS[name].settings.items():
-        assert {k: printed[part][k] for k in keys} == keys
-    assert (printed["advantage"]["baseline"], printed["loss"]["surrogate"]) == (
-        ALGORITHMS[name].advantage,
-        ALGORITHMS[name].surrogate,
-    )
-    assert config.parse(yaml.safe_load(whole.to_yaml())) == whole
-    assert config.absolute(whole).rft == whole.rft
-    assert set(ALGORITHMS[name].settings) <= {"advantage", "loss", "critic", "filter", "replay"}
-
-
 def test_explicit_keys_win_over_the_name():
     r = named("dapo", "rft.loss.clip_high=0.4", "rft.advantage.scale=none")
     assert (r.loss.clip_high, r.loss.clip_low, r.advantage.scale) == (0.4, 0.2, "none")
@@ -427,7 +411,7 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
         (
             ["rft.algorithm=remax", "rft.advantage.scale=std"],
-            "scale std needs a baseline over a group, but baseline is greedy",
+            "set scale=none or batch_std",
         ),
         (["rft.algorithm=grpo", "rft.advantage.min_group=1"], "compares rollouts of a group"),
         (["rft.algorithm=rloo", "rft.loss.kl_estimator=k3"], "needs kl_estimator=k1"),

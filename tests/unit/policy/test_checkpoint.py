@@ -7,11 +7,7 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -240,47 +236,6 @@ def test_a_starting_learner_finishes_and_removes_what_another_node_left(
     (folder / "state.json").write_text("{}")
     assert checkpoint.latest_of_workers(tmp_path) == older
     assert {p.name for p in (tmp_path / "checkpoints").iterdir()} == {older.name, folder.name}
-
-
-WRITER = """
-import sys, numpy as np
-from pixelis.actors.train_job import best_step
-from pixelis import files
-from pixelis.policy import checkpoint
-from pixelis.telemetry.events import EventLog
-start = int(sys.argv[2])
-print("ready", flush=True)
-for step in range(start, start + 100000):
-    checkpoint.write(sys.argv[1], step, {"adapter": {"a": np.full((300, 300), step, np.float32)}}, {"step": step}, keep=3)
-    checkpoint.write(sys.argv[1], step, {"adapter": {"a": np.full((300, 300), step, np.float32)}}, {"step": step}, keep=3)
-    print(step, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_writer_killed_at_any_moment_loses_at_most_its_last_step(tmp_path: Path):
-    rng, start = random.Random(1), 0
-    for _ in range(6):
-        command = [sys.executable, "-c", WRITER, str(tmp_path), str(start)]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(0.05 + rng.random() * 0.2)
-        child.send_signal(signal.SIGKILL)
-        steps = [int(line) for line in child.communicate()[0].split()]
-        acknowledged = steps[-1] if steps else start - 1
-        latest = checkpoint.latest(tmp_path)
-        if acknowledged >= 0:
-            assert latest is not None
-            assert checkpoint.step_of(latest) >= acknowledged
-        if latest is not None:
-            tensors, state = checkpoint.read(latest)
-            assert (tensors["adapter"]["a"] == state["step"]).all()
-            start = state["step"] + 1
-    assert start > 0
-    write(tmp_path, start + 1, keep=1)
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == [f"step_{start + 1:08d}"]
 
 
 def test_json_is_replaced_atomically(tmp_path: Path):

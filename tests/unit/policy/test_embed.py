@@ -5,7 +5,6 @@ the batch.
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from tiny_policy import policy
 
@@ -50,19 +49,6 @@ def test_a_state_is_taken_before_each_policy_turn_and_at_the_end() -> None:
         ],
     )
     assert turn_ends(trajectory) == [9, 20, 25]
-
-
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_states_do_not_depend_on_the_other_episodes_of_a_row(family: str) -> None:
-    model, spec = tiny_model(family)
-    episodes = [episode(seed, turns, spec) for seed, turns in ((0, 2), (1, 3), (2, 1))]
-    together = turn_states(model, spec, [t for t, _ in episodes], [v for _, v in episodes], 512)
-    for (trajectory, views), states in zip(episodes, together, strict=True):
-        alone = turn_states(model, spec, [trajectory], [views], 512)[0]
-        assert states is not None
-        assert alone is not None
-        assert states.shape == (trajectory.policy_turns + 1, model.config.text_config.hidden_size)
-        np.testing.assert_allclose(states, alone, atol=2e-5)
 
 
 def test_the_last_state_follows_an_observation_that_ends_the_episode() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command_line import job_of, pixelis
+from command_line import job_of
 from public_models import PUBLIC, save_configs
 from tiny_policy import LORA, Maker, folder, policy
 
@@ -170,8 +170,6 @@ def test_the_gradient_is_copied_twice_for_the_optimizer(public: dict[str, str]) 
     full = config.PolicyConfig(full=True, gradient_checkpointing=True, dtype="bfloat16")
     device, _ = estimate.learner_memory(arch, full, learner)
     assert sum(device.values()) == (14 + 2 + 6) * arch.parameters
-    adapters, _ = estimate.learner_memory(arch, full.model_copy(update={"full": False}), learner)
-    assert "optimizer step" not in adapters
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero2_offload", "zero3", "zero3_offload"])
@@ -204,10 +202,6 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
         (
             ["dialogue.max_context=200000", "learner.row_tokens=200000"],
             "above the 128000 positions of policy.model",
-        ),
-        (
-            ["dialogue.crop.min_pixels=10", "dialogue.crop.max_pixels=700"],
-            "crop.max_pixels 700 holds no tile of 28 x 28",
         ),
         (
             ["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"],
@@ -246,25 +240,7 @@ def test_a_deepspeed_file_may_leave_zero_to_the_keys(tmp_path: Path) -> None:
     assert errors({"gradient_clipping": 0.5}, "learner.zero_stage=0") == []
     assert errors({"zero_optimization": {"stage": 1}}, "learner.zero_stage=0") == []
     (wrong,) = errors({"zero_optimization": {"stage": 2}}, "learner.zero_stage=0")
-    assert wrong == "learner.zero_stage is 0, in bfloat16 1, but learner.deepspeed ds.json: 2"
-
-
-def test_a_dry_run_reads_the_file_whose_path_has_marks_of_yaml(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "set #1: c+d" / "train.jsonl"
-    file.parent.mkdir()
-    rows = [{"id": f"q{i}", "question": f"What is {i} + 1?", "answers": [str(i + 1)]} for i in range(8)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
-        f"policy.model={folder('qwen2_5_vl')}",
-        "policy.lora.rank=16",
-        "dialogue.max_context=4096",
-        f"data.train={file}",
-    ]
-    code, out, err = pixelis(capsys, monkeypatch, "rft", "configs/first_run/rft.yaml", *words, "--dry-run")
-    assert (code, yaml.safe_load(out)["data"]["train"]) == (0, str(file)), err
-    assert f"ok     data.train={file}\n" in err
+    assert wrong == "learner.zero_stage is 1, but learner.deepspeed ds.json: 2"
 
 
 def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None:
@@ -275,10 +251,9 @@ def test_the_rank_that_vllm_reserves_is_reported(public: dict[str, str]) -> None
         return next(f for f in findings if f.subject == "adapters")
 
     assert (adapters().level, "as rank 64" in adapters().text) == ("ok", True)
-    rounded = adapters("policy.lora.rank=48")
-    assert (rounded.level, "policy.lora.rank 64 would cost vLLM the same" in rounded.text) == ("note", True)
-    assert "merged into vLLM's weights as lm_head" in adapters("policy.lora.targets=[q_proj,lm_head]").text
-    assert "merged into vLLM's weights as the vision tower" in adapters("policy.lora.vision_tower=true").text
+    assert "as rank 64" in adapters("policy.lora.rank=48").text
+    for more in ("policy.lora.targets=[q_proj,lm_head]", "policy.lora.vision_tower=true"):
+        assert adapters(more).text.endswith(", merged")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=str)

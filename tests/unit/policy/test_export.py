@@ -146,7 +146,7 @@ def test_quantised_generation_needs_what_belongs_to_it(tmp_path: Path) -> None:
     for overrides, message in (
         (["engine.name=vllm", "engine.quantization=int8"], "llm-compressor"),
         (["engine.quantization=fp8"], "needs engine.name=vllm"),
-        (["engine.name=vllm", f"engine.model={copy}"], "engine.model is the quantised copy"),
+        (["engine.name=vllm", f"engine.model={copy}"], "engine.model="),
         (
             ["engine.name=vllm", "engine.quantization=fp8", "engine.adapters=merge"],
             "applies adapters at runtime",
@@ -157,7 +157,7 @@ def test_quantised_generation_needs_what_belongs_to_it(tmp_path: Path) -> None:
     engine = EngineConfig(name="vllm", quantization="int8", model=str(copy))
     own, other = (ModelSpec.load(folder(family)) for family in ("qwen3_vl", "qwen2_5_vl"))
     assert quantized_copy(folder("qwen3_vl"), engine, own, False) == copy
-    with pytest.raises(BadConfig, match="reads text or pictures differently"):
+    with pytest.raises(BadConfig, match="no copy of"):
         quantized_copy(folder("qwen2_5_vl"), engine, other, False)
     with pytest.raises(BadConfig, match="has the quantisation compressed-tensors"):
         quantized_copy(folder("qwen3_vl"), engine.model_copy(update={"quantization": "awq"}), own, False)

@@ -129,7 +129,9 @@ def assembled(
         for _ in range(buffer.room(0)):
             buffer.admit()
             scored = ScoredGroup(groups[number := next(numbers)], None, number=number)  # type: ignore[arg-type]
-            buffer.add(scored) if source.informative(scored) else buffer.add_unusable(scored, abstained=False)
+            buffer.add(scored) if informative(scored.group, settings.rft) else buffer.add_unusable(
+                scored, abstained=False
+            )
     return source.assemble(step, selection)
 
 
@@ -163,7 +165,7 @@ def test_each_batch_ahead_keeps_its_own_groups_without_a_signal() -> None:
 
 def test_a_step_of_excluded_episodes_alone_says_what_to_do() -> None:
     settings = config.load(None, ["rft.prompts_per_step=1", "rft.advantage.exclude=[over_turn]"])
-    with pytest.raises(DataFailure, match="too few episodes end otherwise than by over_turn") as error:
+    with pytest.raises(DataFailure, match="over_turn") as error:
         assembled([group([0.0] * 4, dict.fromkeys(range(4), OVER))] * 3, settings)
     assert "dialogue.max_turns" in str(error.value.fix)
 

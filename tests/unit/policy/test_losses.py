@@ -8,17 +8,13 @@ import pytest
 import torch
 
 from pixelis import config
-from pixelis.errors import BadConfig
 from pixelis.policy.log_probs import ReferenceStates, banned_mask, project
 from pixelis.policy.losses import (
     DIVERGENCES,
-    Spans,
-    Totals,
     entropy_bonus,
     k3,
     policy_loss,
     sft_loss,
-    token_weights,
 )
 
 ON = config.LossConfig()
@@ -26,24 +22,6 @@ ON = config.LossConfig()
 
 def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values)
-
-
-def test_token_weights_sum_to_the_share_of_the_batch():
-    sequence = torch.tensor([0, 0, 0, 1])
-    sizes = torch.tensor([3, 1])
-    by_token = token_weights(sequence, sizes, "token", Totals(tokens=8, sequences=4))
-    assert by_token.tolist() == [1 / 8] * 4
-    by_sequence = token_weights(sequence, sizes, "sequence", Totals(tokens=8, sequences=4))
-    assert by_sequence.tolist() == pytest.approx([1 / 12, 1 / 12, 1 / 12, 1 / 4])
-
-
-def test_a_constant_length_weighs_every_token_the_same_whatever_its_sequence():
-    sequence, sizes = torch.tensor([0, 0, 0, 1]), torch.tensor([3, 1])
-    assert token_weights(sequence, sizes, "constant", Totals(8, 4), 10).tolist() == pytest.approx(
-        [1 / 40] * 4
-    )
-    with pytest.raises(BadConfig, match=r"rft\.loss\.constant_tokens"):
-        token_weights(sequence, sizes, "constant", Totals(8, 4))
 
 
 def test_sft_is_the_mean_negative_log_likelihood():
@@ -60,42 +38,6 @@ def test_on_policy_gradient_is_reinforce():
     assert float(loss.detach()) == pytest.approx(0.5 / 3)
     assert float(sums["clipped"]) == float(sums["drift"]) == 0
     assert float(sums["importance"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "expected", "gradient"),
-    [
-        (1.5, 1.0, -1.28, 0.0),  # a gain stops counting at 1 + clip_high
-        (1.1, 1.0, -1.1, -1.1),
-        (0.5, 1.0, -0.5, -0.5),  # getting worse on a good token is never clipped
-        (0.5, -1.0, 0.8, 0.0),  # a loss avoided stops counting at 1 - clip_low
-        (1.5, -1.0, 1.5, 1.5),
-    ],
-)
-def test_clipping_follows_ppo_with_its_own_bound_on_each_side(
-    ratio: float, advantage: float, expected: float, gradient: float
-):
-    old = tensor(-2.0)
-    new = (old + math.log(ratio)).requires_grad_()
-    setting = config.LossConfig(clip_low=0.2, clip_high=0.28)
-    loss, sums = policy_loss(new, old, tensor(advantage), torch.ones(1), setting, old=old)
-    loss.backward()
-    assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
-    assert float(new.grad) == pytest.approx(gradient, abs=1e-6)
-    assert float(sums["clipped"]) == float(gradient == 0)
-
-
-def test_importance_weights_correct_the_engine_and_are_truncated():
-    new = tensor(-1.0, -1.0).requires_grad_()
-    # The engine found them twice as likely, and eight times less
-    behaviour = tensor(-1.0 + math.log(2), -1.0 - math.log(8))
-    loss, sums = policy_loss(
-        new, behaviour, torch.ones(2), torch.ones(2), config.LossConfig(importance_cap=3.0)
-    )
-    loss.backward()
-    assert new.grad.tolist() == pytest.approx([-0.5, -3.0], abs=1e-5)
-    assert float(sums["importance_capped"]) == 1
-    assert float(sums["importance"]) == pytest.approx(8.5, abs=1e-5)
 
 
 def test_the_kl_term_is_never_negative_and_pulls_to_the_reference():
@@ -143,20 +85,6 @@ def test_the_entropy_bonus_has_the_gradient_of_the_entropy_in_expectation():
     drawn = (log_p.exp().detach() * entropy_bonus(log_p, entropy.expand(11))).sum()
     assert float(drawn.detach()) == pytest.approx(float(entropy.detach()), abs=1e-6)
     assert torch.allclose(torch.autograd.grad(drawn, logits)[0], expected, atol=1e-6)
-
-
-def test_gspo_token_differs_from_gspo_once_advantages_differ_within_a_sequence():
-    new = tensor(-1.0, -2.0).requires_grad_()
-    spans, advantages = Spans(torch.tensor([0, 0]), torch.tensor([2])), tensor(1.0, 3.0)
-    gradients = {}
-    for kind in ("sequence", "sequence_token"):
-        setting = config.LossConfig(ratio=kind, clip_high=9.0)
-        old = new.detach() - 0.5
-        loss, _ = policy_loss(new, old, advantages, torch.ones(2), setting, old=old, spans=spans)
-        gradients[kind] = torch.autograd.grad(loss, new)[0]
-    scale = math.exp(0.5)
-    assert gradients["sequence"].tolist() == pytest.approx([-2 * scale] * 2)
-    assert gradients["sequence_token"].tolist() == pytest.approx([-scale, -3 * scale])
 
 
 def test_to_the_behaviour_the_ratio_takes_over_from_the_importance_weights():

@@ -5,16 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_policy import FAMILIES, Maker, policy, spec, stock, stock_log_probs
+from tiny_policy import FAMILIES, Maker, spec, stock, stock_log_probs
 
-from pixelis import config
 from pixelis.dialogue.positions import mrope_positions
 from pixelis.errors import DataFailure
 from pixelis.policy.forward import FeatureCache, concatenate, encode_views, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, token_log_probs
-from pixelis.policy.lora import add_lora, lora_parameters
-from pixelis.policy.losses import Totals, policy_loss, token_weights
-from pixelis.policy.packing import Prompt, collate, pack, prompt_of, segment
+from pixelis.policy.packing import Prompt, collate, pack, prompt_of
 from pixelis.policy.samples import TrainSample, from_trajectory, unusable
 from pixelis.records import ImageView, Trajectory, Turn
 
@@ -43,16 +40,6 @@ def rollouts(maker: Maker, count: int) -> list[TrainSample]:
     return [first, *others]
 
 
-def test_bins_hold_every_sample_once_and_are_nearly_full():
-    rng = np.random.default_rng(0)
-    lengths = [int(n) for n in rng.integers(60, 140, 500)]
-    bins = pack(lengths, 1024)
-    assert sorted(i for members in bins for i in members) == list(range(500))
-    assert all(sum(lengths[i] for i in members) <= 1024 for members in bins)
-    assert len(bins) <= 1.02 * -(-sum(lengths) // 1024) + 1
-    assert pack([], 10) == []
-
-
 def test_samples_of_one_prompt_share_a_bin():
     prompts = [Prompt("ab"[i % 2], 40) for i in range(8)]
     # 60 + 3 * (20 + 40 / 8) tokens, where all eight would be 480 without sharing.
@@ -68,18 +55,6 @@ def test_a_prompt_is_shared_only_with_the_same_pictures():
     assert one == two != other
     batch = collate(samples, spec(), share=True)
     assert len(batch.tokens) == sum(len(s.tokens) for s in samples) - one.length
-
-
-@pytest.mark.parametrize("lengths", [[3], [5, 5, 5], [1, 9, 2, 8, 30, 3], list(range(1, 40))])
-def test_buckets_and_their_inverse_are_the_identity(lengths: list[int]):
-    segments = segment(lengths)
-    row = torch.arange(sum(lengths))
-    gathered = torch.cat([row[b.reshape(-1)] for b in segments.buckets])
-    assert torch.equal(gathered[segments.inverse], row)
-    sample_of = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    assert all((sample_of[b] == sample_of[b[:, :1]]).all() for b in segments.buckets)
-    # Buckets hold similar lengths only: little of what attention computes is padding.
-    assert sum(b.numel() for b in segments.buckets) <= sum(lengths) / 0.8
 
 
 def test_collated_tensors_describe_each_sample():
@@ -122,51 +97,6 @@ def test_packed_log_probs_equal_those_of_single_unpadded_samples(family: str):
         _, in_chunks = packed(model, samples, 0.7, chunk_values=2000)
     assert (together - expected).abs().max() < 1e-4
     assert (together - in_chunks).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("aggregate", "share"), [("token", False), ("sequence", False), ("token", True)])
-def test_packed_loss_and_gradient_equal_the_sum_over_single_samples(family: str, aggregate: str, share: bool):
-    maker = Maker(family, seed=1)
-    samples = (
-        [*rollouts(maker, 3), maker.sample(), *rollouts(maker, 3)]
-        if share
-        else [maker.sample() for _ in range(5)]
-    )
-    totals = Totals(sum(s.policy_tokens for s in samples), len(samples))
-    model = add_lora(stock(family), policy(family).lora, seed=2)
-    with torch.no_grad():
-        for name, parameter in lora_parameters(model).items():
-            if name.endswith(".B"):
-                parameter.normal_(0, 0.05, generator=torch.Generator().manual_seed(len(name)))
-    setting = config.LossConfig(aggregate=aggregate)
-    parameters = list(lora_parameters(model).values())
-
-    def loss_of(new: torch.Tensor, members: list[TrainSample]) -> torch.Tensor:
-        batch = collate(members, spec(family), share)
-        sequence = batch.sequence[batch.mask]
-        weights = token_weights(sequence, batch.policy_tokens, aggregate, totals)
-        return policy_loss(new, batch.behaviour[batch.mask], batch.advantages[sequence], weights, setting)[0]
-
-    alone = [loss_of(stock_log_probs(model, s), [s]) for s in samples]
-    expected = torch.autograd.grad(sum(alone), parameters)
-    use_packed_attention(model)
-    together = loss_of(packed(model, samples, share=share)[1], samples)
-    assert torch.allclose(together, sum(alone), atol=1e-5)
-    for actual, want in zip(torch.autograd.grad(together, parameters), expected, strict=True):
-        assert (actual - want).abs().max() < 1e-5
-
-
-def test_a_sample_does_not_see_its_neighbours():
-    maker = Maker()
-    a, b, c = (maker.sample() for _ in range(3))
-    model = stock()
-    use_packed_attention(model)
-    with torch.no_grad():
-        one, first = packed(model, [a, b])
-        _, second = packed(model, [a, c])
-    n = int(one.policy_tokens[0])
-    assert torch.allclose(first[:n], second[:n], atol=1e-5)
 
 
 def test_features_are_computed_once_and_evicted_at_the_limit():

@@ -23,7 +23,7 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.jobs import lineage as lineage_job
 from pixelis.jobs import ranks as job
-from pixelis.policy import architecture, estimate, ranks
+from pixelis.policy import architecture, rank_choice, ranks
 from pixelis.policy.adapters import Adapter, adapter_bytes, load_adapter, save_adapter
 from pixelis.policy.export import write_peft
 from pixelis.policy.lora import BaseWeights, add_lora, merge_into
@@ -38,9 +38,11 @@ def low_rank(rng: np.random.Generator, out: int, inside: int, rank: int, noise: 
     return (product + noise * rng.normal(size=(out, inside))).astype(np.float32)
 
 
-def changed(delta: np.ndarray, components: int = 512) -> ranks.WeightChange:
+def changed(delta: np.ndarray, components: int = 512) -> rank_choice.WeightChange:
     base = np.random.default_rng(1).normal(size=delta.shape).astype(np.float64)
-    return ranks.weight_change(torch.from_numpy(base), torch.from_numpy(base + delta), components=components)
+    return rank_choice.weight_change(
+        torch.from_numpy(base), torch.from_numpy(base + delta), components=components
+    )
 
 
 # -- the decomposition ---------------------------------------------------------------------------------------
@@ -63,7 +65,7 @@ def test_the_rank_is_the_smallest_that_retains_the_energy_according_to_numpy(
     assert change.method == "exact"
     assert np.allclose(change.values, values, rtol=1e-4, atol=1e-4)
     assert math.isclose(change.energy, float((values**2).sum()), rel_tol=1e-4)
-    r = ranks.energy_rank(change, share)
+    r = rank_choice.energy_rank(change, share)
     assert r is not None
     retained = np.cumsum(values**2) / (values**2).sum()
     assert retained[r - 1] >= share - 1e-5
@@ -83,11 +85,11 @@ def test_a_large_layer_gets_a_randomised_decomposition_with_the_exact_energy():
     assert math.isclose(change.energy, float((values**2).sum()), rel_tol=1e-4)
     assert math.fsum(s * s for s in change.values) < 0.95 * change.energy
     exact = int(np.argmax(np.cumsum(values**2) >= 0.9 * (values**2).sum())) + 1
-    assert ranks.energy_rank(changed(delta), 0.9) == exact
+    assert rank_choice.energy_rank(changed(delta), 0.9) == exact
     # A share that the computed values cannot reach is reported, and the layer gets the largest rank.
     noise = changed(rng.normal(size=(200, 200)).astype(np.float32), components=10)
-    assert ranks.energy_rank(noise, 0.9) is None
-    file = ranks.choose_ranks({"a.q_proj": noise}, PLAIN, {})
+    assert rank_choice.energy_rank(noise, 0.9) is None
+    file = rank_choice.choose_ranks({"a.q_proj": noise}, PLAIN, {})
     assert file.layer_ranks == {"a.q_proj": 128}
     assert file.analysis_metadata["not_reached"] == ["a.q_proj"]
     assert file.layer_metadata["a.q_proj"]["reached"] is False
@@ -96,9 +98,9 @@ def test_a_large_layer_gets_a_randomised_decomposition_with_the_exact_energy():
 
 def test_foreign_and_broken_weights_are_refused():
     with pytest.raises(BadInput, match=r"\[2, 3\]"):
-        ranks.weight_change(torch.ones(2, 3), torch.ones(3, 2))
+        rank_choice.weight_change(torch.ones(2, 3), torch.ones(3, 2))
     with pytest.raises(BadInput, match="finite"):
-        ranks.weight_change(torch.ones(2, 2), torch.full((2, 2), math.nan))
+        rank_choice.weight_change(torch.ones(2, 2), torch.full((2, 2), math.nan))
 
 
 # -- from spectra to ranks -----------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ def test_foreign_and_broken_weights_are_refused():
 
 @given(rank=st.integers(1, 600), smallest=st.integers(1, 12), largest=st.integers(12, 300))
 def test_bounds_and_powers_of_two(rank: int, smallest: int, largest: int):
-    bounded = ranks.bounded_rank(rank, smallest, largest)
+    bounded = rank_choice.bounded_rank(rank, smallest, largest)
     assert smallest <= bounded <= largest
     assert bounded <= 16 or bounded & (bounded - 1) == 0
     if smallest <= rank <= min(16, largest):
@@ -114,10 +116,10 @@ def test_bounds_and_powers_of_two(rank: int, smallest: int, largest: int):
 
 
 def test_ranks_of_the_specification():
-    assert [ranks.bounded_rank(r, 4, 128) for r in (1, 4, 13, 16, 17, 22, 23, 48, 90, 91, 500)] == [
+    assert [rank_choice.bounded_rank(r, 4, 128) for r in (1, 4, 13, 16, 17, 22, 23, 48, 90, 91, 500)] == [
         4, 4, 13, 16, 16, 16, 32, 64, 64, 128, 128
     ]  # fmt: skip
-    smooth = ranks.smoothed_ranks({"l.0.q_proj": 4, "l.1.q_proj": 16, "l.0.weight": 64}, 0.8)
+    smooth = rank_choice.smoothed_ranks({"l.0.q_proj": 4, "l.1.q_proj": 16, "l.0.weight": 64}, 0.8)
     assert smooth == pytest.approx({"l.0.q_proj": 8.8, "l.1.q_proj": 11.2, "l.0.weight": 64})
 
 
@@ -133,7 +135,7 @@ def test_a_rank_file_adds_up(seed: int, count: int):
         for kind in ("q_proj", "up_proj")
     }
     changes["m.layers.0.o_proj"] = changed(np.zeros((8, 8), np.float32))
-    file = ranks.choose_ranks(changes, PLAIN, {"base": "x"})
+    file = rank_choice.choose_ranks(changes, PLAIN, {"base": "x"})
     assert file.skipped == ["m.layers.0.o_proj"]
     assert set(file.layer_ranks) == set(changes) - set(file.skipped)
     for name, rank in file.layer_ranks.items():
@@ -153,7 +155,7 @@ def test_a_rank_file_adds_up(seed: int, count: int):
 
 def test_a_model_equal_to_its_base_is_refused():
     with pytest.raises(BadInput, match="equals its base"):
-        ranks.choose_ranks({"a.q_proj": changed(np.zeros((4, 4), np.float32))}, PLAIN, {})
+        rank_choice.choose_ranks({"a.q_proj": changed(np.zeros((4, 4), np.float32))}, PLAIN, {})
 
 
 # -- adapters of these ranks ---------------------------------------------------------------------------------
@@ -224,36 +226,6 @@ def test_the_learner_resumes_adapters_of_its_ranks_and_refuses_others(tmp_path: 
         with pytest.raises(BadInput, match="checkpoint") as caught:
             Trainer(policy(lora=other), learner, total_steps=2, adapter=adapter, device="cpu")
         assert "policy.lora.ranks" in (caught.value.fix or "")
-
-
-def test_the_estimate_counts_each_layers_rank(tmp_path: Path):
-    lora, adapter = mixed(tmp_path / "ranks.json")
-    path = str(tmp_path / "ranks.json")
-    whole = config.load(
-        None, [f"policy.model={folder('qwen3_vl')}", f"policy.lora.ranks={path}", "engine.name=vllm"]
-    )
-    arch = architecture.Architecture(whole.policy.model, torch.float32)
-    device, _ = estimate.learner_memory(arch, whole.policy, whole.learner)
-    assert device["adapters"] == adapter.nbytes
-    slots = estimate.generator_memory(arch, whole.policy, whole.engine)["adapters"]
-    assert slots == 2 * adapter_bytes(layers_of(), 8), "vLLM reserves the largest rank, rounded up"
-    finding = next(f for f in estimate.check(whole, "rft") if f.subject == "adapters")
-    assert (finding.level, "ranks 2 to 6 on 13 layers" in finding.text, "rank 8" in finding.text) == (
-        "ok",
-        True,
-        True,
-    )
-    wide = json.loads(Path(path).read_text())
-    wide["layer_ranks"] = dict.fromkeys(wide["layer_ranks"], 600)
-    Path(path).write_text(json.dumps(wide))
-    assert next(
-        f
-        for f in estimate.check(whole.model_copy(update={"engine": config.EngineConfig()}), "rft")
-        if f.level == "error"
-    )
-    with pytest.raises(BadConfig, match="600 is above vLLM's largest"):
-        ranks.served_rank(ranks.largest_rank(whole.policy.lora))
-    assert lora.rank == 4
 
 
 def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: Path):

@@ -91,19 +91,6 @@ def test_training_equals_transformers_and_its_exports_load_there(family: str, tm
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_parameters_can_be_trained(family: str) -> None:
-    maker = Maker(family)
-    samples = [sample(maker) for _ in range(3)]
-    trainer = Trainer(policy=policy(family, full=True), learner=LEARNER, total_steps=10, device="cpu")
-    try:
-        losses = [trainer.update(samples, "sft")["policy/loss"] for _ in range(3)]
-        assert losses == sorted(losses, reverse=True)
-        assert trainer.adapter().kind == "full"
-    finally:
-        trainer.close()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(family: str) -> None:
     maker, adapter = Maker(family), random_adapter(family)
 

@@ -19,7 +19,7 @@ PLAIN = "Which one?"
 
 @pytest.fixture(scope="module")
 def services():
-    services = Services(RewardsConfig(math={"timeout_s": 20.0}))
+    services = Services(RewardsConfig(timeout_s=20.0))
     yield services
     services.close()
 

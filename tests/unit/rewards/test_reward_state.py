@@ -123,30 +123,6 @@ def test_the_schedule_by_step_has_its_weights_at_its_steps():
     assert curriculum.history == [(5000, "base"), (10_000, "coherence")]
 
 
-def test_a_step_counts_once():
-    curriculum = Curriculum(config.CurriculumConfig(**QUICK))
-    run(curriculum, range(10), 0.9)
-    before = curriculum.state_dict()
-    assert run(curriculum, range(10), 0.1) == []
-    assert curriculum.state_dict() == before
-    assert Curriculum(config.CurriculumConfig()).mixture == {}
-
-
-@pytest.mark.parametrize("cut", [3, 10, 57, 95, 140])
-def test_a_curriculum_goes_on_from_its_state(cut):
-    def play(curriculum, steps):
-        return [curriculum.advance(s, min(1.0, s / 60), 0.4, 16) for s in steps]
-
-    uninterrupted = Curriculum(config.CurriculumConfig(**QUICK))
-    first = Curriculum(config.CurriculumConfig(**QUICK))
-    expected = play(uninterrupted, range(200))
-    names = play(first, range(cut))
-    second = Curriculum(config.CurriculumConfig(**QUICK))
-    second.load_state_dict(first.state_dict())
-    assert names + play(second, range(cut, 200)) == expected
-    assert second.state_dict() == uninterrupted.state_dict()
-
-
 # -- dynamics ------------------------------------------------------------------------------------------------
 
 
@@ -201,16 +177,6 @@ def test_learning_resumes_exactly_and_does_not_change_torchs_random_state():
     after = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(after, torch.rand(1))
-
-
-def test_the_published_sizes():
-    dynamics = Dynamics(768)
-    shapes = [tuple(p.shape) for p in dynamics.forward_model.parameters() if p.dim() == 2]
-    assert shapes == [(256, 896), (256, 256), (768, 256)]
-    assert [tuple(p.shape) for p in dynamics.inverse_model.parameters() if p.dim() == 2] == [
-        (256, 1536),
-        (128, 256),
-    ]
 
 
 def test_encode_action_is_deterministic():

@@ -8,7 +8,7 @@ import time
 import pytest
 from scored_episodes import CALL, episode, group
 
-from pixelis.config import CuriosityConfig, RewardsConfig, RewardWeightsConfig, TaskRewardsConfig
+from pixelis.config import RewardsConfig, RewardWeightsConfig, TaskRewardsConfig
 from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Action, Media, Observation, Question, StopReason, Trajectory, Turn
 from pixelis.rewards import formats
@@ -62,23 +62,6 @@ def test_the_total_is_clipped():
     assert score_group(group(episode("7")), settings).trajectories[0].reward == 10.0
 
 
-def test_curiosity_is_the_papers_form_on_the_groups_rate():
-    # One caller of eight: 0.5 * (0.3 - 1/8) = 0.0875, the largest bonus the paper can give with G = 8.
-    episodes = [episode("1", ok=1), *[episode("1") for _ in range(7)]]
-    assert values("curiosity", ALL, *episodes) == pytest.approx([0.0875] + [0.0] * 7)
-    # Every call beyond the first costs 0.05; a rate above H earns nothing; failed calls neither earn nor
-    # cost.
-    busy = [episode("1", ok=3), episode("1", ok=1), episode("1", failed=4)]
-    assert values("curiosity", ALL, *busy) == pytest.approx([-0.1, 0.0, 0.0])
-    other = CuriosityConfig(target=1.0, alpha=2.0, free_calls=0, beta=0.1)
-    pair = [episode("1", ok=2), episode("1")]
-    assert values("curiosity", only("curiosity", curiosity=other), *pair) == pytest.approx([0.8, 0.0])
-    both = RewardsConfig(weights=RewardWeightsConfig(curiosity_bonus=1, efficiency=1))
-    for trajectory in score_group(group(*episodes, episode("1", ok=4)), both).trajectories:
-        parts = trajectory.rewards
-        assert parts["curiosity"] == pytest.approx(parts["curiosity_bonus"] + parts["efficiency"])
-
-
 def test_calls_that_the_reference_of_a_refined_question_makes_are_free():
     settings = only("curiosity")
     busy = [episode("1", ok=n) for n in (1, 2, 3)]
@@ -88,24 +71,6 @@ def test_calls_that_the_reference_of_a_refined_question_makes_are_free():
     assert values("curiosity", settings, *busy, meta={"reference_operations": "zoom_in"}) == pytest.approx(
         [0.0, -0.05, -0.1]
     )
-
-
-def test_the_repositorys_curiosity_divides_by_the_rate_and_counts_failed_calls():
-    settings = only("curiosity_bonus", curiosity=CuriosityConfig(form="repo", counts="requested"))
-    episodes = [episode("1", failed=1), *[episode("1") for _ in range(7)]]
-    # (0.3 - 0.125) / 2 / 0.125 * 0.25 = 0.175 for a picture, / 1.5 = 0.2333 for a clip.
-    assert values("curiosity_bonus", settings, *episodes) == pytest.approx([0.175] + [0.0] * 7)
-    clip = [Media(id="vid0", uri="clip.mp4", kind="video")]
-    assert values("curiosity_bonus", settings, *episodes, media=clip)[0] == pytest.approx(0.7 / 3)
-
-
-def test_tools_pay_only_with_a_right_answer():
-    trio = [episode("7", ok=1), episode("1", ok=1), episode("7"), episode("7", failed=1)]
-    assert values("tool_if_correct", only("tool_if_correct"), *trio) == [1.0, 0.0, 0.0, 0.0]
-    half = [episode("110", ok=1)]
-    for above, paid in ((0.0, 1.0), (0.8, 0.0)):
-        settings = only("tool_if_correct", tool_above=above)
-        assert values("tool_if_correct", settings, *half, answers=["100"], scorer="numeric_band") == [paid]
 
 
 def test_calls_and_unrepaired_errors_cost_a_part_of_the_score():
@@ -139,17 +104,6 @@ def test_overlong(tokens, value):
         question_id="q", group_id="g", turns=turns, answer="7", stop_reason=StopReason.ANSWER
     )
     assert values("overlong", settings, trajectory) == pytest.approx([value])
-
-
-def test_length_prefers_the_shorter_right_answer_and_starts_late():
-    def said(text: str, answer: str = "7") -> Trajectory:
-        return episode(answer).model_copy(update={"turns": [Turn(role="assistant", text=text)]})
-
-    episodes = [said("a" * 10), said("a" * 30), said("a" * 20, "1"), said("a" * 10, "1"), said("a" * 30, "1")]
-    now = only("length")
-    assert values("length", now, *episodes) == pytest.approx([0.5, -0.5, 0.0, 0.0, -0.5])
-    assert values("length", only("length", length_start=1), *episodes) == [0.0] * 5
-    assert values("length", now, said("abc"), said("xyz")) == [0.0, 0.0]
 
 
 def test_step_markers():

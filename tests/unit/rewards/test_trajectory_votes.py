@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_voting import NOW, QUESTION, voting
+from votes import NOW, QUESTION, voting
 
 from pixelis.evolution.gate import gate
 from pixelis.records import Action, Trajectory, Turn

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from votes import NOW, QUESTION, Answered, sample, samples, voting
 
 from pixelis.config import EvolutionConfig
 from pixelis.evolution.gate import gate
@@ -30,33 +31,7 @@ from pixelis.rewards.vote import (
     vote,
 )
 
-QUESTION = Question(
-    id="q", question="Which digit?", media=[Media(id="img0", uri="data:image/png;base64,AAAA")]
-)
-NOW = 1_000_000.0
 STRATEGIES = ["majority", "weighted", "confidence", "ensemble"]
-Answered = tuple[str | None, float]
-
-
-def voting(strategy: str = "majority", **values: Any) -> EvolutionConfig:
-    return EvolutionConfig(vote={"strategy": strategy, **values}, neighbours={"min_similarity": 0.9})
-
-
-def sample(answered: Answered, i: int = 0) -> Trajectory:
-    """A sample whose answer turn has this geometric mean probability."""
-    answer, probability = answered
-    log_prob = math.log(probability) if probability else -math.inf
-    turns = [
-        Turn(role="user", tokens=[1]),
-        Turn(role="assistant", tokens=[2], log_probs=[-9.0]),  # a call: not the answer
-        Turn(role="tool", tokens=[3]),
-        Turn(role="assistant", tokens=[4, 5], log_probs=[log_prob, log_prob]),
-    ]
-    return Trajectory(id=f"t{i}", question_id="q", turns=turns, answer=answer)
-
-
-def samples(*answered: Answered) -> list[Trajectory]:
-    return [sample(pair, i) for i, pair in enumerate(answered)]
 
 
 def neighbour(answer: str | None, similarity: float = 1.0, **changes: Any) -> Neighbour:

@@ -113,26 +113,6 @@ def test_calls_to_an_evolution_that_does_not_answer_time_out(monkeypatch: pytest
     assert asyncio.run(run())["feedback_sent_failed"] == 2
 
 
-def test_an_unexpected_error_after_a_reply_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(experience: Experience) -> Experience:
-        raise ValueError("no such text")
-
-    monkeypatch.setattr(after_reply.privacy, "redact_record", broken)
-
-    async def run() -> Counter[str]:
-        counts = Counter[str]()
-        after, memory = after_reply_of(counts)
-        answer = some_answer()
-        await after.remember(answer, AgentQuery("which?", [], 1, SamplingParams()), Lookup(None, None, 0.0))
-        assert (answer.remembered, answer.experience_id) == ("error", None)
-        await after.drain(10)
-        assert memory.entries == []
-        return counts
-
-    counts = asyncio.run(run())
-    assert (counts["remembered_failed"], counts["update_sent"]) == (1, 0)
-
-
 def test_an_answer_that_is_skipped_for_a_full_queue_is_not_counted_as_an_update_that_evolution_skips() -> (
     None
 ):

@@ -1,6 +1,4 @@
-"""Answers as JSON: which schemas are accepted, which answers fulfil them, and that no schema makes a check
-expensive.
-"""
+"""Answers as JSON."""
 
 from __future__ import annotations
 

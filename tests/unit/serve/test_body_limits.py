@@ -1,6 +1,4 @@
-"""Request bodies of the largest size: what is wrong with them is one error, and what is stored of them is
-small.
-"""
+"""Request bodies of the largest size."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Requests of which every sample fails: the caller gets an error, not an empty answer, and nothing is
-stored.
-"""
+"""Requests of which every sample fails."""
 
 from __future__ import annotations
 

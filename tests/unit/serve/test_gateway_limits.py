@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pixelis.config import load
-from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import BadInput, InfraFailure, Overloaded
 from pixelis.serve.access import Access, Shield, is_local
 from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
 from pixelis.serve.dependencies import require_json, require_own_origin
-from pixelis.serve.keys import Caller, digest
+from pixelis.serve.keys import digest
 from pixelis.serve.limits import (
     BURST_S,
     Admission,
@@ -32,9 +30,7 @@ from pixelis.serve.limits import (
     waiting_limit,
 )
 from pixelis.serve.protocol.errors import ApiError
-from pixelis.serve.request_handler import respond
 from pixelis.serve.responses import add_exception_handlers, api_error, until
-from pixelis.serve.state import GatewayState
 
 # -- admission -----------------------------------------------------------------------------------------------
 
@@ -130,32 +126,13 @@ def test_batches_that_wait_make_room_for_live_requests() -> None:
     assert asyncio.run(run()) == ["b4 refused", "b3 refused", "b2 refused", "l3 kept out", "l1", "l2", "b1"]
 
 
-def test_a_batch_that_gave_up_this_moment_is_not_asked_to_make_room() -> None:
-    async def run() -> list[str]:
-        order, queue = list[str](), list[asyncio.Task[None]]()
-        admission = Admission(running=1, waiting=2, clock=Clock())
-        async with admission.slot(0):
-            for name in ("b1", "b2"):
-                queue.append(asyncio.create_task(wait_for_slot(admission, name, 10, order)))
-                await asyncio.sleep(0)
-            live = asyncio.create_task(wait_for_slot(admission, "l1", 0, order))
-            queue[1].cancel()  # it leaves the queue only after the live request has arrived
-            await asyncio.sleep(0)
-        await asyncio.wait([*queue, live])
-        return order
-
-    assert asyncio.run(run()) == ["l1", "b1"]
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(["arrive", "leave", "cancel", "resize"]), st.integers(0, 9)), max_size=40
     )
 )
 def test_slots_are_given_in_the_order_of_ranks(moves: list[tuple[str, int]]) -> None:
-    """However requests come, end, give up and the limit changes: no slot is lost, none goes to a later rank
-    first.
-    """
+    """However requests come, end, give up and the limit changes."""
 
     async def run() -> None:
         clock = Clock()
@@ -188,50 +165,6 @@ def test_slots_are_given_in_the_order_of_ranks(moves: list[tuple[str, int]]) -> 
         assert (admission.free, admission.queue) == (admission.running, [])
 
     asyncio.run(run())
-
-
-def test_a_request_waits_with_its_own_priority() -> None:
-    async def run() -> list[str]:
-        order = list[str]()
-
-        async def answer(query: Any) -> Any:
-            order.append(query.name)
-            return SimpleNamespace(
-                verdict=SimpleNamespace(partial=False),
-                seconds=0.0,
-                retrieval_id="",
-                neighbours=[],
-                cold_start=False,
-                remembered="no",
-            )
-
-        async def measure(query: Any) -> tuple[Any, int]:
-            return query, 0
-
-        agent: Any = SimpleNamespace(answer=answer, measure=measure)
-        state = GatewayState(
-            load(None, ["engine.workers=1", "engine.max_num_seqs=4", "serve.samples=4"]), agent, None
-        )
-        deadline = asyncio.get_running_loop().time() + 60
-
-        def request(name: str, priority: int) -> Any:
-            async def reply(agent: Any, answer: Any) -> dict[str, Any]:
-                return {}
-
-            query = SimpleNamespace(name=name, sampling=SamplingParams(priority=priority))
-            reply_format: Any = SimpleNamespace(
-                caller=Caller(), query=query, cache_key=None, stream=False, reply=reply
-            )
-            return respond(state, reply_format, deadline)
-
-        async with asyncio.TaskGroup() as tasks, state.admission.slot(0):
-            for name, priority in (("batch", 10), ("live", 0)):
-                tasks.create_task(request(name, priority))
-                while not any(waiter.priority == priority for waiter in state.admission.queue):
-                    await asyncio.sleep(0)
-        return order
-
-    assert asyncio.run(run()) == ["live", "batch"]
 
 
 def test_a_configured_queue_holds_no_more() -> None:
@@ -396,6 +329,9 @@ def test_clients_are_identified_by_a_hash_of_their_address() -> None:
     assert one != other
     assert "10.0.0" not in one
     assert access.client_id(request("10.0.0.1", x_forwarded_for="1.2.3.4")) == one  # no trusted proxy set it
+    # As uvicorn presents a caller on this machine that sends the header
+    invented = [access.client_id(request(f"1.2.3.{n}", x_forwarded_for=f"1.2.3.{n}")) for n in (4, 5)]
+    assert invented == [access.client_id(request("127.0.0.1"))] * 2
     assert access.client_id(request("2001:db8::1")) == access.client_id(request("2001:db8::2"))  # one network
     assert access.client_id(request("2001:db8::1")) != access.client_id(request("2001:db8:0:1::1"))
     assert access.client_id(request("::ffff:10.0.0.1")) == one
@@ -438,16 +374,6 @@ def test_forms_of_other_sites_are_refused(origin: str, ours: bool) -> None:
     with pytest.raises(ApiError) as caught:
         asyncio.run(require_own_origin(request(host="localhost", origin=origin)))
     assert (caught.value.status, caught.value.code) == (403, "origin_not_allowed")
-
-
-@settings(max_examples=50)
-@given(st.text(st.characters(max_codepoint=255, exclude_categories=["Cc"]), max_size=20))
-def test_other_keys_are_refused(text: str) -> None:
-    access = Access(load(None, []), digest("the key"))
-    with pytest.raises(ApiError) as caught:
-        access.authorise(text)
-    assert caught.value.status == 401
-    access.authorise(" the key")
 
 
 async def shielded(key_digest: bytes | None, path: str, host: str) -> tuple[httpx.Response, str]:

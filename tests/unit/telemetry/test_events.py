@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import json
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from pixelis.records import Question, StopReason
-from pixelis.telemetry.events import REPLAYED, EventLog, drop_steps, last, mark_replayed, read
+from pixelis.telemetry.events import REPLAYED, EventLog, Tail, drop_steps, last, mark_replayed, read
 from pixelis.telemetry.progress import Progress, clock
 
 
@@ -25,10 +24,6 @@ def test_events_are_read_in_the_order_written(tmp_path):
     assert events[0]["reward"] == 0.5
     assert events[0]["time"] > 1e9
     assert read(tmp_path / "new" / "run", "stop")[0]["why"] == "done"
-
-
-def test_a_run_without_a_log_has_no_events(tmp_path):
-    assert read(tmp_path / "nothing") == []
 
 
 def test_an_incomplete_line_loses_only_itself(tmp_path):
@@ -81,9 +76,21 @@ def test_every_line_is_strict_json(tmp_path):
     assert event["nested"] == {"1": [2.5]}
 
 
-def test_reserved_field_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="time"):
-        EventLog(tmp_path).write("step", time=3)
+def test_a_tail_gives_complete_new_events(tmp_path):
+    with EventLog(tmp_path) as log:
+        log.write("old")
+        tail = Tail(tmp_path)
+        assert tail.read() == []
+        log.write("a")
+        log.write("b")
+        assert [event["kind"] for event in tail.read()] == ["a", "b"]
+        with log.path.open("ab") as file:
+            file.write(b'{"kind": "c"')
+        assert tail.read() == []
+        with log.path.open("ab") as file:
+            file.write(b"}\n")
+        assert [event["kind"] for event in tail.read()] == ["c"]
+    assert Tail(tmp_path / "none").read() == []
 
 
 def _write_many(log: EventLog, writer: int) -> None:
@@ -114,27 +121,6 @@ def test_progress_prints_plain_lines_when_there_is_no_terminal():
     assert lines[0] == "[rft] 1/4  reward/accuracy 0.25"
     assert lines[1].startswith("[rft] 2/4  0 s left  reward/accuracy 0.5")
     assert lines[-1].startswith("[rft] 4/4  took 0 s")
-
-
-def test_progress_is_silent_between_lines_and_when_disabled():
-    out = io.StringIO()
-    with Progress("rft", total=100, every=3600, stream=out) as progress:
-        for step in range(1, 101):
-            progress.update(step)
-    assert len(out.getvalue().splitlines()) == 2  # the first update and the end
-    out = io.StringIO()
-    with Progress("rft", total=1, enabled=False, every=0, stream=out) as progress:
-        progress.update(1)
-    assert out.getvalue() == ""
-
-
-def test_an_interrupted_run_prints_its_progress():
-    out = io.StringIO()
-    progress = Progress("sft", total=10, stream=out)
-    with contextlib.suppress(KeyboardInterrupt), progress:
-        progress.update(3)
-        raise KeyboardInterrupt
-    assert "[sft] 3/10  stopped after" in out.getvalue()
 
 
 def test_the_remaining_time_ignores_loading_and_earlier_processes(monkeypatch):
@@ -210,15 +196,6 @@ def test_a_waiting_run_shows_no_time_left():
         assert out.getvalue().splitlines()[-1] == "[rft] 3/100  status a node was lost"
         progress.update(2)  # the run has resumed from an earlier step
         assert progress.seconds_left is None
-
-
-def test_the_newest_event_of_several_kinds(tmp_path):
-    with EventLog(tmp_path) as log:
-        for kind, step in (("step/sft", 1), ("notice", 1), ("stage", 2)):
-            log.write(kind, step=step)
-    assert last(tmp_path, "notice", "step/sft")["kind"] == "notice"
-    assert last(tmp_path, "step/sft", "none")["step"] == 1
-    assert last(tmp_path, "none", "other") is None
 
 
 def test_rows_of_steps_that_are_repeated_are_dropped(tmp_path):

@@ -18,7 +18,6 @@ from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, MissingFile
 from pixelis.jobs import driver as jobs
 from pixelis.jobs import lineage as chain_of
-from pixelis.jobs import lineage as job
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import save_adapter
 from pixelis.telemetry import lineage
@@ -58,9 +57,6 @@ def test_a_chain_is_traced_to_its_sources(chain: Path) -> None:
     assert record.code == lineage.code()
     shown = "\n".join(chain_of.tree(node))
     assert shown.index("result.json") < shown.index("made") < shown.index("raw.jsonl")
-    diagram = chain_of.mermaid(node)
-    assert diagram.startswith("flowchart BT")
-    assert diagram.count("-->") == 3
     # Raw material beside the product is a source, not a product of the folder it lies in.
     assert lineage.find_record(chain / "raw.jsonl") is None
     assert lineage.find_record(chain / "made" / "part.jsonl") is not None
@@ -181,16 +177,6 @@ def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
     assert [len(known.earlier), known.earlier[0].inputs[-1].source] == [1, "cards:?split=train"]
 
 
-def test_a_missing_source_is_an_error_before_the_run_starts(tmp_path: Path) -> None:
-    save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with (
-        pytest.raises(MissingFile, match="gone"),
-        jobs.run_folder(settings(tmp_path), sources={"data": str(tmp_path / "gone")}),
-    ):
-        pass
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_results_are_artifacts_of_weights_and_biases_offline(
@@ -203,7 +189,7 @@ def test_results_are_artifacts_of_weights_and_biases_offline(
     run = tmp_path / "run"
     run.mkdir()
     (run / "set.jsonl").write_text("one\n")
-    config = parse({"run": {"dir": str(run)}, "telemetry": {"wandb": True}})
+    config = parse({"run": {"dir": str(run)}, "telemetry": {"trackers": ["wandb"]}})
     lineage.record(run / "set.jsonl", inputs=["cards:?split=train"], config=config, kind="dataset")
     log_results(config)
     (log,) = run.glob("wandb/offline-run-*/run-*.wandb")
@@ -219,13 +205,13 @@ def test_the_job_prints_the_chain_and_fails_on_a_broken_one(
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["lineage", *arguments])
         try:
-            job.main()
+            chain_of.main()
         except SystemExit as end:
             return int(end.code or 0)
         return 0
 
-    assert run(str(chain / "result.json"), "--mermaid") == 0
-    assert capsys.readouterr().out.startswith("flowchart BT")
+    assert run(str(chain / "result.json")) == 0
+    assert "raw.jsonl" in capsys.readouterr().out
     (chain / "made" / "part.jsonl").write_text("two\n")
     assert run(str(chain / "result.json")) == 1
     printed = capsys.readouterr()

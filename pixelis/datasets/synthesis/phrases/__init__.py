@@ -1,7 +1,4 @@
-"""The text of synthesised demonstrations: the YAML files of this folder.
-
-The tests check their placeholders.
-"""
+"""The text of synthesised demonstrations: the YAML files of this folder."""
 
 from __future__ import annotations
 
@@ -71,19 +68,17 @@ def choose(texts: tuple[str, ...], rng: np.random.Generator) -> str:
 
 @functools.cache
 def thoughts() -> Thoughts:
-    """The phrases of ``thoughts.yaml``."""
     return Thoughts.model_validate(_read("thoughts"))
 
 
 @functools.cache
 def mistakes() -> Mistakes:
-    """The phrases of ``mistakes.yaml``."""
     return Mistakes.model_validate(_read("mistakes"))
 
 
 @functools.cache
 def questions() -> dict[str, dict[str, FormPhrases]]:
-    """The phrases of ``questions.yaml`` by task and form."""
+    """By task and form."""
     return TypeAdapter(dict[str, dict[str, FormPhrases]]).validate_python(_read("questions"))
 
 

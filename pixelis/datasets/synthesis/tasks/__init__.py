@@ -1,9 +1,7 @@
 """Golden demonstrations by task: from annotated media to a question with the turns that answer it.
 
 A form of question chooses its subject from the annotations, executes the operations and gives the annotated
-answer. Where the operations contradict the annotations, the sample is dropped with a code:
-``outline_differs``, ``text_differs``, ``track_differs``, ``measure_differs``, ``not_shown``, or that of a
-refused operation.
+answer. Where these contradict each other, the sample is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class Task:
     name: str
     forms: Mapping[str, Form]
     operations: Mapping[str, str] = field(default_factory=dict)
-    """The operation by form, where it is none of those that ``toolbox.operations`` names by default."""
+    """The operation by form, where it is no default one."""
 
     def available(self, operations: Container[str]) -> list[str]:
         """The forms that call these operations only."""
@@ -39,10 +37,7 @@ class Task:
     def make(
         self, question: Question, rng: np.random.Generator, executor: Executor, style: Style = "full"
     ) -> Demonstration:
-        """A golden demonstration about annotated media; the same arguments give the same demonstration.
-
-        Forms are tried in random order until one fits the annotations. DataFailure says why none does.
-        """
+        """A golden demonstration by the first form, in random order, that fits the annotations."""
         names = self.available(executor.operations)
         for index in rng.permutation(len(names)):
             sample = Sample(question, rng, executor, style, self.name, names[index])

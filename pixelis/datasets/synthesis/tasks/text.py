@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from pixelis.datasets.synthesis import geometry, naming
@@ -20,6 +19,9 @@ MIN_BRIGHTENING = 3.0
 MAX_CHARACTERS = 80
 """Length up to which a text is asked for."""
 
+Place = tuple[Line, Box, str]
+"""A line that can be asked for, its box, and the name of its ninth of the picture."""
+
 
 def normalised(text: str) -> str:
     """Letters and digits only, case folded: equal for two readings of the same writing."""
@@ -27,15 +29,11 @@ def normalised(text: str) -> str:
 
 
 def _all_lines(sample: Sample) -> list[tuple[Line, Box]]:
-    """All text of the first picture, legible or not, with boxes: its lines, or its words where no lines are
-    annotated.
-    """
+    """The lines of the first picture, legible or not, with boxes, or else its words."""
     media = sample.first_media("image")
     texts = [line for line in sample.annotations.lines if line.media == media and line.frame is None]
-    lines = [line for line in texts if line.level == "line"] or [
-        line for line in texts if line.level == "word"
-    ]
-    return [(line, line.box) for line in lines if line.box is not None]
+    level = "line" if any(line.level == "line" for line in texts) else "word"
+    return [(line, line.box) for line in texts if line.level == level and line.box is not None]
 
 
 def _suitable(line: Line) -> bool:
@@ -47,25 +45,16 @@ def _lines(sample: Sample) -> list[tuple[Line, Box]]:
     return [(line, box) for line, box in _all_lines(sample) if _suitable(line)]
 
 
-def _isolated(sample: Sample) -> list[tuple[Line, Box, str]]:
-    """Lines that can be asked for and are the only text in their ninth of the picture, with the name of that
-    ninth.
-    """
-    lines = _all_lines(sample)
-    cells = [naming.position(box) for _, box in lines]
-    isolated = [
-        (line, box, cell) for (line, box), cell in zip(lines, cells, strict=True) if cells.count(cell) == 1
-    ]
-    return [item for item in isolated if _suitable(item[0])]
+def _isolated(sample: Sample) -> list[Place]:
+    """Lines that can be asked for and are the only text in their ninth of the picture."""
+    lines = [(line, box, naming.position(box)) for line, box in _all_lines(sample)]
+    cells = [cell for *_, cell in lines]
+    return [item for item in lines if cells.count(item[2]) == 1 and _suitable(item[0])]
 
 
 def _read(sample: Sample, line: Line, box: Box) -> None:
-    """Zoom in, in most samples, and read.
-
-    DataFailure ``text_differs`` when the reading is not the annotation.
-    """
-    what = f"the text in the {naming.position(box)}"
-    view = geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
+    """Zoom in, in most samples, and read; ``text_differs`` when the reading is not the annotation."""
+    what, view = f"the text in the {naming.position(box)}", _around(sample, box)
     target, region = line.media, view
     if sample.chance(ZOOM_SHARE):
         margin = float(sample.rng.uniform(0.1, 0.8))
@@ -73,22 +62,30 @@ def _read(sample: Sample, line: Line, box: Box) -> None:
         target, _ = sample.zoom(wide, sample.think("zoom", what), line.media, box)
         sample.narrator.remark("clear", what=what)
         region = geometry.outward(sample.within(target, view), sample.grid)
-    observation = sample.session.call(sample.think("read", what), "read_text", target=target, box=region)
-    text = " ".join(str(item["text"]) for item in observation.data["lines"])
+    data = sample.session.call(sample.think("read", what), "read_text", target=target, box=region).data
+    text = " ".join(str(item["text"]) for item in data["lines"])
     sample.check(normalised(text) == normalised(line.text), "text_differs")
     sample.narrator.remark("read", text=text)
 
 
-def _scorer(text: str) -> str:
-    return "anls" if " " in text else "exact"
+def _around(sample: Sample, box: Box) -> Box:
+    return geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
+
+
+def _done(sample: Sample, line: Line) -> Demonstration:
+    return sample.done(line.text, scorer="anls" if " " in line.text else "exact", value=line.text)
 
 
 def at_place(sample: Sample) -> Demonstration:
     """The text in a part of the picture."""
-    line, box, where = sample.pick(_isolated(sample))
+    return _read_at(sample, sample.pick(_isolated(sample)))
+
+
+def _read_at(sample: Sample, place: Place) -> Demonstration:
+    line, box, where = place
     sample.ask(where=where)
     _read(sample, line, box)
-    return sample.done(line.text, scorer=_scorer(line.text))
+    return _done(sample, line)
 
 
 def extreme(sample: Sample) -> Demonstration:
@@ -100,12 +97,11 @@ def extreme(sample: Sample) -> Demonstration:
     )
     (line, box), *others = sorted(lines, key=lambda pair: sign * pair[1][axis + (0 if sign > 0 else 2)])
     middle = geometry.middle(box)[axis]
-    sample.require(
-        _suitable(line) and all(sign * (geometry.middle(other)[axis] - middle) > 0.05 for _, other in others)
-    )
+    clear = all(sign * (geometry.middle(other)[axis] - middle) > 0.05 for _, other in others)
+    sample.require(_suitable(line) and clear)
     sample.ask(which=which)
     _read(sample, line, box)
-    return sample.done(line.text, scorer=_scorer(line.text))
+    return _done(sample, line)
 
 
 def next_word(sample: Sample) -> Demonstration:
@@ -128,10 +124,8 @@ def ordinal(sample: Sample) -> Demonstration:
     line, box, where = sample.pick([item for item in _isolated(sample) if len(item[0].text.split()) >= 2])
     words = line.text.split()
     index = int(sample.rng.integers(len(words)))
-    nth = (
-        "last" if index == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[min(index, 4)]
-    )
-    sample.require(index < 5 or nth == "last")
+    sample.require(index < 5 or index == len(words) - 1)
+    nth = "last" if index == len(words) - 1 else ("first", "second", "third", "fourth", "fifth")[index]
     sample.ask(nth=nth, where=where)
     _read(sample, line, box)
     return sample.done(words[index], value=words[index])
@@ -139,12 +133,8 @@ def ordinal(sample: Sample) -> Demonstration:
 
 def number(sample: Sample) -> Demonstration:
     """A number in a part of the picture."""
-    line, box, where = sample.pick(
-        [item for item in _isolated(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)]
-    )
-    sample.ask(where=where)
-    _read(sample, line, box)
-    return sample.done(line.text, value=line.text)
+    numbers = [item for item in _isolated(sample) if re.fullmatch(r"\d+(\.\d+)?", item[0].text)]
+    return _read_at(sample, sample.pick(numbers))
 
 
 def says(sample: Sample) -> Demonstration:
@@ -167,53 +157,45 @@ def heading(sample: Sample) -> Demonstration:
     reading = [str(line["text"]) for line in observation.data["lines"]]
     sample.check(reading and normalised(reading[0]) == normalised(lines[0].text), "text_differs")
     sample.narrator.remark("read", text=" ".join(reading[:2]))
-    return sample.done(lines[0].text, scorer=_scorer(lines[0].text))
+    return _done(sample, lines[0])
 
 
 def given(sample: Sample) -> Demonstration:
     """The question that came with the picture, if exactly one annotated line contains an accepted answer."""
     truths = sample.question.answers or []
-    sample.require(sample.question.question and truths)
-    matches = []
-    for line, box in _lines(sample):
-        words = [normalised(word) for word in line.text.split()]
-        for truth in truths:
-            part = [normalised(word) for word in truth.split()]
-            if part and any(words[i : i + len(part)] == part for i in range(len(words) - len(part) + 1)):
-                matches.append((line, box, truth))
+    sample.require(sample.question.question)
+
+    def words(text: str) -> str:
+        return f" {' '.join(map(normalised, text.split()))} "
+
+    matches = [
+        (line, box, truth)
+        for line, box in _lines(sample)
+        for truth in truths
+        if truth.strip() and words(truth) in words(line.text)
+    ]
     sample.require(len({box for _, box, _ in matches}) == 1)
     line, box, truth = matches[0]
     sample.ask()
     _read(sample, line, box)
-    return sample.done(
-        truth, scorer=sample.question.scorer, also=[t for t in truths if t != truth], value=truth
-    )
+    return sample.done(truth, scorer=sample.question.scorer, also=truths, value=truth)
 
 
 # Text that must be changed before it can be read
 
 
-def _impaired(sample: Sample, shift: str) -> tuple[Line, Box, str]:
+def _show(sample: Sample, shift: str, aim: str, op: str, **arguments: Any) -> Demonstration:
+    """Show text of a picture with this shift by an operation, perhaps after a zoom; its view must be legible."""
     sample.require(sample.question.meta.get("shift") == shift)
     line, box, where = sample.pick(_isolated(sample))
     sample.ask(where=where)
-    return line, box, f"the text in the {where}"
-
-
-def _show(
-    sample: Sample, line: Line, box: Box, what: str, aim: str, op: str, **arguments: Any
-) -> Mapping[str, Any]:
-    """Show the text by an operation, perhaps after a zoom; the operation's data.
-
-    ``text_differs`` unless its view can be read.
-    """
-    view = geometry.outward(geometry.grown(geometry.grown(box, 0.04), 0.1), sample.grid)
+    what, view = f"the text in the {where}", _around(sample, box)
+    target = line.media
     if sample.chance(IMPAIRED_ZOOM_SHARE):
-        target, _ = sample.zoom(view, sample.think("zoom", what), line.media, box)
-        place: dict[str, Any] = {}
+        target, _ = sample.zoom(view, sample.think("zoom", what), target, box)
     else:
-        target, place = line.media, {"box": view}
-    observation = sample.session.call(sample.think(aim, what), op, target=target, **arguments, **place)
+        arguments["box"] = view
+    observation = sample.session.call(sample.think(aim, what), op, target=target, **arguments)
     pixels = sample.session.view(str(observation.images[0].id))
     lines, _ = read_text.read(pixels, (0, 0, pixels.shape[1], pixels.shape[0]))
     upright = [
@@ -223,52 +205,40 @@ def _show(
     ]
     sample.check(normalised(" ".join(upright)) == normalised(line.text), "text_differs")
     sample.narrator.remark("legible", what=what)
-    return observation.data
+    if shift == "dark":
+        data = observation.data
+        sample.check(data["spread_after"] >= MIN_BRIGHTENING * data["spread_before"], "not_shown")
+    return _done(sample, line)
 
 
 def turned(sample: Sample) -> Demonstration:
     """Text in a picture that was turned by quarter turns, read in a view that is turned back."""
-    line, box, what = _impaired(sample, "turned")
-    _show(sample, line, box, what, "turn", "rotate", angle=float(360 - sample.question.meta["turned"]))
-    return sample.done(line.text, scorer=_scorer(line.text), value=line.text)
+    return _show(sample, "turned", "turn", "rotate", angle=float(360 - sample.question.meta.get("turned", 0)))
 
 
 def mirrored(sample: Sample) -> Demonstration:
     """Text in a mirrored picture, read in a view that is flipped back."""
-    line, box, what = _impaired(sample, "mirrored")
-    _show(sample, line, box, what, "flip", "flip", direction="horizontal")
-    return sample.done(line.text, scorer=_scorer(line.text), value=line.text)
+    return _show(sample, "mirrored", "flip", "flip", direction="horizontal")
 
 
 def dark(sample: Sample) -> Demonstration:
     """Text in a picture that is almost black, read in a brightened view."""
-    line, box, what = _impaired(sample, "dark")
-    data = _show(sample, line, box, what, "brighten", "enhance", method="brighten")
-    sample.check(data["spread_after"] >= MIN_BRIGHTENING * data["spread_before"], "not_shown")
-    return sample.done(line.text, scorer=_scorer(line.text), value=line.text)
+    return _show(sample, "dark", "brighten", "enhance", method="brighten")
 
 
 def text_beside(sample: Sample) -> Demonstration:
     """The text in a part of the picture, then the one above, below or beside it."""
     pairs = []
-    for line, box, where in _isolated(sample):
-        others = [item for item in _all_lines(sample) if item[0] is not line]
-        height, width = sample.picture(line).shape[:2]
-        beside = geometry.neighbours(box, [other for _, other in others], width, height)
-        pairs += [
-            (line, box, where, side, *others[i]) for side, i in beside.items() if _suitable(others[i][0])
-        ]
-    first, first_box, where, side, line, box = sample.pick(pairs)
-
-    def ask_first(earlier: Sample) -> Demonstration:
-        earlier.ask(where=where)
-        _read(earlier, first, first_box)
-        return earlier.done(first.text, scorer=_scorer(first.text))
-
-    sample.follow("targeted_ocr", "at_place", ask_first)
+    for place in _isolated(sample):
+        others = [item for item in _all_lines(sample) if item[0] is not place[0]]
+        height, width = sample.picture(place[0]).shape[:2]
+        beside = geometry.neighbours(place[1], [box for _, box in others], width, height)
+        pairs += [(place, side, *others[i]) for side, i in beside.items() if _suitable(others[i][0])]
+    first, side, line, box = sample.pick(pairs)
+    sample.follow("targeted_ocr", "at_place", lambda earlier: _read_at(earlier, first))
     sample.ask(side=naming.SIDES[side])
     _read(sample, line, box)
-    return sample.done(line.text, scorer=_scorer(line.text))
+    return _done(sample, line)
 
 
 IMPAIRED: dict[str, Form] = {"turned": turned, "mirrored": mirrored, "dark": dark}
