@@ -12,6 +12,11 @@ from PIL import Image
 
 from pixelis.errors import BadConfig, MissingFile
 
+CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+}
+IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
 
@@ -70,16 +75,11 @@ def read_json(path: Path, key: str, folder: str, fix: str) -> dict[str, Any]:
     return result
 
 
-def normalised(
-    picture: np.ndarray, size: tuple[int, int], settings: Mapping[str, Any], mean: Any, std: Any
-) -> Any:
-    """uint8 [H, W, 3] -> float32 [1, 3, *size], resized and normalised by ``settings``, else mean and std."""
+def normalised(picture: np.ndarray, size: tuple[int, int], settings: Mapping[str, Any]) -> Any:
+    """uint8 [H, W, 3] -> float32 tensor [1, 3, *size], resized and normalised by processor settings."""
     import torch
 
     resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
     resized = np.asarray(Image.fromarray(picture).resize(size[::-1], resample), np.float32) / 255
-    mean, std = (
-        np.asarray(settings.get(name, value), np.float32)
-        for name, value in (("image_mean", mean), ("image_std", std))
-    )
+    mean, std = (np.asarray(settings[name], np.float32) for name in ("image_mean", "image_std"))
     return torch.from_numpy(((resized - mean) / std).transpose(2, 0, 1)[None].copy())

@@ -63,7 +63,7 @@ class Compare(Operation):
             raise OperationError(
                 "this compares a region with itself: give other, or other_box", code="bad_arguments"
             )
-        first, second = target.crop(box).copy(), other.crop(other_box).copy()
+        first, second = target.crop(box), other.crop(other_box)
         measures, boxes = _measure(first, second)
         boxes = [compose(box, place) for place in boxes]
         structure = measures["structural_similarity"]

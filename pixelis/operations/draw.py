@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pixelis.errors import OperationError
 from pixelis.operations import masks
-from pixelis.operations.geometry import WHOLE
+from pixelis.operations.geometry import WHOLE, as_box
 from pixelis.records import Box
 
 COLOURS = (
@@ -104,39 +104,13 @@ def caption(picture: np.ndarray, text: str) -> np.ndarray:
     return canvas
 
 
-def contact_sheet(pictures: Sequence[np.ndarray], columns: int = 4, width: int = 1600) -> np.ndarray:
-    """Arrange pictures of any sizes (uint8 [h, w, 3]) in rows on a dark background: uint8 [h, w, 3]."""
-    gap = 6
-    columns = max(1, min(columns, len(pictures)))
-    cell = min((width - gap * (columns + 1)) // columns, max(p.shape[1] for p in pictures))
-    scaled = []
-    for picture in pictures:
-        height = max(1, round(picture.shape[0] * cell / picture.shape[1]))
-        method = cv2.INTER_AREA if cell < picture.shape[1] else cv2.INTER_CUBIC
-        scaled.append(cv2.resize(np.ascontiguousarray(picture), (cell, height), interpolation=method))
-    rows = [scaled[i : i + columns] for i in range(0, len(scaled), columns)]
-    heights = [max(p.shape[0] for p in row) for row in rows]
-    sheet = np.full((sum(heights) + gap * (len(rows) + 1), columns * (cell + gap) + gap, 3), 24, np.uint8)
-    top = gap
-    for row, height in zip(rows, heights, strict=True):
-        for place, picture in enumerate(row):
-            left = gap + place * (cell + gap)
-            sheet[top : top + picture.shape[0], left : left + cell] = picture
-        top += height + gap
-    return sheet
-
-
 def valid_box(value: Any) -> Box | None:
     """Convert unchecked data to a box; None unless it is four finite numbers with an area."""
-    if not isinstance(value, (list, tuple)) or len(value) != 4:
-        return None
     try:
-        x0, y0, x1, y1 = (float(v) for v in value)
-    except (TypeError, ValueError, OverflowError):
+        box = as_box(value)
+    except OperationError:
         return None
-    if not all(math.isfinite(v) and abs(v) < 1e4 for v in (x0, y0, x1, y1)) or x0 >= x1 or y0 >= y1:
-        return None
-    return x0, y0, x1, y1
+    return box if max(map(abs, box)) < 1e4 else None
 
 
 def _points(value: Any) -> list[tuple[float, float]]:
@@ -230,8 +204,6 @@ class _Pen:
 
     def tint(self, code: Any, colour: Colour) -> tuple[np.ndarray, int, int] | None:
         """Tint a mask of the whole picture; returns its part (uint8 [h, w], left, top), or None."""
-        if code is None:
-            return None
         try:
             decoded = masks.decode(code)
         except OperationError:

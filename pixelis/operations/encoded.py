@@ -67,16 +67,15 @@ def check_pixels(width: int, height: int, max_pixels: int, kind: Kind) -> None:
 
 
 def _file(path: Path, max_bytes: int, kind: Kind) -> bytes:
-    noun = _NOUNS[kind]
+    fix = "give a readable file; paths are relative to the working directory of the job"
+    missing = BadImage(f"no {_NOUNS[kind]} at {str(path)[-100:]!r}", code=f"{kind}_not_found", fix=fix)
     try:
         if not path.is_file():
-            fix = "paths are relative to the working directory of the job"
-            raise BadImage(f"no {noun} at {str(path)[-100:]!r}", code=f"{kind}_not_found", fix=fix)
+            raise missing
         _check_bytes(path.stat().st_size, max_bytes, kind)
         return path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise BadImage(f"the {noun} file cannot be read: {reason}", code=f"{kind}_not_found") from None
+    except (OSError, ValueError):
+        raise missing from None
 
 
 def _data_url(url: str, max_bytes: int, kind: Kind) -> bytes:

@@ -6,7 +6,6 @@ the episode.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -97,10 +96,9 @@ def environment_of(
     if question.environment is None:
         return None
     if question.environment not in environments:
-        near = difflib.get_close_matches(question.environment, environments, n=1)
-        known = f"did you mean {near[0]}?" if near else f"known: {', '.join(environments) or 'none'}"
         raise BadInput(
-            f"question {question.id} needs the environment {question.environment[:40]!r} ({known})",
+            f"question {question.id} needs the environment {question.environment[:40]!r}, known are "
+            f"{', '.join(environments) or 'none'}",
             code="unknown_environment",
             fix="name its class in toolbox.environments",
         )

@@ -35,8 +35,6 @@ GET = (
     "`hf download google/owlv2-base-patch16-ensemble --local-dir FOLDER`, set toolbox.detector=FOLDER; or "
     "leave find out of toolbox.operations"
 )
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class FindArguments(OperationArguments):
@@ -156,9 +154,8 @@ class Detector:
         if self.kind == "grounding-dino":
             scale = min(SHORTEST / min(height, width), LONGEST / max(height, width))
             size = max(1, round(height * scale)), max(1, round(width * scale))
-            values = checkpoints.normalised(
-                picture, size, {"resample": 2, **self.settings}, IMAGENET_MEAN, IMAGENET_STD
-            )
+            settings = {"resample": 2, **checkpoints.IMAGENET, **self.settings}
+            values = checkpoints.normalised(picture, size, settings)
             return {"pixel_values": values, "pixel_mask": values.new_ones((1, *size)).long()}
         if self.kind == "owlv2":
             side = max(height, width)  # grey, as in training; transformers 5 pads with black
@@ -166,9 +163,8 @@ class Detector:
                 picture, 0, side - height, 0, side - width, cv2.BORDER_CONSTANT, value=(128, 128, 128)
             )
         side = int(self.model.config.vision_config.image_size)
-        return {
-            "pixel_values": checkpoints.normalised(picture, (side, side), self.settings, CLIP_MEAN, CLIP_STD)
-        }
+        settings = {**checkpoints.CLIP, **self.settings}
+        return {"pixel_values": checkpoints.normalised(picture, (side, side), settings)}
 
 
 @functools.lru_cache(maxsize=1)

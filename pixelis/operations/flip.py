@@ -42,9 +42,8 @@ class Flip(Operation):
     @classmethod
     def run(cls, arguments: FlipArguments, target: Target, scene: Scene) -> Result:
         box = clamp(arguments.box or WHOLE)
-        view = scene.fit_crop(
-            np.flip(target.crop(box), 1 if arguments.direction == "horizontal" else 0).copy()
-        )
+        axis = 1 if arguments.direction == "horizontal" else 0
+        view = scene.fit_crop(np.flip(target.crop(box), axis))
         text = (
             f"flipped, {SWAPS[arguments.direction]} swapped; places are of {target.id} as it was, not flipped"
         )

@@ -155,20 +155,18 @@ class Scene:
 
     def show_frames(self, clip: Clip, numbers: Sequence[int]) -> list[View]:
         """Views of whole frames. Raises OperationError ``too_small``."""
-        frames = zip(numbers, clip.frames(numbers), strict=True)
         return [
-            View(self.fit_frame(frame), None, number, float(clip.times[number])) for number, frame in frames
+            View(self._fit(frame, self.frame_budget, "too_small"), None, number, float(clip.times[number]))
+            for number, frame in zip(numbers, clip.frames(numbers), strict=True)
         ]
-
-    def fit_frame(self, frame: np.ndarray) -> np.ndarray:
-        """Fit a frame (uint8 [H, W, 3]) to ``frame_budget``. Raises OperationError ``too_small``."""
-        return self._fit(frame, self.frame_budget, "too_small")
 
     def _fit(self, pixels: np.ndarray, budget: PixelBudget, code: str) -> np.ndarray:
         try:
-            return fit(pixels, budget, self.multiple)
+            view = fit(pixels, budget, self.multiple)
         except BadInput as error:
             raise OperationError(error.message, code=code) from None
+        # A view must not keep the whole picture alive.
+        return view.copy() if np.shares_memory(view, pixels) else view
 
 
 @dataclass(slots=True)

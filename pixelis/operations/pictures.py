@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from pixelis.operations import draw, geometry
-from pixelis.operations.media import subsample
 from pixelis.operations.operation import Scene
 from pixelis.operations.pixel_budget import shrink
 from pixelis.operations.video import Clip
@@ -19,9 +18,7 @@ from pixelis.records import Action, Box, Observation
 
 LONGEST = 2560
 FILM_LONGEST = 960
-SHEET_LONGEST = 400
 FILM_FRAMES = 600
-SHEET_FRAMES = 12
 DRAWABLE = ("objects", "lines", "tracks", "boxes", "points", "segments")
 """The keys of an observation's data that can be drawn."""
 
@@ -31,8 +28,8 @@ def write_pictures(
 ) -> list[Path]:
     """Write the pictures of a successful observation to ``folder``; returns their paths.
 
-    ``OP.view.png`` (or one per view), ``OP.annotated.png`` (the whole picture), ``OP.sheet.png`` (frames side
-    by side), ``OP.mp4`` (the track on every frame) and ``OP.txt`` (read text), where the result has them.
+    ``OP.view.png`` (or one per view), ``OP.annotated.png`` (the whole picture), ``OP.mp4`` (the track on every
+    frame) and ``OP.txt`` (read text), where the result has them.
     """
     op, paths = action.op, []
     target = scene.target(action.target)
@@ -49,28 +46,12 @@ def write_pictures(
     tracks = [t for t in observation.data.get("tracks", []) if t.get("frames")]
     if tracks and isinstance(target.media, Clip):
         clip, numbers = target.clip, sorted({n for t in tracks for n in t["frames"]})
-        sheet = _annotated(clip, subsample(numbers, SHEET_FRAMES), items, target.root, SHEET_LONGEST)
         film, times = numbers[:FILM_FRAMES], [float(clip.times[n]) for n in numbers[:FILM_FRAMES]]
-        paths.append(_save(folder / f"{op}.sheet.png", draw.contact_sheet(list(sheet))))
-        paths.append(write_film(folder / op, _annotated(clip, film, items, target.root, FILM_LONGEST), times))
+        paths.append(write_film(folder / op, _annotated(clip, film, items, target.root), times))
     elif not target.is_clip and any(items.values()):
         picture = shrink(target.picture, LONGEST)
-        paths.append(
-            _save(
-                folder / f"{op}.annotated.png",
-                draw.annotate(picture, items, frame=target.frame, root=target.root),
-            )
-        )
-    frames = [
-        (i, view)
-        for i, view in zip(observation.images, views, strict=True)
-        if i.frame is not None and i.time is not None
-    ]
-    if len(frames) > 1 and not tracks:
-        captioned = [
-            draw.caption(shrink(view, SHEET_LONGEST), frame_label(i.frame, i.time)) for i, view in frames
-        ]
-        paths.append(_save(folder / f"{op}.sheet.png", draw.contact_sheet(captioned)))
+        annotated = draw.annotate(picture, items, frame=target.frame, root=target.root)
+        paths.append(_save(folder / f"{op}.annotated.png", annotated))
     if isinstance(lines := observation.data.get("lines"), list):
         path = folder / f"{op}.txt"
         path.write_text("".join(f"{line.get('text', '')}\n" for line in lines), encoding="utf-8")
@@ -104,10 +85,10 @@ def frame_label(number: int | None, seconds: float | None) -> str:
 
 
 def _annotated(
-    clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], root: str, longest: int
+    clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], root: str
 ) -> Iterator[np.ndarray]:
     for number, frame in zip(numbers, clip.frames(numbers), strict=True):
-        annotated = draw.annotate(shrink(frame, longest), items, frame=number, root=root)
+        annotated = draw.annotate(shrink(frame, FILM_LONGEST), items, frame=number, root=root)
         yield draw.caption(annotated, frame_label(number, float(clip.times[number])))
 
 

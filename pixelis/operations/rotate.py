@@ -48,7 +48,5 @@ class Rotate(Operation):
         else:
             turned = np.asarray(Image.fromarray(region).rotate(-angle, Image.Resampling.BICUBIC, expand=True))
         view = scene.fit_crop(np.ascontiguousarray(turned))
-        if np.shares_memory(view, target.picture):
-            view = view.copy()
         text = f"turned clockwise by {angle:g} degrees; places are of {target.id} as it was, not turned"
         return Result(text=text, images=[View(view, box)], data={"angle": angle})

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 KINDS = {"sam": "SamModel", "sam2": "Sam2Model", "sam2_video": "Sam2Model"}
 """``model_type`` -> class in transformers; published SAM 2 is ``sam2_video``, which contains ``sam2``."""
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
 
 @dataclass(frozen=True)
 class Sam:
@@ -35,8 +32,7 @@ class Sam:
     model: Any
     padded: bool
     side: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    settings: dict[str, Any]
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Input height and width: SAM keeps the aspect ratio and pads, SAM 2 stretches to a square."""
@@ -50,8 +46,7 @@ class Sam:
         import torch
 
         height, width = self.size(*picture.shape[:2])
-        bilinear = {"resample": Image.Resampling.BILINEAR}
-        values = checkpoints.normalised(picture, (height, width), bilinear, self.mean, self.std)
+        values = checkpoints.normalised(picture, (height, width), self.settings)
         return torch.nn.functional.pad(values, (0, self.side - width, 0, self.side - height))
 
     def predict(self, picture: np.ndarray, corners: np.ndarray, box: bool) -> tuple[np.ndarray, float]:
@@ -109,5 +104,5 @@ def load(folder: str) -> Sam:
     model, kind, settings = checkpoints.load("toolbox.segmenter", folder, KINDS, fix)
     padded = kind == "sam"
     side = model.config.vision_config.image_size if padded else model.config.prompt_encoder_config.image_size
-    mean, std = settings.get("image_mean", IMAGENET_MEAN), settings.get("image_std", IMAGENET_STD)
-    return Sam(model, padded, side if isinstance(side, int) else int(side[0]), tuple(mean), tuple(std))
+    settings = {**checkpoints.IMAGENET, **settings, "resample": Image.Resampling.BILINEAR}
+    return Sam(model, padded, side if isinstance(side, int) else int(side[0]), settings)

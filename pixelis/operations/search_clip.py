@@ -81,15 +81,16 @@ class SearchClip(Operation):
         start = float(clip.times[0]) if arguments.start is None else arguments.start
         end = clip.end if arguments.end is None else arguments.end
         if start > end or start > clip.end or end < float(clip.times[0]):
-            raise OperationError(
-                f"the clip runs from {clip.times[0]:.2f} to {clip.end:.2f} s", code="out_of_range"
-            )
+            message = f"the clip runs from {clip.times[0]:.2f} to {clip.end:.2f} s"
+            raise OperationError(message, code="out_of_range")
         numbers = range(clip.at(start), clip.at(end) + 1)
+        limit = MAX_SAMPLES if arguments.text is None else MAX_WORD_SAMPLES
+        seen = min(len(numbers), limit)
         if arguments.event == "cut":
-            moments, seen = [(cut, 1.0) for cut in _cuts(clip, numbers)], min(len(numbers), MAX_SAMPLES)
+            moments = [(cut, 1.0) for cut in _cuts(clip, numbers)]
             title = f"{len(moments)} hard cut{'' if len(moments) == 1 else 's'}" if moments else "no hard cut"
         elif arguments.event == "motion":
-            moments, seen = _motion(clip, numbers)
+            moments = _motion(clip, numbers)
             title = "most motion (mean change of brightness, 0..255)" if moments else "nothing moves"
         else:
             if arguments.like is not None:
@@ -100,25 +101,21 @@ class SearchClip(Operation):
             else:
                 message = "search by words needs toolbox.searcher=FOLDER: use like or event instead"
                 raise OperationError(message, code="bad_arguments")
-            moments, seen = _best(
-                clip, numbers, score, MAX_WORD_SAMPLES if arguments.like is None else MAX_SAMPLES
-            )
+            moments = _best(clip, numbers, score, limit)
             title = "best matches (similarity, 1 is equal)"
             if arguments.like is not None and moments[0][1] < 0.5:
                 title = "unsure, nothing similar; the nearest (similarity, 1 is equal)"
-        shown = moments[:MAX_MOMENTS]
+        shown, more = moments[:MAX_MOMENTS], moments[MAX_MOMENTS : 3 * MAX_MOMENTS]
         listed = [f"frame {number} at {clip.times[number]:.2f} s ({value:.2f})" for number, value in shown]
         text = f"{title} in {target.root}" + (": " + ", ".join(listed) if listed else "")
-        if len(moments) > len(shown):
-            text += ", then at " + ", ".join(
-                f"{clip.times[number]:.2f}" for number, _ in moments[MAX_MOMENTS : 3 * MAX_MOMENTS]
-            )
+        if more:
+            text += ", then at " + ", ".join(f"{clip.times[number]:.2f}" for number, _ in more)
         if seen < len(numbers):
             text += f"; {seen} of {len(numbers)} frames were compared first"
         views = scene.show_frames(clip, [number for number, _ in shown])
         records = [
             {"frame": n, "time": float(clip.times[n]), "score": round(value, 4)}
-            for n, value in moments[: 3 * MAX_MOMENTS]
+            for n, value in [*shown, *more]
         ]
         return Result(text, views, {"moments": records, "frames_seen": seen})
 
@@ -147,7 +144,7 @@ def _cuts(clip: Clip, numbers: range) -> list[int]:
     return cuts
 
 
-def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
+def _motion(clip: Clip, numbers: range) -> list[tuple[int, float]]:
     """The samples at which most changes since the one before; a cut is no motion."""
     samples = subsample(numbers, MAX_SAMPLES)
     changes = [
@@ -155,12 +152,12 @@ def _motion(clip: Clip, numbers: range) -> tuple[list[tuple[int, float]], int]:
         for (_, earlier), (number, now) in itertools.pairwise(_frames(clip, samples, shots.thumbnail))
         if shots.change(earlier, now) < shots.CUT
     ]
-    return _apart(clip, [item for item in changes if item[1] >= STILL], numbers), len(samples)
+    return _apart(clip, [item for item in changes if item[1] >= STILL], numbers)
 
 
 def _best(
     clip: Clip, numbers: range, score: Callable[[np.ndarray], float], limit: int
-) -> tuple[list[tuple[int, float]], int]:
+) -> list[tuple[int, float]]:
     samples = subsample(numbers, limit)
     scores = dict(_frames(clip, samples, score))
     step = len(numbers) / len(samples)
@@ -169,7 +166,7 @@ def _best(
             low, high = max(numbers[0], round(number - step)), min(numbers[-1], round(number + step))
             near = [n for n in subsample(range(low, high + 1), REFINED) if n not in scores]
             scores.update(_frames(clip, near, score))
-    return _apart(clip, list(scores.items()), numbers), len(samples)
+    return _apart(clip, list(scores.items()), numbers)
 
 
 def _apart(clip: Clip, scores: list[tuple[int, float]], numbers: range) -> list[tuple[int, float]]:
@@ -237,8 +234,8 @@ class Searcher:
         self.side = int(self.model.config.vision_config.image_size)
         self.length = int(self.model.config.text_config.max_position_embeddings)
         self.crops = kind == "clip"
-        clip = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-        self.mean, self.std = clip if self.crops else ((0.5,) * 3, (0.5,) * 3)
+        plain = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}
+        self.settings = {**(checkpoints.CLIP if self.crops else plain), **self.settings}
 
     def by_words(self, text: str) -> Callable[[np.ndarray], float]:
         """Scores a frame (uint8 [H, W, 3]) by the cosine of its features and those of ``text``."""
@@ -270,7 +267,7 @@ class Searcher:
             side = min(frame.shape[:2])
             top, left = (frame.shape[0] - side) // 2, (frame.shape[1] - side) // 2
             frame = np.ascontiguousarray(frame[top : top + side, left : left + side])
-        return checkpoints.normalised(frame, (self.side, self.side), self.settings, self.mean, self.std)
+        return checkpoints.normalised(frame, (self.side, self.side), self.settings)
 
 
 def _features(output: Any) -> Any:

@@ -68,17 +68,17 @@ class SelectFrames(Operation):
 
 
 def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) -> list[int]:
-    first, last = float(clip.times[0]), float(clip.times[-1])
+    named = arguments.frames if arguments.times is None else arguments.times
+    if named is not None and len(set(named)) > limit:
+        raise OperationError(f"{len(set(named))} frames requested, the limit is {limit}", code="limit")
     if arguments.frames is not None:
-        _check_count(len(set(arguments.frames)), limit)
         return arguments.frames
     if arguments.times is not None:
-        _check_count(len(set(arguments.times)), limit)
         for time in arguments.times:
             _check_time(time, clip)
         return [clip.at(time) for time in arguments.times]
-    start = first if arguments.start is None else arguments.start
-    end = last if arguments.end is None else arguments.end
+    start = float(clip.times[0]) if arguments.start is None else arguments.start
+    end = float(clip.times[-1]) if arguments.end is None else arguments.end
     if end < start:
         raise OperationError(f"start {start:g} s is after end {end:g} s", code="out_of_range")
     _check_time(start, clip)
@@ -91,11 +91,6 @@ def _requested_frames(arguments: SelectFramesArguments, clip: Clip, limit: int) 
         )
         raise OperationError(message, code="limit")
     return [clip.at(start + step / rate) for step in range(math.floor(steps) + 1)]
-
-
-def _check_count(count: int, limit: int) -> None:
-    if count > limit:
-        raise OperationError(f"{count} frames requested, the limit is {limit} per call", code="limit")
 
 
 def _check_time(time: float, clip: Clip) -> None:

@@ -97,8 +97,6 @@ class ZoomIn(Operation):
         left, top, right, bottom = target.pixels(region)
         box = geometry.clamp(target.from_root(target.snap(region)))
         view = scene.fit_crop(target.crop(region))
-        if np.shares_memory(view, target.picture):
-            view = view.copy()  # a crop must not keep the whole picture alive
         source, size = (right - left, bottom - top), (view.shape[1], view.shape[0])
         # Rounding to pixel edges does not count: policies are trained on zooms without this text.
         adjusted = arguments.center is not None or region != arguments.requested

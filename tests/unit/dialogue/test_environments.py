@@ -172,7 +172,7 @@ def test_classes_and_names_that_cannot_be_used_are_named(tmp_path: Path) -> None
     )
     with pytest.raises(BadConfig, match="lacks actions"):
         select_environments([f"{tmp_path}/half.py:Half"])
-    with pytest.raises(BadInput, match="did you mean grid_walk") as error:
+    with pytest.raises(BadInput, match="grid_walk") as error:
         rendering().prompt(QUESTION.model_copy(update={"environment": "gridwalk"}), [])
     assert error.value.code == "unknown_environment"
     base = renderer("large")

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.operations import masks
-from pixelis.operations.draw import COLOURS, annotate, contact_sheet
-from pixelis.operations.pixel_budget import shrink
+from pixelis.operations.draw import COLOURS, annotate
 
 
 def ground(height: int = 240, width: int = 320, value: int = 90) -> np.ndarray:
@@ -131,14 +130,3 @@ anything = st.recursive(
 @given(st.dictionaries(st.sampled_from(["objects", "boxes", "lines", "tracks"]), anything, max_size=4))
 def test_odd_data_draws_nothing_or_something_but_never_fails(data):
     assert annotate(ground(40, 50), data).shape == (40, 50, 3)
-
-
-def test_a_contact_sheet_holds_every_picture():
-    sheet = contact_sheet(
-        [ground(100, 200, 200), ground(50, 50, 100), ground(80, 160, 150)], columns=2, width=412
-    )
-    assert sheet.shape[1] == 412
-    for value in (200, 100, 150):
-        assert (sheet == value).all(2).sum() > 1000
-    assert shrink(ground(100, 200), 50).shape == (25, 50, 3)
-    assert shrink(ground(10, 20), 50).shape == (10, 20, 3)

@@ -134,15 +134,7 @@ def test_folders_that_hold_no_detector(folders, tmp_path: Path):
     with pytest.raises(MissingFile, match="names no folder") as caught:
         Find.ready(ToolboxConfig())
     assert "hf download" in str(caught.value.fix)
-    with pytest.raises(MissingFile, match="there is no"):
-        Find.ready(ToolboxConfig(detector=str(tmp_path)))
-    for text, message in (("{", "not JSON"), ('{"model_type": "detr"}', "'detr'")):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(BadConfig, match=message):
-            Find.ready(ToolboxConfig(detector=str(tmp_path)))
     (tmp_path / "config.json").write_text((folders["owlvit"] / "config.json").read_text())
-    with pytest.raises(BadConfig, match="cannot be loaded"):
-        Find.ready(ToolboxConfig(detector=str(tmp_path)))
     (tmp_path / "model.safetensors").write_bytes((folders["owlvit"] / "model.safetensors").read_bytes())
     with pytest.raises(BadConfig, match="has no tokenizer"):
         Find.ready(ToolboxConfig(detector=str(tmp_path)))

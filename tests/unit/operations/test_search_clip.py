@@ -11,7 +11,6 @@ from clips import BIKES, BUNNY, CARPHONE, encode, footage
 from tiny_tokenizer import save_tokenizer
 
 from pixelis.config import ToolboxConfig
-from pixelis.errors import BadConfig, MissingFile
 from pixelis.operations import Scene, execute, search_clip
 from pixelis.operations.search_clip import SearchClip
 from pixelis.operations.video import Clip, open_clip
@@ -187,12 +186,3 @@ def test_words_are_scored_as_transformers_scores_them(folder: Path):
     assert moment["score"] == pytest.approx(expected, abs=5e-3)
     SearchClip.ready(ToolboxConfig(searcher=str(folder)))
     SearchClip.ready(ToolboxConfig())
-
-
-def test_a_wrong_folder_is_named_when_a_job_starts(tmp_path: Path):
-    with pytest.raises(MissingFile, match="there is no") as caught:
-        SearchClip.ready(ToolboxConfig(searcher=str(tmp_path / "none")))
-    assert "hf download" in str(caught.value.fix)
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(BadConfig, match="'bert'"):
-        SearchClip.ready(ToolboxConfig(searcher=str(tmp_path)))

@@ -373,21 +373,6 @@ def test_too_many_masks_are_refused_before_tracking():
     assert "masks" not in json.dumps(TrackObject.Arguments.model_json_schema()["properties"])
 
 
-@pytest.mark.slow
-def test_going_on_from_a_track():
-    clip, (_, truth) = arc()
-    capped = ToolboxConfig(max_track_frames=15)
-    first = run(scene(clip, settings=capped), box=share(clip, truth[0]))
-    track, result = first.data["tracks"][0], first.data["objects"][0]
-    assert track["status"] == "active"
-    assert track["frames"] == list(range(15))
-    assert f"continue with object={result['id']}" in first.text
-    second = run(scene(clip, {result["id"]: result}, settings=capped), object=result["id"], end=28)
-    assert second.data["tracks"][0]["frames"] == list(range(14, 29))
-    assert second.data["tracks"][0]["status"] == "completed"
-    assert mean_overlap(clip, second.data["tracks"][0], truth[:29]) > 0.65
-
-
 def test_from_an_object_a_frame_or_a_crop():
     clip, (_, truth) = arc()
     record = {"id": "0123abcd", "kind": "object", "root": "vid0", "frame": 20, "box": share(clip, truth[20])}
