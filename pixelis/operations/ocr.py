@@ -1,10 +1,13 @@
-"""Detects and recognises text in an array with rapidocr's models.
+"""Detects and recognises text in an array with rapidocr.
 
-Large pictures are searched at two sizes, for large and small letters; lines are read from full-size pixels.
+Large pictures are searched twice: scaled down for large letters, then in tiles at (nearly) full size where
+there is fine detail. The tiles' probabilities form one map, so a line across tiles stays one line. Lines are
+recognised from full-size pixels.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from dataclasses import dataclass
@@ -21,27 +24,43 @@ from pixelis.errors import MissingDependency
 NAME = "rapidocr PP-OCRv6 small"
 MODELS = {"Det": "PP-OCRv6_det_small.onnx", "Rec": "PP-OCRv6_rec_small.onnx"}
 
-COARSE_PIXELS, FINE_PIXELS = 2_000_000, 5_000_000
-"""Most pixels of the copies in which text is detected; about 0.8 and 2 s on one core."""
-TRUSTED_HEIGHT = 14
-"""Lines of this height in the first copy are taken from it."""
+COARSE_PIXELS = 2_000_000
+"""Size of the scaled-down picture for detection; about 0.8 s on one core."""
+FINE_PIXELS = 10_000_000
+"""Largest size of a picture for the detection of small text."""
+FINE_BUDGET = 4_000_000
+"""Most pixels of it that are searched; about 1.6 s."""
+HINT = 0.1
+"""Probability in the scaled-down picture from which a place is searched first at full size."""
 SMALL_PIXELS = 400_000
 MAX_UPSCALE = 3.0
+TILE, OVERLAP = 512, 64
 STRIP_HEIGHT = 48
 MANY_LINES = 40
-"""With more lines the recogniser pads to half its width: half the time, slightly lower confidence."""
+"""Above this number of lines the recogniser pads to half its width: half the time, slightly lower
+confidence."""
 STRIP_BUDGET = 120_000
-"""Most columns of text that are recognised, at STRIP_HEIGHT; about 9 s."""
+"""Most pixels of total line length that are recognised, at STRIP_HEIGHT; about 9 s."""
 MAX_RATIO = 150
-"""Longest line that is recognised, in line heights; longer ones are rules."""
+"""Longest line that is recognised, in line heights; longer ones are rules. About 1.6 s."""
+TRUSTED_HEIGHT = 14
+"""Text of this height in the scaled-down picture is not searched again at full size."""
 MIN_CONFIDENCE, MIN_SHORT, MIN_SYMBOL = 0.55, 0.8, 0.95
 """Least confidence of lines with three or more letters, with one or two, and with none."""
 RETRY_TURNED = 0.85
+"""A line with less confidence is also read upside down."""
+SHORT, CERTAIN, STABLE = 4, 0.98, 0.8
+"""Lines of up to SHORT letters below CERTAIN must read the same when cut tighter and wider, with the mean
+confidence STABLE."""
+SURE = 0.93
+"""Least confidence of a line that is never dropped."""
+NUDGE = 0.06
+"""How much tighter and wider, in line heights."""
 
 
 @dataclass(slots=True)
 class Line:
-    """A line of text; ``quad``: float [4, 2], corners in pixels, clockwise from the start of the text.
+    """A line of text. ``quad``: float [4, 2], corners in pixels, clockwise from the start of the text.
 
     ``positions`` (0..1 along the line) and ``confidences`` are of the characters without spaces.
     """
@@ -55,6 +74,7 @@ class Line:
 
 @cache
 def engine() -> Engine:
+    """The engine of this process, loaded on first use (about a second). Raises MissingDependency."""
     return Engine()
 
 
@@ -72,7 +92,7 @@ def model_files() -> dict[str, Path]:
 
 
 class Engine:
-    """Detector and recogniser on one CPU thread; never downloads."""
+    """Detector and recogniser on one CPU thread, with the model files of the package; never downloads."""
 
     def __init__(self) -> None:
         paths = model_files()
@@ -91,49 +111,61 @@ class Engine:
 
     def find(self, picture: np.ndarray) -> np.ndarray:
         """Detect text: quads float32 [n, 4, 2] in pixels of ``picture`` (uint8 [H, W, 3], BGR)."""
-        area = picture.shape[0] * picture.shape[1]
-        scale = min(
-            math.sqrt(COARSE_PIXELS / area), max(1.0, min(math.sqrt(SMALL_PIXELS / area), MAX_UPSCALE))
-        )
-        coarse = self._detect(picture, scale)
+        height, width = picture.shape[:2]
+        area = height * width
+        scale = min(math.sqrt(COARSE_PIXELS / area), 1.0)
+        if area < SMALL_PIXELS:
+            scale = min(math.sqrt(SMALL_PIXELS / area), MAX_UPSCALE)
+        probabilities = self._map(_resized(picture, scale))
+        coarse = self._quads(probabilities, picture.shape[:2])
         fine_scale = min(1.0, math.sqrt(FINE_PIXELS / area))
         if fine_scale < 1.25 * scale:
             return coarse
         large = [quad for quad in coarse if thickness(quad) * scale >= TRUSTED_HEIGHT]
+        image = _resized(picture, fine_scale)
+        # Small letters may be where scaling down loses contrast.
+        grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+        less = cv2.resize(
+            _resized(grey, scale / fine_scale), image.shape[1::-1], interpolation=cv2.INTER_LINEAR
+        )
+        detail = cv2.boxFilter((cv2.absdiff(grey, less) > 12).astype(np.float32), -1, (24, 24)) > 0.06
+        for quad in large:
+            x0, y0 = np.maximum(quad.min(0) * fine_scale, 0).astype(int)
+            x1, y1 = np.ceil(quad.max(0) * fine_scale).astype(int)
+            detail[y0:y1, x0:x1] = False
+        fine = self._quads(self._searched(image, detail, probabilities), picture.shape[:2])
         small = [quad for quad in coarse if thickness(quad) * scale < TRUSTED_HEIGHT]
-        # The second look sees small letters, and large ones in pieces.
+        # At full size large letters are cut at tile edges: drop detections that overlap a line of the
+        # scaled-down picture.
         extra = [
             quad
-            for quad in self._detect(picture, fine_scale)
+            for quad in fine
             if _covered(quad, large) < 0.5 and all(_covered(line, [quad]) < 0.5 for line in large)
         ]
         extra += [quad for quad in small if _covered(quad, extra) < 0.5]
         return np.array([*large, *extra], np.float32).reshape(-1, 4, 2)
 
-    def _detect(self, picture: np.ndarray, scale: float) -> np.ndarray:
-        size = max(1, round(picture.shape[1] * scale)), max(1, round(picture.shape[0] * scale))
-        image = cv2.resize(picture, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC)
-        image = cv2.copyMakeBorder(image, 0, -size[1] % 32, 0, -size[0] % 32, cv2.BORDER_REPLICATE)
-        tensor = (image.astype(np.float32) * (2 / 255) - 1).transpose(2, 0, 1)[None]
-        probabilities = self._detector.session(np.ascontiguousarray(tensor))[..., : size[1], : size[0]]
-        quads, _ = self._detector.postprocess_op(probabilities, picture.shape[:2])
-        return np.asarray(quads, np.float32).reshape(-1, 4, 2)
-
     def read(
         self, picture: np.ndarray, quads: np.ndarray, min_confidence: float = 0.0
     ) -> tuple[list[Line], int]:
-        """Recognise quads of ``picture`` (BGR), the largest first within STRIP_BUDGET.
+        """Recognise the quads of ``picture`` (BGR), largest first; returns the lines in the quads' order and
+        the number left out.
 
-        Returns the plausible lines in the order of the quads, and the number of quads left out.
+        Lines that are not `plausible`, below ``min_confidence`` or longer than MAX_RATIO are omitted.
         """
-        ratios = np.array([max(_sides(quad)) / max(1.0, thickness(quad)) for quad in quads])
-        order = [
-            i
-            for i in np.argsort([-thickness(quad) for quad in quads], kind="stable")
-            if ratios[i] <= MAX_RATIO
-        ]
-        count = int(np.searchsorted(np.cumsum(STRIP_HEIGHT * ratios[order]), STRIP_BUDGET, side="right"))
-        selected = sorted(order[:count])
+        ratios = [max(_sides(quad)) / max(1.0, thickness(quad)) for quad in quads]
+        order = sorted(
+            (i for i, ratio in enumerate(ratios) if ratio <= MAX_RATIO),
+            key=lambda i: (-thickness(quads[i]), i),
+        )
+        length = 0.0
+        selected: list[int] = []
+        for i in order:
+            length += STRIP_HEIGHT * ratios[i]
+            if length > STRIP_BUDGET:
+                break
+            selected.append(i)
+        selected.sort()
         turns = {}
         for i in selected:
             # Tall strips may be turned either way; a strip is upright too unless it is too thin for a letter.
@@ -149,10 +181,38 @@ class Engine:
             # Upside down must be clearly better: badly read letters get similar confidences both ways.
             if line.confidence > best[i][1].confidence + 0.05:
                 best[i] = (turn, line)
-        lines = [
-            line for i in selected if plausible(line := best[i][1]) and line.confidence >= min_confidence
-        ]
-        return lines, len(order) - len(selected)
+        lines = [best[i][1] for i in selected]
+        lines = [line for line in lines if line.confidence >= min_confidence and plausible(line)]
+        return self._stable(picture, lines), len(order) - len(selected)
+
+    def _stable(self, picture: np.ndarray, lines: list[Line]) -> list[Line]:
+        """Drop short lines that read differently when cropped again, as most false detections in textures do.
+
+        Lines with at least SURE stay, with the mean confidence of the three readings.
+        """
+        short = [line for line in lines if _letters(line) <= SHORT and line.confidence < CERTAIN]
+        cuts = []
+        for quad, share in itertools.product([line.quad for line in short], (-NUDGE, NUDGE)):
+            width, height = (max(1e-6, side) for side in _sides(quad))
+            along, down = (quad[1] - quad[0]) / width, (quad[3] - quad[0]) / height
+            signs = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]], np.float32)
+            cuts.append(
+                (quad + share * height * (signs[:, :1] * along + signs[:, 1:] * down)).astype(np.float32)
+            )
+        retries = iter(self._recognise(picture, cuts))
+        unstable = []
+        for line in short:
+            same = [
+                retry.confidence
+                for retry in (next(retries), next(retries))
+                if retry.text.lower() == line.text.lower()
+            ]
+            mean = (line.confidence + sum(same)) / 3
+            if mean < STABLE and line.confidence < SURE:
+                unstable.append(line)
+            elif mean < STABLE:
+                line.confidence = mean
+        return [line for line in lines if not any(line is other for other in unstable)]
 
     def _best(
         self, picture: np.ndarray, quads: np.ndarray, turns: dict[int, list[int]]
@@ -165,6 +225,46 @@ class Engine:
             if i not in best or line.confidence > best[i][1].confidence:
                 best[i] = (turn, line)
         return best
+
+    def _quads(self, probabilities: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """The detections in a map of probabilities, in pixels of a picture of ``size`` (height, width)."""
+        quads, _ = self._detector.postprocess_op(probabilities[None, None], size)
+        return np.asarray(quads, np.float32).reshape(-1, 4, 2)
+
+    def _searched(self, image: np.ndarray, detail: np.ndarray, coarse: np.ndarray) -> np.ndarray:
+        """Probabilities of the tiles with fine ``detail`` (bool [H, W]), up to FINE_BUDGET pixels.
+
+        Tiles where ``coarse``, the map of the scaled-down picture, hints at text come first.
+        """
+        height, width = image.shape[:2]
+        hints = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR)
+        tiles = []
+        for _, _, y0, y1 in _tiles(height, TILE):
+            for _, _, x0, x1 in _tiles(width, TILE):
+                part = detail[y0:y1, x0:x1]
+                x, y, w, h = cv2.boundingRect(part.view(np.uint8))
+                if w and h:
+                    hint = float(hints[y0:y1, x0:x1][part].max())
+                    rows = max(0, y0 + y - OVERLAP), min(height, y0 + y + h + OVERLAP)
+                    columns = max(0, x0 + x - OVERLAP), min(width, x0 + x + w + OVERLAP)
+                    tiles.append((round(min(hint, HINT), 2), float(part.sum()), rows, columns))
+        probabilities, used = np.zeros((height, width), np.float32), 0
+        for _, _, (top, bottom), (left, right) in sorted(tiles, reverse=True):
+            used += (bottom - top) * (right - left)
+            if used > FINE_BUDGET:
+                break
+            # Only one of two tiles sees the end of a line that barely reaches into the other: take the
+            # maximum.
+            part = probabilities[top:bottom, left:right]
+            np.maximum(part, self._map(image[top:bottom, left:right]), out=part)
+        return probabilities
+
+    def _map(self, tile: np.ndarray) -> np.ndarray:
+        """The detector's probability of text, float32 [H, W], for uint8 [H, W, 3]."""
+        h, w = tile.shape[:2]
+        padded = cv2.copyMakeBorder(tile, 0, -h % 32, 0, -w % 32, cv2.BORDER_REPLICATE)
+        tensor = (padded.astype(np.float32) * (2 / 255) - 1).transpose(2, 0, 1)[None]
+        return self._detector.session(np.ascontiguousarray(tensor))[0, 0, :h, :w]
 
     def _recognise(self, picture: np.ndarray, quads: list[np.ndarray]) -> list[Line]:
         if not quads:
@@ -189,7 +289,7 @@ class Engine:
 
 
 def plausible(line: Line) -> bool:
-    """Whether the confidence suffices: foliage and bricks often read as one or two letters."""
+    """Whether the confidence suffices: foliage and bricks are often read as one or two letters."""
     letters = _letters(line)
     required = MIN_SHORT if letters <= 2 else MIN_CONFIDENCE
     return bool(line.text.strip()) and line.confidence >= (required if letters else MIN_SYMBOL)
@@ -200,11 +300,12 @@ def _letters(line: Line) -> int:
 
 
 def thickness(quad: np.ndarray) -> float:
+    """The shorter side of a quad, about 1.5 letter heights."""
     return min(_sides(quad))
 
 
 def strip(picture: np.ndarray, quad: np.ndarray) -> np.ndarray:
-    """The pixels of a quad as a horizontal strip, uint8 [48, w, 3]."""
+    """The pixels of a quad as a horizontal strip, uint8 [48, w, 3]; large letters are averaged down."""
     width, height = (max(1.0, side) for side in _sides(quad))
     x0, y0 = np.floor(quad.min(0)).astype(int) - 2
     x1, y1 = np.ceil(quad.max(0)).astype(int) + 2
@@ -226,8 +327,27 @@ def _sides(quad: np.ndarray) -> tuple[float, float]:
     return float(np.linalg.norm(quad[1] - quad[0])), float(np.linalg.norm(quad[3] - quad[0]))
 
 
+def _resized(picture: np.ndarray, scale: float) -> np.ndarray:
+    height, width = picture.shape[:2]
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    kind = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+    return picture if size == (width, height) else cv2.resize(picture, size, interpolation=kind)
+
+
+def _tiles(length: int, tile: int) -> list[tuple[int, int, int, int]]:
+    """Overlapping intervals of a side: (start, end, core start, core end)."""
+    if length <= tile + 2 * OVERLAP:
+        return [(0, length, 0, length)]
+    count = math.ceil(length / tile)
+    edges = [round(i * length / count) for i in range(count + 1)]
+    return [(max(0, a - OVERLAP), min(length, b + OVERLAP), a, b) for a, b in itertools.pairwise(edges)]
+
+
 def _covered(quad: np.ndarray, others: list[np.ndarray]) -> float:
     """Upper bound of the share of a quad's bounding box that the boxes of others cover."""
+    if not len(others):
+        return 0.0
     low, high = quad.min(0), quad.max(0)
-    shared = [np.clip(np.minimum(high, o.max(0)) - np.maximum(low, o.min(0)), 0, None).prod() for o in others]
-    return float(min(1.0, sum(shared) / max(1.0, (high - low).prod())))
+    lows, highs = np.array([o.min(0) for o in others]), np.array([o.max(0) for o in others])
+    sides = np.clip(np.minimum(high, highs) - np.maximum(low, lows), 0, None)
+    return float(min(1.0, sides.prod(1).sum() / max(1.0, (high - low).prod())))

@@ -12,11 +12,15 @@ from pydantic import Field
 from pixelis.config import ToolboxConfig
 from pixelis.operations import geometry, ocr
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
+from pixelis.records import Box
 
 MIN_UNDETECTED = 0.9
-"""Least confidence of a region without detected text that is read as one line."""
+"""Least confidence of a region without detected text that is read as one line: texture often reads as
+letters."""
 UNCERTAIN = 0.9
+"""Lines below this confidence are marked as uncertain in the text."""
 MAX_TEXT = 1900
+NARROW, WIDE = frozenset("iljtfrI1.,:;!|'()[]"), frozenset("mwMW@%")
 
 
 class ReadTextArguments(OperationArguments):
@@ -24,24 +28,30 @@ class ReadTextArguments(OperationArguments):
 
 
 class ReadText(Operation):
+    """Reads full-resolution pixels. Shows no image: the boxes in the text say where to zoom."""
+
     name = "read_text"
     description = (
         "Read the text in a region of an image, or in all of it. Returns the lines in reading order, each "
-        "with its box; (?) marks an uncertain line. Reads in full resolution, also tight crops of one word; "
-        "small text in a large picture is read best from a smaller region."
+        "with its box; (?) "
+        "marks an uncertain line. Reads in full resolution, also tight crops of one word; small text in a "
+        "large picture is read "
+        "best from a smaller region."
     )
     Arguments = ReadTextArguments
 
     @classmethod
     def ready(cls, settings: ToolboxConfig) -> None:
+        """Raise MissingDependency unless the models are installed."""
         ocr.model_files()
 
     @classmethod
     def run(cls, arguments: ReadTextArguments, target: Target, scene: Scene) -> Result:
-        """Return lines of text, maybe none.
+        """Return lines of text, maybe none. Raises ``out_of_range``, ``too_small``, ``not_a_picture``.
 
         data: ``lines`` (text, confidence, upright box, words), ``num_lines``, ``num_words``, ``confidence``
-        (mean over characters), ``unread`` (lines beyond the budget of a call), ``engine``, ``pixels``.
+        (mean over characters), ``unread`` (lines beyond the budget of a call), ``engine``, ``pixels`` (the
+        region). A word's box is exact to about a third of a letter.
         """
         picture = target.picture
         edges = target.pixels(arguments.box or geometry.WHOLE)
@@ -83,7 +93,11 @@ def read(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[list[oc
 
 
 def _with_margin(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A region with a margin as BGR, and its corner: the detector misses text that fills its picture."""
+    """A region with a margin as BGR, and the position of its corner: the detector misses text that fills its
+    picture.
+
+    The margin is half the shorter side; beyond the picture it has the median colour of the region's edge.
+    """
     left, top, right, bottom = edges
     height, width = picture.shape[:2]
     pad = int(min(max(min(right - left, bottom - top) / 2, 8), 64))
@@ -98,12 +112,13 @@ def _with_margin(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple
 
 
 def _inside(line: ocr.Line, inner: np.ndarray) -> ocr.Line | None:
+    """The characters of a line whose centers are in the region; None when there are none."""
     centers = [_cross_section(line.quad, position).mean(0) for position in line.positions]
     keep = [bool((inner[:2] <= center).all() and (center <= inner[2:]).all()) for center in centers]
+    if all(keep):
+        return line if keep else None
     if not any(keep):
         return None
-    if all(keep):
-        return line
     text, flags = "", iter(keep)
     for character in line.text:
         text += character if character.isspace() or next(flags) else " "
@@ -117,6 +132,7 @@ def _inside(line: ocr.Line, inner: np.ndarray) -> ocr.Line | None:
 
 
 def _cross_section(quad: np.ndarray, position: float) -> np.ndarray:
+    """The upper and lower point of a line at ``position``, 0..1 along it: float [2, 2]."""
     return np.stack([quad[0] + position * (quad[1] - quad[0]), quad[3] + position * (quad[2] - quad[3])])
 
 
@@ -126,9 +142,30 @@ def _section(quad: np.ndarray, start: float, end: float) -> np.ndarray:
 
 
 def _spans(line: ocr.Line) -> list[tuple[float, float]]:
-    """Start and end of each character, 0..1 along the line: half-way between the centers."""
-    edges = [0.0, *((a + b) / 2 for a, b in itertools.pairwise(line.positions)), 1.0]
-    return list(itertools.pairwise(edges))
+    """Start and end of each character, 0..1 along the line, from the centers that the recogniser gives.
+
+    Distances are divided by typical widths of letters, with half a letter for a space.
+    """
+    letters = [character for character in line.text if not character.isspace()][: len(line.positions)]
+    sizes = [0.5 if letter in NARROW else 1.5 if letter in WIDE else 1.0 for letter in letters]
+    spaced: list[bool] = []
+    for previous, character in itertools.pairwise(line.text.strip()):
+        if not character.isspace():
+            spaced.append(previous.isspace())
+    steps, units = [], []
+    for i, (a, b) in enumerate(itertools.pairwise(line.positions[: len(letters)])):
+        units.append((sizes[i] + sizes[i + 1]) / 2 + 0.5 * spaced[i])
+        steps.append(b - a)
+    unit = sum(steps) / max(sum(units), 1e-9) if steps else 1.0
+    spans = [
+        [p - unit * size / 2, p + unit * size / 2] for p, size in zip(line.positions, sizes, strict=False)
+    ]
+    for i, step in enumerate(steps):
+        share = step / units[i]
+        spans[i][1] = line.positions[i] + share * (sizes[i] / 2 + 0.25 * spaced[i])
+        spans[i + 1][0] = spans[i][1]
+    spans[0][0], spans[-1][1] = 0.0, 1.0
+    return [(a, b) for a, b in spans]
 
 
 def _describe(line: ocr.Line, width: int, height: int) -> dict[str, Any]:
@@ -137,25 +174,29 @@ def _describe(line: ocr.Line, width: int, height: int) -> dict[str, Any]:
         last = first + len(word) - 1
         if last < len(spans):
             quad = _section(line.quad, spans[first][0], spans[last][1])
-            confidence = round(float(np.mean(line.confidences[first : last + 1])), 4)
-            words.append({"text": word, "confidence": confidence, "box": _bounding_box(quad, width, height)})
+            confidence = float(np.mean(line.confidences[first : last + 1]))
+            words.append(
+                {
+                    "text": word,
+                    "confidence": round(confidence, 4),
+                    "box": list(_bounding_box(quad, width, height)),
+                }
+            )
         first = last + 1
-    return {
-        "text": line.text.strip(),
-        "confidence": round(line.confidence, 4),
-        "box": _bounding_box(line.quad, width, height),
-        "words": words,
-    }
+    box = list(_bounding_box(line.quad, width, height))
+    return {"text": line.text.strip(), "confidence": round(line.confidence, 4), "box": box, "words": words}
 
 
-def _bounding_box(quad: np.ndarray, width: int, height: int) -> list[float]:
+def _bounding_box(quad: np.ndarray, width: int, height: int) -> Box:
     size = np.array([width, height])
     low, high = np.clip(quad.min(0), 0, size - 1), np.clip(quad.max(0), 1, size)
-    return np.concatenate([np.minimum(low, high - 1) / size, high / size]).round(6).tolist()
+    x0, y0, x1, y1 = np.concatenate([np.minimum(low, high - 1) / size, high / size]).round(6).tolist()
+    return x0, y0, x1, y1
 
 
 def reading_order(lines: list[ocr.Line]) -> list[ocr.Line]:
-    """Sort lines in reading order on the upright page: columns of prose one after the other, else by row."""
+    """Sort lines in reading order: columns of prose one after the other, else row by row, on the upright
+    page."""
     if len(lines) < 2:
         return lines
     along = sum((line.quad[1] - line.quad[0] + line.quad[2] - line.quad[3] for line in lines), np.zeros(2))
@@ -166,7 +207,8 @@ def reading_order(lines: list[ocr.Line]) -> list[ocr.Line]:
 
 
 def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
-    """Indices of boxes [n, 4] in reading order; a line across columns separates above from below."""
+    """Indices of boxes [n, 4] in reading order; lines that span the columns separate the text above from the
+    text below."""
     gutter = _gutter(boxes[chosen])
     if gutter is None:
         return _rows(boxes, chosen)
@@ -176,14 +218,19 @@ def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
     for i in [*across, None]:
         above = [j for j in remaining if i is None or boxes[j][1] + boxes[j][3] < boxes[i][1] + boxes[i][3]]
         remaining = [j for j in remaining if j not in set(above)]
-        out += _ordered(boxes, [j for j in above if boxes[j][2] <= gutter])
-        out += _ordered(boxes, [j for j in above if boxes[j][0] >= gutter])
+        for side in (
+            [j for j in above if boxes[j][2] <= gutter],
+            [j for j in above if boxes[j][0] >= gutter],
+        ):
+            out += _ordered(boxes, side) if len(side) < len(chosen) else _rows(boxes, side)
         out += [] if i is None else [i]
     return out
 
 
 def _gutter(boxes: np.ndarray) -> float | None:
-    """x of the gap between two columns of prose; None for one column and for tables."""
+    """x of the gap between columns of prose, or between prose and a grid; None for one column and for
+    tables.
+    """
     if len(boxes) < 6:
         return None
     heights = boxes[:, 3] - boxes[:, 1]
@@ -195,13 +242,21 @@ def _gutter(boxes: np.ndarray) -> float | None:
         few = min(len(left), len(right))
         if few < 3 or across > few / 2:
             continue
-        is_prose = all(
+        prose = [
             np.median((side[:, 2] - side[:, 0]) / (side[:, 3] - side[:, 1])) > 6 for side in (left, right)
-        )
+        ]
         shared = min(left[:, 3].max(), right[:, 3].max()) - max(left[:, 1].min(), right[:, 1].min())
-        if is_prose and shared > 2 * np.median(heights) and (best is None or across < best[0]):
+        apart = all(prose) or (any(prose) and not _aligned(*((left, right) if prose[0] else (right, left))))
+        if apart and shared > 2 * np.median(heights) and (best is None or across < best[0]):
             best = (across, x)
     return None if best is None else best[1]
+
+
+def _aligned(prose: np.ndarray, cells: np.ndarray) -> bool:
+    """Whether most cells are level with lines of the other side, as the prices of a list are."""
+    centres = (prose[:, 1] + prose[:, 3]) / 2
+    offsets = np.abs((cells[:, 1] + cells[:, 3])[:, None] / 2 - centres[None]).min(1)
+    return bool(np.mean(offsets < 0.2 * np.median(prose[:, 3] - prose[:, 1])) > 0.7)
 
 
 def _rows(boxes: np.ndarray, chosen: list[int]) -> list[int]:
@@ -222,14 +277,16 @@ def _rows(boxes: np.ndarray, chosen: list[int]) -> list[int]:
 
 
 def format_lines(lines: list[dict[str, Any]], unread: int, target: Target, scene: Scene) -> str:
-    """The policy's text: each line with its box, truncated at MAX_TEXT characters."""
+    """The policy's text: each line with its box in the policy's scale, truncated at MAX_TEXT characters."""
     if not lines and not unread:
         return "no text found"
     entries: list[str] = []
     size = 0
     for line in lines:
-        place = ",".join(map(str, scene.place(line["box"], target)))
-        entry = f"{place} {line['text']}" + (" (?)" if line["confidence"] < UNCERTAIN else "")
+        box = scene.place(line["box"], target)
+        entry = f"{','.join(map(str, box))} {line['text']}" + (
+            " (?)" if line["confidence"] < UNCERTAIN else ""
+        )
         if size + len(entry) > MAX_TEXT:
             if not entries:
                 entries.append(entry[:MAX_TEXT] + "...")

@@ -84,7 +84,7 @@ def test_an_owner_that_was_cut_off_stores_nothing_any_more(
     wait_for(lambda: shard.database._lease.lost)
     with pytest.raises(InfraFailure, match="process 42 on node-7"):
         shard.add(entries(1, first=5))
-    assert (len(shard.list(9)), shard.refusal) == (2, "locked")
+    assert (len(shard.list_rows(9)), shard.refusal) == (2, "locked")
     shard.close()
     assert json.loads((tmp_path / "lock").read_bytes())["owner"] == "x", "the new owner keeps it"
 
