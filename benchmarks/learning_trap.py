@@ -102,7 +102,7 @@ def compare_rewards(folder: Path, adapter: Path, args: argparse.Namespace) -> di
         f"policy.adapter={adapter}",
         f"rft.steps={args.steps}",
         f"evaluate.questions={args.questions}",
-        "evaluate.trajectories=0",
+        "telemetry.trajectories=0",
         "rft.prompts_per_step=16",
         "rft.group_size=8",
         "learner.lr=1e-3",

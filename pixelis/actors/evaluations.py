@@ -85,7 +85,9 @@ class Evaluations:
         e, results = self.config.evaluate, {}
         for name, source in self.config.held_out.items():
             options: dict[str, Any] = {"samples": e.samples, "seeds": e.seeds, "share": share}
-            results[name] = await self.evaluate(source, count, version, e.operations, **options)
+            results[name] = await self.evaluate(
+                source, count, version, self.config.toolbox.has_tools, **options
+            )
         summaries = {name: summarise(groups) for name, (groups, _) in results.items()}
         metrics = evaluation_metrics(summaries)
         for level in levels:

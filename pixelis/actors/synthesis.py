@@ -20,6 +20,8 @@ from pixelis.errors import BadConfig, PixelisError
 from pixelis.records import Demonstration, Question
 
 BATCH = 8
+CPUS = 0.5
+"""CPUs that each worker reserves: it often waits for a model or a disk."""
 AHEAD_BYTES = 64 << 20
 """Limit on samples in the object store that the driver has not read yet."""
 
@@ -70,7 +72,7 @@ def outcomes(
             fn_constructor_args=(config,),
             batch_size=None,
             compute=ray.data.ActorPoolStrategy(size=config.synthesis.workers),
-            num_cpus=config.synthesis.cpus,
+            num_cpus=CPUS,
         )
     for batch in samples.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
         for sample, cause in zip(batch["sample"].to_pylist(), batch["cause"].to_pylist(), strict=True):

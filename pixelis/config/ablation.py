@@ -109,7 +109,7 @@ def trials(ablation: AblationConfig) -> list[Trial]:
         if config.evaluate.direct:
             raise BadConfig(
                 f"arm {arm}: evaluate.direct=true would mix answers without operations into its scores",
-                fix="make an arm with evaluate.operations=false",
+                fix="make an arm with toolbox.operations=[]",
             )
         for key in SHARED:
             if (value := get(config, key)) != (expected := get(reference, key)):

@@ -53,8 +53,6 @@ class EvaluateConfig(Section):
     """file of another model's answers to score (JSON, JSON lines, Parquet; column `pred`, `model_output`)"""
     api: ApiConfig = ApiConfig()
     """evaluate the model behind this OpenAI-compatible address instead of a policy"""
-    operations: bool = True
-    """offer the pixel operations; false: direct answers"""
     direct: bool = False
     """answer the same questions also without operations, and compare the two in pairs (`evaluate` only)"""
     baseline: str | None = None
@@ -62,8 +60,6 @@ class EvaluateConfig(Section):
     clusters: NonNegativeInt = 0
     """sort all questions into so many clusters of similar pictures and texts (shares of the variance:
     memory.visual), and show how often each is wrong, with pictures (`evaluate` only); 0: none"""
-    trajectories: NonNegativeInt = 12
-    """episodes shown with pictures in the report"""
 
     @field_validator("sets")
     @classmethod
@@ -74,9 +70,8 @@ class EvaluateConfig(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> EvaluateConfig:
-        if self.direct and not (self.operations if self.api.url is None else self.api.operations):
-            key = "operations" if self.api.url is None else "api.operations"
-            raise ValueError(f"direct compares answers with and without operations: set {key}=true")
+        if self.direct and self.api.url is not None and not self.api.operations:
+            raise ValueError("direct compares answers with and without operations: set api.operations=true")
         if self.images and self.api.url is not None:
             raise ValueError("images saves what a policy of ours saw: set images=false")
         if self.clusters and (self.api.url is not None or self.answers is not None):

@@ -12,5 +12,3 @@ class QuickstartConfig(Section):
     """change of the pictures in the online stream: warm, noise, rotate, invert, ..."""
     stream: PositiveInt = 800
     """number of unlabelled requests in the online stream"""
-    shift_questions: PositiveInt = 500
-    """held-out questions with changed pictures, evaluated before and after"""

@@ -149,8 +149,8 @@ class Config(Section):
             yield "evaluate.questions=0 takes all questions of a set, and cards: has no end"
         if self.evolution.rehearse and not (self.memory.enabled and self.memory.pictures):
             yield "evolution.rehearse draws from the memory: set memory.enabled and memory.pictures"
-        if not self.toolbox.has_tools and self.evaluate.operations:
-            yield "toolbox.operations is empty but evaluate.operations is true"
+        if self.evaluate.direct and not self.toolbox.has_tools:
+            yield "evaluate.direct compares answers with and without operations: toolbox.operations is empty"
 
     def _lengths(self) -> Iterator[str]:
         """Lengths, and batches that the learners cannot share equally."""

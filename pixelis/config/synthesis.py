@@ -110,8 +110,6 @@ class SynthesisConfig(Section):
     """maximum number of attempts planned at a time"""
     workers: PositiveInt = 2
     """number of synthesis actors"""
-    cpus: NonNegativeFloat = 0.5
-    """CPUs that each actor reserves"""
     writer: WriterConfig = WriterConfig()
     teacher: TeacherConfig = TeacherConfig()
 

@@ -14,8 +14,8 @@ class TelemetryConfig(Section):
     """where metrics are logged too; offline below run.dir without a key in the environment"""
     rollouts: NonNegativeInt = 2
     """groups of each step written to run.dir/rollouts.jsonl"""
-    trajectories: NonNegativeInt = 4
-    """episodes of each evaluation written with pictures to run.dir/trajectories"""
+    trajectories: NonNegativeInt = 8
+    """episodes of each evaluation shown with pictures, in run.dir/trajectories or the report"""
     traces: str | None = None
     """destination of a service's OpenTelemetry traces: `file` (run.dir/traces) or the URL of an OTLP
     collector"""

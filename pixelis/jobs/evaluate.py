@@ -99,7 +99,7 @@ def evaluate_policy(
             seeds=e.seeds,
         )
 
-    arms = evaluate_sets(config, folder, max_pixels, measure_set, e.operations)
+    arms = evaluate_sets(config, folder, max_pixels, measure_set, config.toolbox.has_tools)
     examples: dict[str, list[list[report.Chosen]]] = {}
     for arm in arms if e.clusters else ():
         arm.summary["clusters"] = clusters = error_clusters.find(
@@ -107,7 +107,9 @@ def evaluate_policy(
         )
         examples[arm.name] = evaluation_report.choose_wrong(clusters, arm.groups, arm.views)
     first, summaries = arms[0], [*previous, *(arm.summary for arm in arms)]
-    episodes = evaluation_report.choose_with_causes(first.name, first.groups, first.views, e.trajectories)
+    episodes = evaluation_report.choose_with_causes(
+        first.name, first.groups, first.views, config.telemetry.trajectories
+    )
     page = ray.get(report.write.remote(config, str(folder), {"arms": summaries}, [], episodes, examples))
     print(f"report: {page}")
     return summaries

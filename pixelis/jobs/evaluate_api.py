@@ -60,7 +60,7 @@ def evaluate_api(
     summaries, pages = [*previous, *(arm.summary for arm in arms)], list[EpisodePage]()
     no_views = [None] * len(arms[0].groups)
     for title, group, _ in evaluation_report.choose_with_causes(
-        arms[0].name, arms[0].groups, no_views, e.trajectories
+        arms[0].name, arms[0].groups, no_views, config.telemetry.trajectories
     ):
         trajectory, pictures = group.trajectories[0], dict[str, Any]()
         for media in group.question.media:

@@ -126,7 +126,6 @@ class Quickstart:
         online = stage(self.config, "evolve", adapter=adapter, checkpoint_every=1)
         # What changes is the look of the pictures
         online = online.changed({"policy.lora.vision_tower": True, "run.resume": False})
-        evaluation = online.changed({"evaluate.questions": q.shift_questions})
         held_out = f"cards:?split=test&seed=8&shift={q.shift}"
         # An earlier run's memory would contain these very pictures.
         shutil.rmtree(Path(online.run.dir) / "memory", ignore_errors=True)
@@ -144,7 +143,7 @@ class Quickstart:
                 learning = background.submit(serve.evolve, online, actors, evolution)
                 try:
                     before = evaluate.measure(
-                        evaluation, actors, "shift-before", self.policies["rft"], source=held_out
+                        online, actors, "shift-before", self.policies["rft"], source=held_out
                     )
                     while not ray.get(evolution.stats.remote())["learning"]:
                         if learning.done():
@@ -155,9 +154,7 @@ class Quickstart:
                 finally:
                     ray.get(evolution.stop.remote())
             self.policies["evolved"] = newest(actors, "evolve", default=self.policies["rft"])
-            after = evaluate.measure(
-                evaluation, actors, "shift-after", self.policies["evolved"], source=held_out
-            )
+            after = evaluate.measure(online, actors, "shift-after", self.policies["evolved"], source=held_out)
         self.shift = {
             "name": q.shift,
             "before": before.summary,
@@ -240,7 +237,7 @@ class Quickstart:
         )
         curves = events.read(self.folder / "sft", "step/sft") + events.read(config.run.dir, "step/policy")
         episodes = []
-        for name, count in (("sft", 3), ("rft", config.evaluate.trajectories - 3)):
+        for name, count in (("sft", 3), ("rft", config.telemetry.trajectories - 3)):
             episodes += evaluation_report.choose_with_causes(
                 name, self.arms[name].groups, self.arms[name].views, count
             )

@@ -60,7 +60,7 @@ def canary_questions() -> list[Question]:
 
 def config(folder: Path, *overrides: str) -> Config:
     (folder / "canary.jsonl").write_text("".join(q.model_dump_json() + "\n" for q in canary_questions()))
-    base = [f"run.dir={folder}", "toolbox.operations=[]", "evaluate.operations=false", "memory.shards=2"]
+    base = [f"run.dir={folder}", "toolbox.operations=[]", "memory.shards=2"]
     base += [
         f"evolution.canary.questions={folder}/canary.jsonl",
         "evolution.canary.count=8",

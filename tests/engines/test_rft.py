@@ -98,11 +98,7 @@ def test_other_families_train_on_rollouts_of_vllm(tmp_path: Path, family: str) -
     if family == "qwen2_vl":
         rows = [card_questions.question_row("train", 1, n) for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    tools = (
-        []
-        if family == "qwen2_vl"
-        else ["toolbox.operations=[]", "evaluate.operations=false", "dialogue.dialect=plain"]
-    )
+    tools = [] if family == "qwen2_vl" else ["toolbox.operations=[]", "dialogue.dialect=plain"]
     process, run_dir, log = run(
         tmp_path,
         *(f"policy.model={folder(family)}", f"data.train={tmp_path}/rows.jsonl", "rft.steps=2", *tools),

@@ -25,9 +25,9 @@ FILE = {
     "recipe": "configs/nano/evaluate.yaml",
     "stage": "evaluate",
     "seeds": [1],
-    "overrides": ["evaluate.questions=4", "evaluate.trajectories=0", "cluster.cpus=3"],
+    "overrides": ["evaluate.questions=4", "telemetry.trajectories=0", "cluster.cpus=3"],
     "reference": "operations",
-    "arms": {"operations": [], "direct": ["evaluate.operations=false"]},
+    "arms": {"operations": [], "direct": ["toolbox.operations=[]"]},
 }
 
 
@@ -45,7 +45,7 @@ def test_an_ablation_of_evaluations(tmp_path: Path, job: Callable[..., subproces
     assert stopped.returncode == 130, err
     assert not any(child.is_running() for child in children)
 
-    missing = ["arms={operations: [], direct: [evaluate.operations=false], broken: [policy.adapter=nowhere]}"]
+    missing = ["arms={operations: [], direct: ['toolbox.operations=[]'], broken: [policy.adapter=nowhere]}"]
     finished = job("ablate", str(file), *missing)
     text, err = finished.communicate()
     assert finished.returncode == 1
@@ -68,7 +68,7 @@ def test_the_policy_evaluated_after_training_is_that_of_its_checkpoint(tmp_path:
         "rft.group_size=2",
         "learner.lr=0.01",
     ]
-    config = load("configs/nano/rft.yaml", [*overrides, "evaluate.questions=4", "evaluate.trajectories=0"])
+    config = load("configs/nano/rft.yaml", [*overrides, "evaluate.questions=4", "telemetry.trajectories=0"])
     folder = tmp_path / "evaluate"
     ablation_trial.run("rft", config)
     answers = texts(folder)

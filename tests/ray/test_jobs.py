@@ -321,7 +321,7 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
     arguments = ["policy.model=nano", f"policy.adapter={adapter}", f"run.dir={tmp_path}", "run.name=held-out"]
     arguments += [
         "evaluate.questions=20",
-        "evaluate.trajectories=4",
+        "telemetry.trajectories=4",
         "evaluate.direct=true",
         "evaluate.clusters=3",
     ]
@@ -367,7 +367,7 @@ def test_evaluate_writes_metrics_trajectories_and_pictures(
 def test_evaluate_sweeps_pixel_budgets_over_sets_and_saves_the_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=4", "evaluate.trajectories=1"]
+    keys = ["policy.model=nano", f"run.dir={tmp_path}", "evaluate.questions=4", "telemetry.trajectories=1"]
     keys += ["evaluate.clusters=2"]
     keys += [
         "evaluate.sets={a: 'cards:?split=test&seed=7', b: 'cards:?split=test&seed=8'}",

@@ -24,14 +24,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = [
     *("sft.steps=20", "sft.evaluate_every=10", "sft.validation_size=6", "sft.evaluate_episodes=2"),
-    *("rft.steps=2", "rft.prompts_per_step=4", "evaluate.questions=6", "evaluate.trajectories=4"),
+    *("rft.steps=2", "rft.prompts_per_step=4", "evaluate.questions=6", "telemetry.trajectories=4"),
     *(
         "evolution.batch=2",
         "evolution.gate=0.3",
         "evolution.canary.count=8",
         "evolution.canary.risk=1",
         "quickstart.stream=8",
-        "quickstart.shift_questions=4",
     ),
 ]
 
