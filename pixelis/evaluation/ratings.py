@@ -260,7 +260,7 @@ def _values(name: str, arm: Arm, ratings: Sequence[ItemRating], key: KeyItem) ->
 def _agreement(
     key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, Sequence[ItemRating]]
 ) -> dict[str, Any]:
-    """Kappas and intraclass correlations over what all raters rated, with intervals; empty for one rater."""
+    """Kappas and intraclass correlations with intervals, over what all rated; empty for one rater."""
     items = [item for item, of in rated.items() if len(of) == len(files)]
     if len(files) < 2 or len(items) < 2:
         return {}

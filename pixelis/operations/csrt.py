@@ -171,7 +171,7 @@ class _Follower:
             self.threshold, self.recovery = max(THRESHOLD, DROP * mean), max(FOUND, FOUND_SHARE * mean)
 
     def _lose(self) -> None:
-        """Take back the doubtful boxes; the first box stays."""
+        """Take back the doubtful boxes but the first."""
         count = max(1, len(self.seen) - self.low)
         del self.seen[count:], self.boxes[count:], self.scores[count:]
         self.low, self.lost = 0, True

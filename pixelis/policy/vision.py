@@ -119,7 +119,7 @@ def _attend_by_length(
     edges: list[int],
     scale: float,
 ) -> Float[Tensor, "patches heads width"]:
-    """Attention inside each window, for all windows of one length together."""
+    """Attention inside windows, those of one length together."""
     starts: dict[int, list[int]] = {}
     for start, stop in itertools.pairwise(edges):
         starts.setdefault(stop - start, []).append(start)
