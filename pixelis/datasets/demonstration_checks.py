@@ -23,7 +23,10 @@ def check_demonstration(
     operations: Mapping[str, type[Operation]],
     environments: Mapping[str, type[Environment]] | None = None,
 ) -> BadRow | None:
-    """The first thing that is wrong with ``row``, or None; turns that are not learnt may be mistaken."""
+    """The first thing that is wrong with ``row``, or None; turns that are not learnt may be mistaken.
+
+    An environment may end the episode, so such a row need not end with an answer.
+    """
     column = "environment"
     try:
         environment = environment_of(row, environments or {})

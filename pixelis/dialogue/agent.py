@@ -301,7 +301,7 @@ async def _operate_all(
 
 
 async def _operate(tools: Tools, action: Action, trajectory: Trajectory, successes: int) -> Outcome:
-    """Execute an action and assign ids; a failure of the tool becomes an observation."""
+    """A failure of the tool becomes an observation."""
     try:
         observation, views = await tools.execute(action, list(trajectory.images), trajectory.objects)
         if observation.status == "error":
@@ -333,7 +333,7 @@ def _shapes(images: Sequence[ImageView]) -> list[tuple[int, int, int]]:
 
 
 def _check_views(renderer: Renderer, episode: Episode) -> None:
-    """Raise InfraFailure unless views, image descriptions and image tokens agree, as training needs."""
+    """InfraFailure unless views, image descriptions and image tokens agree, as training needs."""
     trajectory = episode.trajectory
     if [view.shape for view in episode.views] != _shapes(trajectory.images):
         raise InfraFailure("the views and images of the episode differ", code="bad_views")

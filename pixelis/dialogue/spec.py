@@ -202,7 +202,7 @@ def is_control(text: str, special: bool) -> bool:
 
 
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, int]) -> None:
-    """Raise BadInput unless ids fit the vocabulary of config.json, and placeholder ids are equal."""
+    """BadInput unless ids fit the vocabulary of config.json, and placeholder ids are equal."""
     fix = "use the tokenizer and the config.json of one model"
     for key, number in placeholders.items():
         token = f"<|{key.partition('_')[0]}_pad|>"

@@ -144,7 +144,6 @@ def question_rows(groups: Sequence[Group], answers: Mapping[str, str | None]) ->
 
 
 def _accuracy(episodes: Sequence[tuple[str, Trajectory]]) -> dict[str, Any]:
-    """Accuracy, interval and number of scored episodes, given with the ids of their questions."""
     scores = defaultdict[str, list[float]](list)
     for question, t in episodes:
         if "accuracy" in t.rewards:

@@ -97,7 +97,7 @@ class Source:
 class DecordReader:
     """Frames of a clip as decord numbers them; ``times``: float64 seconds of each, increasing.
 
-    Raises BadImage ``video_backend`` for a clip that decord cannot read.
+    BadImage ``video_backend`` for a clip that decord cannot read.
     """
 
     def __init__(self, data: np.ndarray):

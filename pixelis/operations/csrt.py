@@ -61,7 +61,7 @@ class Track:
 def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]]) -> list[Track]:
     """Track the boxes ``starts`` of frame ``first`` (in pixels) to ``last``, which may be earlier.
 
-    Raises OperationError ``nothing_found`` for an untrackable box.
+    OperationError ``nothing_found`` for an untrackable box.
     """
     numbers = list(range(first, last + 1)) if first <= last else list(range(first, last - 1, -1))
     side = max(clip.width, clip.height)

@@ -64,9 +64,10 @@ class Environment:
         raise NotImplementedError
 
     def execute(self, action: Action) -> EnvironmentResult:
-        """Carry out a call with valid arguments; the policy reads an OperationError.
+        """Carry out a call with valid arguments.
 
-        Any other error ends the episode without a reward.
+        Raise OperationError for a call that is not possible now: the policy reads it. Any other error ends
+        the episode without a reward.
         """
         raise NotImplementedError
 

@@ -71,7 +71,7 @@ class Find(Operation):
         for i in chosen:
             numbers = [round(v, 6) for v in compose(region, boxes[i].tolist())]
             key = json.dumps([target.root, target.frame, arguments.text, numbers])
-            record = {
+            record: dict[str, Any] = {
                 "id": hashlib.sha256(key.encode()).hexdigest()[:8],
                 "kind": "object",
                 "label": arguments.text,

@@ -36,8 +36,8 @@ class Prompt(NamedTuple):
 class Segments:
     """Positions of the samples in a row, for attention.
 
-    buckets: row index of each token of samples of similar length, padded with the last; inverse: index of
-    each token of the row in the flattened buckets.
+    buckets: row index of each token of samples of similar length, padded with the last; inverse: of each
+    token, its place in the flattened buckets.
     """
 
     buckets: list[Int[Tensor, "samples length"]]

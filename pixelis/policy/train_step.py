@@ -59,7 +59,7 @@ class Counts:
 
 
 class Trainer:
-    """Trains the policy on one worker, from the reference of the KL term on. All methods are collective.
+    """Trains the policy on one worker; its start is the KL term's reference. All methods are collective.
 
     adapter: initial weights (None: the base model); ema: decay of the published average, 0 publishes the
     current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes.

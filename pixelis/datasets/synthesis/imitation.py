@@ -46,7 +46,10 @@ INSTRUCTION = (
 
 
 class Imitator:
-    """Plays episodes with a model behind an OpenAI-compatible API, shown ``examples``, or a gateway's."""
+    """Plays episodes with a model behind an OpenAI-compatible API, shown ``examples``, or a gateway's.
+
+    BadConfig without url, model, key or examples.
+    """
 
     def __init__(
         self,

@@ -83,7 +83,7 @@ def noun(label: str) -> str:
 
 
 def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[str, str]:
-    """Descriptions by region id that fit one region: "the red cup", "the leftmost cup", "the cup at the top".
+    """Descriptions that fit one region, by id: "the red cup", "the leftmost cup", "the cup in the centre".
 
     Of ``partial`` labels further things may be unannotated: only a position identifies one of them.
     """

@@ -47,7 +47,10 @@ class Attempt:
 
 
 class SampleBuilder:
-    """Builds samples by the configured method; ``folder`` caches the replies of models."""
+    """Builds samples by the configured method; ``folder`` caches the replies of models.
+
+    BadConfig for unknown operations, and for a model without url, name or key.
+    """
 
     def __init__(
         self,
