@@ -75,8 +75,7 @@ def demonstration_rows(
 ) -> Iterator[dict]:
     """Rows with ``turns``: select the frame of a clip, zoom in, answer; ``direct_share`` answer at once.
 
-    Boxes miss the card's centre by up to a grid step plus ``aim``: a policy that learns from far misses zooms
-    in without having located the card.
+    Boxes miss the card's centre by up to a grid step plus ``aim``: far misses teach zooming without locating.
     """
     _check_shares(aim=aim, direct_share=direct_share)
     for index in range(count):
@@ -111,9 +110,9 @@ def question_row(
 ) -> dict:
     """One question about the picture of this number, as a plain row.
 
-    A share of ``follow_up`` are the second question of a conversation; for a share of ``crops`` of these the
-    history shows a crop: half of them of the card in question (``meta.seen``). A share of ``clips`` are about
-    one second of a clip. ``corruption`` does not change the id, so that scores can be paired.
+    Shares: ``follow_up`` are the second question of a conversation; of these, the history of ``crops`` shows
+    a crop, half of them of the card in question (``meta.seen``); ``clips`` are about one second of a clip.
+    ``corruption`` does not change the id, so that scores can be paired.
     """
     check_split(split)
     _check_shares(follow_up=follow_up, clips=clips, crops=crops)
@@ -179,7 +178,6 @@ def _meta(card: Card, shift: str, calls: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _zoom(card: Card, media: str) -> dict[str, Any]:
-    """The call that shows a card's digit, as `pixelis.evaluation.capabilities` counts it."""
     left, top = card.left + FRAME, card.top + FRAME
     box = [edge / PICTURE for edge in (left, top, left + DIGIT, top + DIGIT)]
     return {"op": "zoom_in", "media": media, "box": box}

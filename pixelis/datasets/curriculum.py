@@ -23,6 +23,8 @@ BACKOFF = 2.0
 
 
 class Curriculum:
+    """The stage and its mixture of levels, which evaluations advance or roll back."""
+
     def __init__(self, settings: config.SftCurriculumConfig):
         self.settings = settings
         self.state: dict[str, Any] = {
@@ -48,10 +50,7 @@ class Curriculum:
         return self.stage.mixture
 
     def evaluated(self, step: int, loss: float, accuracy: float | None = None) -> Event | None:
-        """Process an evaluation after ``step`` steps: the held-out loss and, if measured, the accuracy.
-
-        The performance is the accuracy, or 1 / (1 + loss) without one.
-        """
+        """Process an evaluation after ``step`` steps; its accuracy or else 1 / (1 + loss) counts."""
         s, state = self.settings, self.state
         performance = accuracy if accuracy is not None else 1 / (1 + loss)
         state["recent"] = [*state["recent"], performance][-WINDOW:]
@@ -70,22 +69,17 @@ class Curriculum:
         state["looked"] = step
         mean = math.fsum(state["recent"]) / len(state["recent"])
         state["streak"] = state["streak"] + 1 if mean >= s.threshold else 0
-        if state["stage"] + 1 == len(s.stages) or not (
-            state["streak"] >= s.patience or self._exit(step, loss, accuracy)
-        ):
+        stage = self.stage
+        expired = stage.max_steps and step - state["entered"] >= stage.max_steps
+        # A criterion that was not measured is not met.
+        met = [accuracy is not None and accuracy >= stage.accuracy] if stage.accuracy is not None else []
+        met += [loss <= stage.loss] if stage.loss is not None else []
+        ends = state["streak"] >= s.patience or expired or (met and all(met))
+        if state["stage"] + 1 == len(s.stages) or not ends:
             return None
         self._enter(step, state["stage"] + 1, "advance")
         state["before"], state["cooldown"] = mean, s.cooldown
         return "advance"
-
-    def _exit(self, step: int, loss: float, accuracy: float | None) -> bool:
-        """True if the stage's own criteria end it; a criterion that was not measured is not met."""
-        stage = self.stage
-        if stage.max_steps and step - self.state["entered"] >= stage.max_steps:
-            return True
-        met = [accuracy is not None and accuracy >= stage.accuracy] if stage.accuracy is not None else []
-        met += [loss <= stage.loss] if stage.loss is not None else []
-        return bool(met) and all(met)
 
     def _enter(self, step: int, stage: int, event: Event) -> None:
         self.state |= {

@@ -89,7 +89,7 @@ def demonstration_stream(
 ) -> ray.data.Dataset:
     """One learner's share of the batches from step ``start`` to ``steps``, in order, one row per sample.
 
-    Every step is a separate block, because a step may have to wait for the evaluation of the one before.
+    Every step is a block of its own, as it may have to wait for the evaluation of the one before.
     """
     arguments = (config, str(resolve(config.policy.model)), str(store), start, rank, schedule)
     with ray.data.DataContext.current(stream_context()):
@@ -177,14 +177,8 @@ def samples_of(batch: dict[str, np.ndarray]) -> list[TrainSample]:
         tokens = np.frombuffer(batch["tokens"][i], np.int32).astype(np.int64)
         mask = np.frombuffer(batch["mask"][i], np.uint8).astype(bool)
         weights = np.frombuffer(batch["weights"][i], np.float32)
-        views = _views(batch["views"][i], batch["shapes"][i])
+        sizes = np.frombuffer(batch["shapes"][i], np.int32).reshape(-1, 2)
+        parts = np.split(np.frombuffer(batch["views"][i], np.uint8), np.cumsum(sizes.prod(1) * 3))
+        views = [part.reshape(h, w, 3) for part, (h, w) in zip(parts, sizes.tolist(), strict=False)]
         samples.append(_sample(tokens, mask, views, str(batch["id"][i]), weights if len(weights) else None))
     return samples
-
-
-def _views(data: bytes, shapes: bytes) -> list[np.ndarray]:
-    sizes = np.frombuffer(shapes, np.int32).reshape(-1, 2)
-    parts = np.split(np.frombuffer(data, np.uint8), np.cumsum(sizes.prod(1) * 3))
-    return [
-        part.reshape(height, width, 3) for part, (height, width) in zip(parts, sizes.tolist(), strict=False)
-    ]

@@ -37,6 +37,8 @@ from pixelis.records import (
 
 
 class Player:
+    """Plays demonstrations as the run's dialect and operations see them."""
+
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
         self.spec = ModelSpec.load(model_folder, tokenizer)
@@ -49,9 +51,8 @@ class Player:
     def play(self, question: Demonstration) -> tuple[Trajectory, list[np.ndarray]]:
         """The trajectory of a demonstration and the views of its images, uint8 [h, w, 3].
 
-        In the row's dialect a turn keeps its text; only a call that means something else here is written
-        anew. A refused call is an error observation in a turn that is not learnt. DataFailure, BadInput name
-        the row.
+        In the row's dialect a turn keeps its text, unless a call means something else here. A refused call is
+        an error observation in a turn that is not learnt. DataFailure, BadInput name the row.
         """
         try:
             return self._play(question)
@@ -127,7 +128,6 @@ class Player:
     def _begin(
         self, question: Question
     ) -> tuple[Trajectory, list[np.ndarray], Environment | None, dict[str, np.ndarray | Clip]]:
-        """The trajectory before the first turn, its views, the question's environment, and its media."""
         media, images, views = dict[str, np.ndarray | Clip](), list[ImageView](), list[np.ndarray]()
         for item in question.media:
             try:
@@ -156,11 +156,7 @@ class Player:
     def _named(
         self, observation: Observation, action: Action, successes: int, step: Step, later: Sequence[Step]
     ) -> Observation:
-        """The observation of a call with its id.
-
-        DataFailure for an error in a learnt turn, or if a later turn uses its image, which would be another
-        one.
-        """
+        """The observation with its id; DataFailure for an error that is learnt, or that a later turn uses."""
         if observation.status == "ok":
             data = {**observation.data, "op": action.op, "target": action.target}
             return name_observation(observation.model_copy(update={"data": data}), successes)

@@ -253,7 +253,8 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
                 try:
                     value, position = decoder.raw_decode(text, position)
                 except json.JSONDecodeError as error:
-                    if not at_end and _is_truncated(error):
+                    unterminated = error.msg.startswith("Unterminated string")
+                    if not at_end and (unterminated or len(error.doc) - error.pos < TOKEN):
                         chunk = characters.read(size)
                         at_end, text, position, size = not chunk, text[position:] + chunk, 0, 2 * size
                         continue
@@ -265,10 +266,6 @@ def _json(system: fs.FileSystem, path: str) -> Iterator[Row | BadRow]:
         except (ValueError, RecursionError) as error:
             message = f"{path}, row {number + 1}: not JSON ({_one_line(error)})"
             raise BadInput(message, fix="correct the file from there on") from None
-
-
-def _is_truncated(error: json.JSONDecodeError) -> bool:
-    return error.msg.startswith("Unterminated string") or len(error.doc) - error.pos < TOKEN
 
 
 def _as_row(path: str, number: int, values: Any) -> Row | BadRow:

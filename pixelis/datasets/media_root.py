@@ -99,7 +99,8 @@ class MediaRoot:
 
         A clip is a file, or a list of images.
         """
-        shown, clips = (_as_list(row.get(column)) for column in (images, videos))
+        values = [row.get(column) for column in (images, videos)]
+        shown, clips = ([] if v is None else v if isinstance(v, list) else [v] for v in values)
         result = [Media(id=f"img{i}", uri=self.reference(images, item)) for i, item in enumerate(shown)]
         for i, item in enumerate(clips):
             if item == []:
@@ -121,7 +122,3 @@ class MediaRoot:
                 message = f"no file could be written below {self.cache}: {error}"
                 raise InfraFailure(message, fix="check network, disk and permissions") from None
         return str(target)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return [] if value is None else value if isinstance(value, list) else [value]

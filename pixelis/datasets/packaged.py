@@ -90,7 +90,6 @@ def read(source: str, folder: str | Path | None = None) -> Iterator[Question]:
 
 @functools.cache
 def _drawings(split: str) -> tuple[tuple[int, str], ...]:
-    """Number and shape of each drawing of a split, of those whose questions name the shape."""
     with package_file("easy_vqa/data/train/questions.json").open(encoding="utf-8") as file:
         rows = json.load(file)
     shapes: dict[int, str] = {}

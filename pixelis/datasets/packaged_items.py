@@ -33,6 +33,8 @@ CUT_OUTS = tomllib.loads(Path(__file__).with_name("cut_outs.toml").read_text(enc
 
 @dataclass(frozen=True)
 class Item:
+    """One numbered question of a packaged set, and its random numbers."""
+
     name: str
     split: str
     seed: int
@@ -128,12 +130,8 @@ def cut_outs(split: str) -> tuple[CutOut, ...]:
         elif "darker" in entry:
             mask = picture[..., 0] < entry["darker"]
         else:
-            mask = _largest(picture.max(2) > entry["brighter"])
+            pieces, _ = ndimage.label(picture.max(2) > entry["brighter"])
+            largest = 1 + int(np.argmax(np.bincount(pieces.ravel())[1:]))
+            mask = np.asarray(ndimage.binary_fill_holes(pieces == largest))
         objects.append(pasting.cut_out(entry["label"], entry["photograph"], mask))
     return tuple(objects)
-
-
-def _largest(mask: np.ndarray) -> np.ndarray:
-    labels, _ = ndimage.label(mask)
-    sizes = np.bincount(labels.ravel())[1:]
-    return np.asarray(ndimage.binary_fill_holes(labels == 1 + int(np.argmax(sizes))))

@@ -82,8 +82,7 @@ def coin_masks() -> list[np.ndarray]:
 def flat_mask(drawing: np.ndarray) -> tuple[np.ndarray, tuple[int, int, int]]:
     """The mask of the flat shape of a drawing, uint8 [h, w, 3], as bool [h, w], and its ink.
 
-    Ground and ink are the two most frequent colours; smoothed pixels with at least half of the ink belong to
-    the shape.
+    Ground and ink are the two most frequent colours; a pixel with at least half of the ink is the shape's.
     """
     colours, counts = np.unique(drawing.reshape(-1, 3), axis=0, return_counts=True)
     ground, ink = colours[np.argsort(-counts)[:2]].astype(float)

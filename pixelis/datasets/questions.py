@@ -89,9 +89,8 @@ def read_questions(
 
     The order depends on the arguments alone, so that a run resumes by number. ``seed`` shuffles every epoch
     anew within windows of ``shuffle_rows`` (None: source order); a row of ``meta.weight`` w comes w times as
-    often. ``limit`` keeps the first N rows. Up to ``max_bad_rows`` (None: a held-out set, which must be
-    complete) are skipped. With ``on_labels`` truths are cut off at the reader and only passed to it.
-    MissingFile, BadInput.
+    often. Up to ``max_bad_rows`` (None: a held-out set, which must be complete) are skipped. ``on_labels``
+    alone gets the truths. MissingFile, BadInput.
     """
     if source.startswith("cards:"):
         questions = _module("cards").read(source, seed, start, limit or CARDS_EPOCH, epochs)

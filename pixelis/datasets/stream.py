@@ -38,6 +38,8 @@ END: dict[str, Any] = dict.fromkeys(("id", "text", "weight", "file", "row", "pro
 
 
 class Text(NamedTuple):
+    """A record as JSON, with its weight and origin."""
+
     id: str
     text: str
     weight: float

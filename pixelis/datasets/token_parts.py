@@ -60,7 +60,13 @@ def parts(tokens: Sequence[int], step: Step, tokenizer: PreTrainedTokenizerBase)
             key = text.find(_ARGUMENTS, start, end)
             first = key + len(_ARGUMENTS) if key >= 0 else text.find("{", start, end)
             begins += [(start, "call"), (first, "arguments"), (text.rfind("}", start, end) + 1, "call")]
-    ends = np.cumsum([_size(token, tokenizer) for token in tokens])
+    added = tokenizer.added_tokens_decoder
+    # In bytes: other tokens have a character for each byte
+    pieces = [
+        added[token].content.encode() if token in added else str(tokenizer.convert_ids_to_tokens(token))
+        for token in tokens
+    ]
+    ends = np.cumsum([len(piece) for piece in pieces])
     starts = np.concatenate([[0], ends[:-1]])
     part_starts = np.asarray([len(text[:index].encode()) for index, _ in begins])
     segments = np.searchsorted(part_starts, starts, side="right") - 1
@@ -78,10 +84,3 @@ def _after_thought(text: str, think: str | None) -> int:
                 closing_tag = _CLOSED.match(text, end)
                 return closing_tag.end() if closing_tag else end
     return 0
-
-
-def _size(token: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Bytes of a token."""
-    if (added := tokenizer.added_tokens_decoder.get(token)) is not None:
-        return len(added.content.encode())
-    return len(str(tokenizer.convert_ids_to_tokens(token)))  # a character for each byte

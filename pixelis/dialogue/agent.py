@@ -46,10 +46,7 @@ class Tools(Protocol):
 
 @runtime_checkable
 class StatefulTools(Tools, Protocol):
-    """An environment for one episode, which ``done`` in the data of an observation ends.
-
-    An error ends it too, unscored, because the state is lost.
-    """
+    """An environment for one episode; ``done`` in an observation ends it, and an error, unscored."""
 
     async def reset(self) -> Outcome:
         """The observation to show below the question, without ids."""
@@ -115,9 +112,8 @@ async def run_episode(
 ) -> Episode:
     """Run one episode on an engine, and close its session; only cancellation is raised.
 
-    ``images`` and ``views`` are the descriptions and pixels of the question's pictures. A prompt that does not
-    fit gives an episode without turns or images. Engine failures end the episode with ``error`` or
-    ``deadline`` and their code in ``unscored``.
+    A prompt that does not fit gives an episode without turns or images. Engine failures end the episode with
+    ``error`` or ``deadline`` and their code in ``unscored``.
     """
     trajectory = Trajectory(
         id=trajectory_id or new_id("traj"),
@@ -305,7 +301,7 @@ async def _operate_all(
 
 
 async def _operate(tools: Tools, action: Action, trajectory: Trajectory, successes: int) -> Outcome:
-    """Execute an action and assign ids; a failure of the tool becomes an observation."""
+    """A failure of the tool becomes an observation."""
     try:
         observation, views = await tools.execute(action, list(trajectory.images), trajectory.objects)
         if observation.status == "error":
@@ -337,7 +333,7 @@ def _shapes(images: Sequence[ImageView]) -> list[tuple[int, int, int]]:
 
 
 def _check_views(renderer: Renderer, episode: Episode) -> None:
-    """Raise InfraFailure unless views, image descriptions and image tokens agree, as training needs."""
+    """InfraFailure unless views, image descriptions and image tokens agree, as training needs."""
     trajectory = episode.trajectory
     if [view.shape for view in episode.views] != _shapes(trajectory.images):
         raise InfraFailure("the views and images of the episode differ", code="bad_views")

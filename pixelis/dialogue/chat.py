@@ -38,8 +38,8 @@ class ChatConversation:
     """A conversation in the messages of an OpenAI-compatible API.
 
     ``slack`` and ``clamp`` are those of `Scale`. ``parts`` show a picture by its id; others are sent as PNG.
-    With ``examples``, the text of demonstrations to imitate, earlier answers have the dialect's form, and
-    pictures follow their ids.
+    With ``examples``, demonstrations to imitate, earlier answers have the dialect's form, and ids precede
+    pictures.
     """
 
     def __init__(

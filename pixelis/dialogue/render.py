@@ -97,9 +97,9 @@ class Renderer:
     def prompt(self, question: Question, views: Sequence[ImageView], operations: bool = True) -> list[Turn]:
         """The turns before the first policy token, which end with the assistant's opener.
 
-        An earlier exchange is one user turn, whose tokens include the answer. The system message of the
-        question's row replaces the dialect's instructions with ``dialogue.system: row``. A dialect without a
-        system turn gets that of the model's chat template.
+        An earlier exchange is one user turn, whose tokens include the answer. With ``dialogue.system: row``
+        the row's system message replaces the dialect's instructions. A dialect without a system turn gets
+        that of the model's chat template.
         """
         turns = []
         offered = self.offered(question, operations)
@@ -157,10 +157,10 @@ class Renderer:
     def observation(
         self, observation: Observation, images_so_far: int = 0, place: int = 0, count: int = 1
     ) -> Turn:
-        """The turn that shows an observation, from the end of the policy's turn to the assistant's next opener.
+        """From the end of the policy's turn to the assistant's next opener, with an observation in between.
 
-        The ``count`` observations of a turn with several calls are one turn of the chat, of which this is the
-        part ``place``.
+        Of the ``count`` observations of a turn with several calls, which are one turn of the chat, this is
+        the part ``place``.
         """
         last = place == count - 1
         pieces = self.dialect.observation(observation, images_so_far, self.system and last)
@@ -182,8 +182,8 @@ class Renderer:
     ) -> tuple[Turn, Reply]:
         """Parse a policy turn after the views ``images``; the tokens are stored exactly.
 
-        ``operations`` are those that may be called, by default all. A turn with a banned id, or the stop token
-        before its end, has ``error`` ``bad_token`` and no tokens: it never enters a batch.
+        ``operations``: those that may be called, by default all. A turn with a banned id, or an early stop
+        token, has ``error`` ``bad_token`` and no tokens: it never enters a batch.
         """
         tokens, log_probs = [int(t) for t in tokens], [float(p) for p in log_probs]
         if len(tokens) != len(log_probs):
@@ -239,10 +239,9 @@ class Renderer:
         think: str | None = None,
         images: Sequence[ImageView] = (),
     ) -> Turn:
-        """A demonstration's turn after the views ``images``: calls, or the text of an answer.
+        """A demonstration's turn after the views ``images``: calls, in the dialect's version, or an answer.
 
-        The turn's actions are the dialect's versions of the given ones. Raises OperationError if the dialect
-        cannot express them, or for more than ``dialogue.max_calls``.
+        OperationError if the dialect cannot express them, or for more than ``dialogue.max_calls``.
         """
         calls: Sequence[Action] = () if isinstance(content, str) else content  # type: ignore[assignment]
         if isinstance(content, Action):
@@ -282,7 +281,7 @@ class Renderer:
         return Scale.of(self.coordinates, images, slack=self.spec.multiple, clamp=self.clamp)
 
     def _encode(self, pieces: Sequence[Piece]) -> list[int]:
-        """Encode pieces: images as pads, Tags with their control tokens, other text as plain text."""
+        """Images become pads, Tags their control tokens, other text plain text."""
         out: list[int] = []
         pending = ""
         for piece in pieces:
@@ -306,7 +305,7 @@ class Renderer:
         return out + self._encode_text(pending)
 
     def _encode_text(self, text: str) -> list[int]:
-        """Encode a piece of text; short ones are cached, because every episode of a group repeats them."""
+        """Cached for short texts, which every episode of a group repeats."""
         key = (text, isinstance(text, Tag))
         tokens = self._token_cache.get(key)
         if tokens is None:

@@ -20,11 +20,11 @@ BATCH_PRIORITY = 10
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling settings of a session. Raises BadInput for values out of range.
+    """Sampling settings of a session. BadInput for values out of range.
 
     ``temperature`` 0 is greedy. ``max_tokens`` limits one turn, the stop token included. ``seed`` determines
-    the random numbers together with the first prompt and the version. A lower ``priority`` is scheduled first.
-    ``stop``: text that ends a turn; the token that completes it is the last.
+    the random numbers together with the first prompt and the version. A lower ``priority`` is scheduled
+    first. ``stop``: text that ends a turn, whose last token completes it.
     """
 
     temperature: float = 1.0

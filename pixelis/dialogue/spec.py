@@ -106,8 +106,8 @@ class ModelSpec:
     def load(cls, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> ModelSpec:
         """Read a Hugging Face model folder.
 
-        Raises MissingFile without config.json, BadConfig for another architecture, BadInput for a tokenizer
-        of another model.
+        MissingFile without config.json, BadConfig for another architecture, BadInput for another model's
+        tokenizer.
         """
         # Plain JSON: the configuration classes of transformers import torch, which takes longer than the rest
         folder, raw = Path(folder), model_config(folder)
@@ -125,6 +125,12 @@ class ModelSpec:
         _check_tokens(
             tokenizer, vocab, {key: raw[key] for key in ("image_token_id", "video_token_id") if key in raw}
         )
+        banned = {
+            int(index)
+            for index, token in tokenizer.added_tokens_decoder.items()
+            if (token.special or token.content.startswith("<|")) and token.content not in SPEAKABLE
+        }
+        banned |= {image_token, video_token, *range(max(tokenizer.get_vocab().values()) + 1, vocab)}
         return cls(
             family=name,
             patch=int(vision.get("patch_size", family.patch)),
@@ -140,7 +146,7 @@ class ModelSpec:
             pad=token_id(tokenizer, tokenizer.pad_token or "<|endoftext|>"),
             coordinates=family.coordinates,
             vocab=vocab,
-            banned=_banned(tokenizer, stop, vocab, {image_token, video_token}),
+            banned=tuple(sorted(banned - {stop})),
             embedded=bool(raw.get("pixelis_nano"))
             or folder.resolve().parts[-3:] == ("pixelis", "nano", "base"),
         )
@@ -196,7 +202,7 @@ def is_control(text: str, special: bool) -> bool:
 
 
 def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, int]) -> None:
-    """Raise BadInput unless ids fit the vocabulary of config.json, and placeholder ids are equal."""
+    """BadInput unless ids fit the vocabulary of config.json, and placeholder ids are equal."""
     fix = "use the tokenizer and the config.json of one model"
     for key, number in placeholders.items():
         token = f"<|{key.partition('_')[0]}_pad|>"
@@ -210,18 +216,6 @@ def _check_tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: 
     if largest >= vocab:
         message = f"config.json has vocab_size {vocab}, but the tokenizer has ids up to {largest}"
         raise BadInput(message, code="bad_tokenizer", fix=fix)
-
-
-def _banned(
-    tokenizer: PreTrainedTokenizerBase, stop: int, vocab: int, placeholders: set[int]
-) -> tuple[int, ...]:
-    out = set(placeholders)
-    for index, token in tokenizer.added_tokens_decoder.items():
-        if (token.special or token.content.startswith("<|")) and token.content not in SPEAKABLE:
-            out.add(int(index))
-    out.update(range(max(tokenizer.get_vocab().values()) + 1, vocab))
-    out.discard(stop)
-    return tuple(sorted(out))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -141,9 +141,7 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """p values corrected for their number (Holm, Scandinavian Journal of Statistics 1979), in the given
-    order.
-    """
+    """p values corrected for their number, in the given order (Holm, Scand. J. Statistics 1979)."""
     order = sorted(range(len(values)), key=values.__getitem__)
     corrected, largest = [0.0] * len(values), 0.0
     for rank, index in enumerate(order):

@@ -39,10 +39,9 @@ def calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> fl
 
 
 def fit(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Calibration, float]:
-    """The logistic curve of right answers over confidence (Platt, 1999), and its calibration error on
-    held-out answers.
+    """The logistic curve of right answers over confidence (Platt, 1999), and its held-out calibration error.
 
-    Raises BadInput for too few answers, and if confidence says nothing about them.
+    BadInput for too few answers, and if confidence says nothing about them.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict

@@ -138,14 +138,13 @@ def _properties_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
 
 
 def _read_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
-    """1 - the character error rate of the best reading, as a whole or one of its lines."""
+    """1 - the character error rate of the best reading, whole or one of its lines."""
     readings = [[str(line["text"]) for line in call.observation.data.get("lines", [])] for call in calls]
     texts = [text for lines in readings for text in (*lines, " ".join(lines))]
     return 1 - min((character_error_rate(text, truth.text or "") for text in texts), default=1.0)
 
 
 def _frames_score(calls: Sequence[Call], truth: ExpectedCall) -> float:
-    """F1 of the selected frames."""
     images = [image for call in calls for image in call.observation.images if image.parent == truth.media]
     selected = {image.frame for image in images if image.frame is not None}
     expected = set(truth.frames or ())

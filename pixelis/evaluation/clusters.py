@@ -40,8 +40,7 @@ def require_questions(count: int, clusters: int, source: str) -> None:
 def balanced_vectors(
     parts: Sequence[tuple[np.ndarray | None, np.ndarray | None]], weights: tuple[float, float]
 ) -> np.ndarray:
-    """Vectors [n, d] of (visual, text) vectors, in which each part has the share of the variance that its
-    weight says.
+    """Vectors [n, d] of (visual, text) vectors, in which each part's weight is its share of the variance.
 
     Otherwise the part that happens to vary more decides alone. A missing part stands in the middle of the
     others.

@@ -99,7 +99,7 @@ def draw_pairs(
 ) -> tuple[RatingKey, list[Pair]]:
     """Draw up to ``count`` questions that both arms answered, evenly from all strata, and add checks.
 
-    Raises BadInput if the arms share no question.
+    BadInput if the arms share no question.
     """
     rng = random.Random(seed)
     first, second = ({g.question.id: g for g in groups if g.trajectories} for groups in (a, b))
@@ -260,7 +260,7 @@ def _values(name: str, arm: Arm, ratings: Sequence[ItemRating], key: KeyItem) ->
 def _agreement(
     key: RatingKey, files: Sequence[RatingFile], rated: Mapping[str, Sequence[ItemRating]]
 ) -> dict[str, Any]:
-    """Kappas and intraclass correlations over what all raters rated, with intervals; empty for one rater."""
+    """Kappas and intraclass correlations with intervals, over what all rated; empty for one rater."""
     items = [item for item, of in rated.items() if len(of) == len(files)]
     if len(files) < 2 or len(items) < 2:
         return {}
@@ -279,7 +279,7 @@ def _agreement(
 
 
 def _with_interval(statistic: Callable[[np.ndarray], float | None], table: Sequence[Any]) -> dict[str, Any]:
-    """The statistic of [items, ...] with its percentile bootstrap interval over items."""
+    """Percentile bootstrap over the items of a table [items, ...]."""
     rows, rng = np.asarray(table), np.random.default_rng(0)
     draws = (statistic(rows[rng.integers(len(rows), size=len(rows))]) for _ in range(RESAMPLES))
     known = [value for value in draws if value is not None]

@@ -74,8 +74,7 @@ def seed_metrics(groups: Sequence[Group], seeds: Sequence[int], samples: int) ->
 
 
 def breakdown(groups: Sequence[Group]) -> dict[str, Any]:
-    """Accuracy of the episodes by use of operations (Mini-o3), and by ``splits``, ``tasks`` and
-    ``categories``.
+    """Accuracy by use of operations (Mini-o3), ``splits``, ``tasks`` and ``categories``.
 
     The last three are left out where all questions have the same.
     """
@@ -145,7 +144,6 @@ def question_rows(groups: Sequence[Group], answers: Mapping[str, str | None]) ->
 
 
 def _accuracy(episodes: Sequence[tuple[str, Trajectory]]) -> dict[str, Any]:
-    """Accuracy, interval and number of scored episodes, given with the ids of their questions."""
     scores = defaultdict[str, list[float]](list)
     for question, t in episodes:
         if "accuracy" in t.rewards:

@@ -108,7 +108,6 @@ class TrackingScores:
 
 
 def _assignment(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the cheapest one-to-one pairing."""
     from scipy.optimize import linear_sum_assignment  # takes a third of a second to import
 
     return linear_sum_assignment(costs)

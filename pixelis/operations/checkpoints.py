@@ -23,8 +23,8 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", 
 def load(key: str, folder: str, kinds: Mapping[str, str], fix: str) -> tuple[Any, str, dict[str, Any]]:
     """The model in evaluation mode, on the GPU if there is one, its ``model_type`` and processor settings.
 
-    ``key``: the configuration key that names the folder; ``kinds``: ``model_type`` -> class in transformers;
-    ``fix``: how to get such a folder. Raises MissingFile or BadConfig.
+    ``key``: the configuration key of the folder; ``kinds``: ``model_type`` -> class in transformers; ``fix``:
+    how to get such a folder. MissingFile or BadConfig.
     """
     kind = str(read_json(Path(folder) / "config.json", key, folder, fix).get("model_type"))
     if kind not in kinds:

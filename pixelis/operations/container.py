@@ -34,10 +34,7 @@ class _Bytes:
 
 
 class Source:
-    """An open container and its first video stream.
-
-    Raises BadImage for other files and for frames beyond ``max_pixels``.
-    """
+    """An open container's first video stream; BadImage for other files, or frames beyond ``max_pixels``."""
 
     def __init__(self, data: np.ndarray, max_pixels: int):
         import av
@@ -100,7 +97,7 @@ class Source:
 class DecordReader:
     """Frames of a clip as decord numbers them; ``times``: float64 seconds of each, increasing.
 
-    Raises BadImage ``video_backend`` for a clip that decord cannot read.
+    BadImage ``video_backend`` for a clip that decord cannot read.
     """
 
     def __init__(self, data: np.ndarray):

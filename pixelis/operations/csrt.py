@@ -61,7 +61,7 @@ class Track:
 def follow(clip: Clip, first: int, last: int, starts: Sequence[Sequence[float]]) -> list[Track]:
     """Track the boxes ``starts`` of frame ``first`` (in pixels) to ``last``, which may be earlier.
 
-    Raises OperationError ``nothing_found`` for an untrackable box.
+    OperationError ``nothing_found`` for an untrackable box.
     """
     numbers = list(range(first, last + 1)) if first <= last else list(range(first, last - 1, -1))
     side = max(clip.width, clip.height)
@@ -171,7 +171,7 @@ class _Follower:
             self.threshold, self.recovery = max(THRESHOLD, DROP * mean), max(FOUND, FOUND_SHARE * mean)
 
     def _lose(self) -> None:
-        """Take back the doubtful boxes; the first box stays."""
+        """Take back the doubtful boxes but the first."""
         count = max(1, len(self.seen) - self.low)
         del self.seen[count:], self.boxes[count:], self.scores[count:]
         self.low, self.lost = 0, True

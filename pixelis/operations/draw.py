@@ -237,7 +237,7 @@ class _Pen:
     def label(self, box: Box, text: str, colour: Colour, fallback: str | None = None) -> None:
         """Draw a text beside a box where it covers neither text nor another label, else at its corner.
 
-        ``fallback`` replaces a text without room, or letters in the font.
+        ``fallback`` replaces a text without room, or with letters that the font lacks.
         """
         if not text or (edges := self.pixels(box)) is None:
             return

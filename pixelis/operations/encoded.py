@@ -46,7 +46,16 @@ def read_encoded(source: str | bytes | Path, max_bytes: int, kind: Kind) -> byte
             )
         data = _data_url(source, max_bytes, kind)
     else:
-        data = _file(Path(source), max_bytes, kind)
+        path = Path(source)
+        fix = "give a readable file; paths are relative to the working directory of the job"
+        missing = BadImage(f"no {noun} at {str(path)[-100:]!r}", code=f"{kind}_not_found", fix=fix)
+        try:
+            if not path.is_file():
+                raise missing
+            _check_bytes(path.stat().st_size, max_bytes, kind)
+            data = path.read_bytes()
+        except (OSError, ValueError):
+            raise missing from None
     if not data:
         raise BadImage(f"the {noun} is empty", code=f"{kind}_empty")
     _check_bytes(len(data), max_bytes, kind)
@@ -64,18 +73,6 @@ def check_pixels(width: int, height: int, max_pixels: int, kind: Kind) -> None:
             code=f"{kind}_too_many_pixels",
             fix=f"send a smaller {_NOUNS[kind]} or raise toolbox.max_image_pixels",
         )
-
-
-def _file(path: Path, max_bytes: int, kind: Kind) -> bytes:
-    fix = "give a readable file; paths are relative to the working directory of the job"
-    missing = BadImage(f"no {_NOUNS[kind]} at {str(path)[-100:]!r}", code=f"{kind}_not_found", fix=fix)
-    try:
-        if not path.is_file():
-            raise missing
-        _check_bytes(path.stat().st_size, max_bytes, kind)
-        return path.read_bytes()
-    except (OSError, ValueError):
-        raise missing from None
 
 
 def _data_url(url: str, max_bytes: int, kind: Kind) -> bytes:

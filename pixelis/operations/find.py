@@ -17,7 +17,6 @@ from pixelis.operations import checkpoints
 from pixelis.operations.geometry import WHOLE, clamp, compose
 from pixelis.operations.operation import BoxArgument, Operation, OperationArguments, Result, Scene, Target
 from pixelis.operations.pixel_budget import shrink
-from pixelis.records import Box
 
 KINDS = {
     "owlvit": "OwlViTForObjectDetection",
@@ -68,12 +67,21 @@ class Find(Operation):
         ).ravel()
         chosen = sorted((int(i) for i in indices), key=lambda i: -float(scores[i]))[:MAX_OBJECTS]
         region = target.snap(box)
-        records = [
-            _record(
-                compose(region, boxes[i].tolist()), float(scores[i]), arguments.text, target, detector.kind
-            )
-            for i in chosen
-        ]
+        records: list[dict[str, Any]] = []
+        for i in chosen:
+            numbers = [round(v, 6) for v in compose(region, boxes[i].tolist())]
+            key = json.dumps([target.root, target.frame, arguments.text, numbers])
+            record: dict[str, Any] = {
+                "id": hashlib.sha256(key.encode()).hexdigest()[:8],
+                "kind": "object",
+                "label": arguments.text,
+                "root": target.root,
+                "frame": target.frame,
+                "box": numbers,
+                "score": round(float(scores[i]), 3),
+                "method": detector.kind,
+            }
+            records.append(record)
         if not records:
             best = f"{scores.max():.2f}" if len(scores) else "none"
             text = f"no {arguments.text} found; the best score {best} is below {detector.threshold:g}"
@@ -93,22 +101,9 @@ def _detector(settings: ToolboxConfig) -> Detector:
     return load(settings.detector)
 
 
-def _record(box: Box, score: float, text: str, target: Target, kind: str) -> dict[str, Any]:
-    numbers = [round(v, 6) for v in box]
-    key = json.dumps([target.root, target.frame, text, numbers])
-    return {
-        "id": hashlib.sha256(key.encode()).hexdigest()[:8],
-        "kind": "object",
-        "label": text,
-        "root": target.root,
-        "frame": target.frame,
-        "box": numbers,
-        "score": round(score, 3),
-        "method": kind,
-    }
-
-
 class Detector:
+    """An open-vocabulary detector in a folder of `toolbox.detector`."""
+
     def __init__(self, folder: str):
         self.model, self.kind, self.settings = checkpoints.load("toolbox.detector", folder, KINDS, GET)
         self.tokenizer = checkpoints.load_tokenizer("toolbox.detector", folder)

@@ -49,9 +49,9 @@ def load_image(
     """Decode a picture: encoded bytes, a file path or a ``data:`` URL -> read-only uint8 [H, W, 3], RGB.
 
     EXIF orientation is applied, colours become sRGB, transparency white, 16 bits the upper 8; the first frame
-    or page is taken. ``draft``: number of pixels that suffice; a larger JPEG is scaled down by 2, 4 or 8
-    while it is decoded. Raises BadImage (``image_*``). Any path is opened: a gateway must let only ``data:``
-    URLs through.
+    or page is taken. ``draft``: number of pixels that suffice; a larger JPEG is shrunk by 2, 4 or 8 while
+    decoding. Raises BadImage (``image_*``). Any path is opened: a gateway must let only ``data:`` URLs
+    through.
     """
     data = read_encoded(source, max_bytes, "image")
     with _opened(data, max_pixels) as image:

@@ -167,22 +167,14 @@ def _join(line: Line, segment: Line) -> Line | None:
     across = [uy * x - ux * y for x, y in ends]
     along = [ux * x + uy * y for x, y in ends]
     gap = max(min(along) - length, -max(along), 0.0)
-    if (
-        _turn(_direction(*line), _direction(*segment)) > TURN
-        or max(map(abs, across)) > NEAR
-        or gap > max(6.0, 0.05 * length)
-    ):
+    turn = abs(_direction(*line) - _direction(*segment)) % 180
+    if min(turn, 180 - turn) > TURN or max(map(abs, across)) > NEAR or gap > max(6.0, 0.05 * length):
         return None
     low, high = min(0.0, *along), max(length, *along)
     # The other edge of a stroke moves the line to the middle; a short continuation barely moves it.
     shift = (across[0] + across[1]) / 2 * min(0.5, (max(along) - min(along)) / (2 * length))
     x, y = line[0] + uy * shift, line[1] - ux * shift
     return x + ux * low, y + uy * low, x + ux * high, y + uy * high
-
-
-def _turn(a: float, b: float) -> float:
-    turn = abs(a - b) % 180
-    return min(turn, 180 - turn)
 
 
 def _direction(x0: float, y0: float, x1: float, y1: float) -> float:

@@ -147,8 +147,10 @@ def best_level(mean: np.ndarray) -> tuple[float, float]:
 
 
 def certainty(thumbs: np.ndarray, shares: np.ndarray, promised: np.ndarray) -> tuple[float, np.ndarray]:
-    """The threshold of the averaged masks, and the two features of its score: the IoU that the probabilities
-    predict, and the weighted mean of the IoU that the network expects (``promised`` [n], 0 for proposals).
+    """The threshold of the averaged masks, and the two features of its score.
+
+    These are the IoU that the probabilities predict, and the weighted mean of the IoU that the network
+    expects (``promised`` [n], 0 for proposals).
     """
     level, expected = best_level(shares @ thumbs)
     return level, np.array([expected, (shares @ promised) / (shares[promised > 0].sum() + 1e-6)])
@@ -176,7 +178,7 @@ def cut_box(
 ) -> tuple[np.ndarray, float, np.ndarray]:
     """The object of a box over ``region``: probabilities float32 [h, w], threshold, features of the score.
 
-    The network's masks, weighted by expected IoU, are averaged with a GrabCut that starts from them.
+    The network's masks, weighted by expected IoU, averaged with a GrabCut that starts from them.
     """
     left, top, right, bottom = region
     small = shrink(picture[top:bottom, left:right], grabcut.WORK)

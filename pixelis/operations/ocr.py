@@ -148,10 +148,10 @@ class Engine:
     def read(
         self, picture: np.ndarray, quads: np.ndarray, min_confidence: float = 0.0
     ) -> tuple[list[Line], int]:
-        """Recognise the quads of ``picture`` (BGR), largest first; returns the lines in the quads' order and
-        the number left out.
+        """The lines of the quads of ``picture`` (BGR), in their order, and the number of quads not read.
 
-        Lines that are not `plausible`, below ``min_confidence`` or longer than MAX_RATIO are omitted.
+        The largest are read first. Lines that are not `plausible`, below ``min_confidence`` or longer than
+        MAX_RATIO are omitted.
         """
         ratios = [max(_sides(quad)) / max(1.0, thickness(quad)) for quad in quads]
         order = sorted(
@@ -344,7 +344,7 @@ def _tiles(length: int, tile: int) -> list[tuple[int, int, int, int]]:
 
 
 def _covered(quad: np.ndarray, others: list[np.ndarray]) -> float:
-    """Upper bound of the share of a quad's bounding box that the boxes of others cover."""
+    """Upper bound of the share of a quad's box that the boxes of others cover."""
     if not len(others):
         return 0.0
     low, high = quad.min(0), quad.max(0)

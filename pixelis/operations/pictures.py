@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,16 @@ def write_pictures(
     tracks = [t for t in observation.data.get("tracks", []) if t.get("frames")]
     if tracks and isinstance(target.media, Clip):
         clip, numbers = target.clip, sorted({n for t in tracks for n in t["frames"]})
-        film, times = numbers[:FILM_FRAMES], [float(clip.times[n]) for n in numbers[:FILM_FRAMES]]
-        paths.append(write_film(folder / op, _annotated(clip, film, items, target.root), times))
+        film = numbers[:FILM_FRAMES]
+        times = [float(clip.times[n]) for n in film]
+        annotated_frames = (
+            draw.caption(
+                draw.annotate(shrink(frame, FILM_LONGEST), items, frame=number, root=target.root),
+                frame_label(number, time),
+            )
+            for number, time, frame in zip(film, times, clip.frames(film), strict=True)
+        )
+        paths.append(write_film(folder / op, annotated_frames, times))
     elif not target.is_clip and any(items.values()):
         picture = shrink(target.picture, LONGEST)
         annotated = draw.annotate(picture, items, frame=target.frame, root=target.root)
@@ -82,14 +90,6 @@ def drawable(
 def frame_label(number: int | None, seconds: float | None) -> str:
     """A label such as ``frame 45, 1.50 s``."""
     return f"frame {number}" + ("" if seconds is None else f", {seconds:.2f} s")
-
-
-def _annotated(
-    clip: Clip, numbers: Sequence[int], items: Mapping[str, Any], root: str
-) -> Iterator[np.ndarray]:
-    for number, frame in zip(numbers, clip.frames(numbers), strict=True):
-        annotated = draw.annotate(shrink(frame, FILM_LONGEST), items, frame=number, root=root)
-        yield draw.caption(annotated, frame_label(number, float(clip.times[number])))
 
 
 def write_film(path: Path, frames: Iterable[np.ndarray], times: Sequence[float]) -> Path:

@@ -93,8 +93,7 @@ def read(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[list[oc
 
 
 def _with_margin(picture: np.ndarray, edges: tuple[int, int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A region with a margin as BGR, and the position of its corner: the detector misses text that fills its
-    picture.
+    """A region with a margin, BGR, and its corner: the detector misses text that fills its picture.
 
     The margin is half the shorter side; beyond the picture it has the median colour of the region's edge.
     """
@@ -195,8 +194,7 @@ def _bounding_box(quad: np.ndarray, width: int, height: int) -> Box:
 
 
 def reading_order(lines: list[ocr.Line]) -> list[ocr.Line]:
-    """Sort lines in reading order: columns of prose one after the other, else row by row, on the upright
-    page."""
+    """Sort lines as they are read, on the upright page: prose column by column, else row by row."""
     if len(lines) < 2:
         return lines
     along = sum((line.quad[1] - line.quad[0] + line.quad[2] - line.quad[3] for line in lines), np.zeros(2))
@@ -207,8 +205,7 @@ def reading_order(lines: list[ocr.Line]) -> list[ocr.Line]:
 
 
 def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
-    """Indices of boxes [n, 4] in reading order; lines that span the columns separate the text above from the
-    text below."""
+    """Boxes [n, 4] in reading order; lines that span the columns separate what is above and below."""
     gutter = _gutter(boxes[chosen])
     if gutter is None:
         return _rows(boxes, chosen)
@@ -228,9 +225,7 @@ def _ordered(boxes: np.ndarray, chosen: list[int]) -> list[int]:
 
 
 def _gutter(boxes: np.ndarray) -> float | None:
-    """x of the gap between columns of prose, or between prose and a grid; None for one column and for
-    tables.
-    """
+    """x of the gap between columns of prose, or prose and a grid; None for one column and for tables."""
     if len(boxes) < 6:
         return None
     heights = boxes[:, 3] - boxes[:, 1]
@@ -260,7 +255,7 @@ def _aligned(prose: np.ndarray, cells: np.ndarray) -> bool:
 
 
 def _rows(boxes: np.ndarray, chosen: list[int]) -> list[int]:
-    """Sort row by row: a line joins a row if it is beside its nearest line and shares half its height."""
+    """Row by row: a line joins a row if it is beside its nearest line and shares half its height."""
     rows: list[list[int]] = []
     for i in sorted(chosen, key=lambda i: boxes[i][1] + boxes[i][3]):
         for row in reversed(rows[-3:]):

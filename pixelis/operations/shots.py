@@ -31,8 +31,7 @@ def thumbnail(frame: np.ndarray) -> np.ndarray:
 def change(before: np.ndarray, after: np.ndarray) -> float:
     """Share of ``after`` that is nowhere near its place in ``before`` (thumbnails of one size), 0..1.
 
-    Where much is new, the frame is compared again after the shift that phase correlation finds, as of a fast
-    pan.
+    Where much is new, they are compared again after the shift that phase correlation finds, as of a fast pan.
     """
     before = _in_the_light_of(after, before)
     share = _new(before, after)

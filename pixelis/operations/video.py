@@ -110,17 +110,6 @@ class Clip:
         """Number of the frame shown at ``time`` seconds, from the first to the last."""
         return max(0, int(np.searchsorted(self.times, time + 1e-6, side="right")) - 1)
 
-    def _picture(self, number: int) -> np.ndarray:
-        pixels = np.array(load_image(self.data[number].tobytes(), 1 << 62, 4 * self.width * self.height))
-        height, width = pixels.shape[:2]
-        if (height, width) != (self.height, self.width):
-            raise BadImage(
-                f"picture {number} is {width}x{height}, the first is {self.width}x{self.height}",
-                code="video_frames_differ",
-                fix="give pictures of one size, or pass them as single pictures",
-            )
-        return pixels
-
     def _get(self, number: int) -> np.ndarray:
         if self.whole is not None and self.numbers is not None:
             return self.whole._get(int(self.numbers[number]))
@@ -129,7 +118,16 @@ class Clip:
             if (result := _FRAMES.get(key)) is not None:
                 return result
             if self.container == _PICTURES:
-                picture = self._picture(number)
+                picture = np.array(
+                    load_image(self.data[number].tobytes(), 1 << 62, 4 * self.width * self.height)
+                )
+                height, width = picture.shape[:2]
+                if (height, width) != (self.height, self.width):
+                    raise BadImage(
+                        f"picture {number} is {width}x{height}, the first is {self.width}x{self.height}",
+                        code="video_frames_differ",
+                        fix="give pictures of one size, or pass them as single pictures",
+                    )
             else:
                 picture = _reader(self).read(number)
             picture.setflags(write=False)
@@ -295,7 +293,6 @@ def _by_packets(data: np.ndarray, packets: Packets, settings: ToolboxConfig) -> 
 
 
 def _by_frames(data: np.ndarray, packets: Packets, settings: ToolboxConfig) -> Numbered:
-    """By decoding the whole clip."""
     source = Source(data, settings.max_image_pixels)
     stamps: list[float | None] = []
     first = None

@@ -23,9 +23,7 @@ def round_at_random(values: Float[Tensor, " n"], generator: torch.Generator) -> 
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW (arXiv 1711.05101) with bfloat16 moments rounded at random, by the step alone: a resumed run
-    repeats it.
-    """
+    """AdamW (arXiv 1711.05101) with bfloat16 moments rounded at random, by the step alone."""
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, betas: tuple[float, float], weight_decay: float

@@ -136,7 +136,7 @@ def save_tensors(adapter: Adapter, folder: Path) -> None:
 def load_adapter(folder: str | Path, lazily: bool = False) -> Adapter:
     """The adapter of a checkpoint, of a run's best or else newest one, or of a folder in PEFT's format.
 
-    lazily: read each tensor when it is used. Raises MissingFile, BadInput.
+    lazily: read each tensor when it is used. MissingFile, BadInput.
     """
     if (Path(folder) / "adapter_config.json").is_file():
         tensors, alpha, rank = read_peft(Path(folder))

@@ -30,9 +30,8 @@ def assign_advantages(
 ) -> dict[str, float]:
     """Set `advantage` of every trajectory of a batch; returns metrics.
 
-    greedy: reward of a greedy rollout for each group. kl: sum of k1 over each rollout's policy tokens;
-    kl_weight * kl is subtracted from the reward, as in TRL's RLOO. sum_workers: for statistics of a batch
-    that workers share.
+    greedy: reward of a greedy rollout for each group. kl: sum of k1 over each rollout's policy tokens; times
+    kl_weight it is subtracted from the reward, as in TRL's RLOO. sum_workers: for shared batches.
     """
     rewards = [group_rewards(group, settings) for group in groups]
     if kl is not None:
@@ -50,9 +49,7 @@ def assign_advantages(
 
 
 def group_rewards(group: Group, settings: config.AdvantageConfig) -> list[float | None]:
-    """Rewards for a group's statistics; with `count_excluded` 0 for an excluded rollout (Mini-o3, arXiv
-    2509.07969).
-    """
+    """Rewards for a group's statistics; with `count_excluded` 0 for excluded ones (arXiv 2509.07969)."""
     excluded = 0.0 if settings.count_excluded else None
     return [excluded if t.stop_reason.value in settings.exclude else t.reward for t in group.trajectories]
 

@@ -69,8 +69,15 @@ class Writer:
 
         def write() -> None:
             try:
-                entries = self._fill(temporary, tensors, {} if self.worker else texts, headers or {})
-                if self._gather(temporary, entries):
+                paths = []
+                for stem, arrays in tensors.items():
+                    if arrays:
+                        paths.append(temporary / part_name(stem, self.worker, self.workers))
+                        save_tensors(arrays, paths[-1], (headers or {}).get(stem))
+                for stem, value in texts.items() if not self.worker else ():
+                    paths.append(temporary / f"{stem}.json")
+                    paths[-1].write_text(json.dumps(value, indent=1), encoding="utf-8")
+                if self._gather(temporary, _flush(paths)):
                     _rename(temporary, final)
                     if keep:
                         prune(run_dir, keep, best)
@@ -93,23 +100,6 @@ class Writer:
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    def _fill(
-        self,
-        folder: Path,
-        tensors: Mapping[str, Mapping[str, np.ndarray | Part]],
-        texts: Mapping[str, Any],
-        headers: Mapping[str, dict[str, str]],
-    ) -> dict[str, Any]:
-        paths = []
-        for stem, arrays in tensors.items():
-            if arrays:
-                paths.append(folder / part_name(stem, self.worker, self.workers))
-                save_tensors(arrays, paths[-1], headers.get(stem))
-        for stem, value in texts.items():
-            paths.append(folder / f"{stem}.json")
-            paths[-1].write_text(json.dumps(value, indent=1), encoding="utf-8")
-        return _flush(paths)
 
     def _gather(self, folder: Path, entries: dict[str, Any]) -> bool:
         if self.worker:
@@ -150,9 +140,7 @@ def write(
     notes: Mapping[str, Any] | None = None,
     best: int | None = None,
 ) -> Path:
-    """`Writer.start` and `wait` for a single worker. state: stored as `state.json`; notes: file stem -> JSON
-    value.
-    """
+    """`Writer.start` and `wait` for one worker. state: `state.json`; notes: file stem -> JSON value."""
     writer = Writer()
     folder = writer.start(run_dir, step, tensors, {"state": state, **(notes or {})}, headers, keep, best)
     writer.wait()
@@ -226,7 +214,7 @@ def _rename(temporary: Path, final: Path) -> None:
 def is_complete(folder: str | Path, verify: bool = True, share: tuple[int, int] = (0, 1)) -> bool:
     """True if every file of the manifest has its size and, with `verify`, its checksum.
 
-    share: (worker, workers); each of several workers verifies some of the files.
+    share: (worker, workers); each verifies some of the files.
     """
     folder, (worker, workers) = Path(folder), share
     try:
@@ -249,7 +237,7 @@ def latest(run_dir: str | Path, verify: bool = True) -> Path | None:
 
 
 def latest_of_workers(run_dir: str | Path) -> Path | None:
-    """`latest` of a learner that starts: all workers agree on it and verify a share of the files.
+    """`latest` of a learner that starts: all workers agree, and verify a share of the files.
 
     Removes what interrupted writes left, since no other learner of the run is writing.
     """
@@ -321,7 +309,7 @@ def _remove_orphans(root: Path, pattern: str) -> None:
 
 
 def _is_orphan(path: Path) -> bool:
-    """True if the process in the temporary name has ended. What other machines write is not judged."""
+    """True if the process in the temporary name has ended; what other machines write is not judged."""
     machine, _, process = path.name.split(".")[-2].partition("-")
     return machine == _machine() and not Path(f"/proc/{process}").exists()
 

@@ -40,11 +40,9 @@ class Critic:
         old: Float[Tensor, " tokens"],
         weights: Float[Tensor, " tokens"],
     ) -> dict[str, float]:
-        """Add the gradient of max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2; returns sums over
-        tokens.
+        """Add the gradient of max((v - R)^2, (clip(v, old - clip, old + clip) - R)^2) / 2; sums over tokens.
 
-        old: values before the first step on the batch; weights: of each token, with the global batch's
-        denominator.
+        old: values before the first step on the batch; weights: of each token.
         """
         values, clip = self.values(hidden), self.settings.clip
         errors = (values - returns).square()

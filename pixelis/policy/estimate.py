@@ -260,7 +260,6 @@ def _adapters(c: config.Config, arch: Architecture, job: str) -> Finding:
 
 
 def _context(c: config.Config, arch: Architecture, prompts: Sequence[Prompt], job: str) -> Iterator[Finding]:
-    """Tokens of pictures, clips and the longest prompt against the context."""
     d = c.dialogue
     full, crop, frame = (budget.max_pixels // arch.multiple**2 for budget in (d.input, d.crop, d.frame))
     view, clip = full + 2, d.frames * (frame + 2)

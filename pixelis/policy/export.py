@@ -113,8 +113,8 @@ def write_peft(
 ) -> Path:
     """Write a LoRA adapter in PEFT's format; `folder` must not exist.
 
-    fold_scale: multiply the scale into B in float32, where the reader would use a narrower type; text_only:
-    names of a model without vision.
+    fold_scale: multiply the scale into B in float32, for readers that use a narrower type; text_only: names
+    of a model without vision.
     """
     if adapter.kind != "lora":
         raise BadInput(

@@ -61,7 +61,7 @@ def encode_views(
 ) -> list[Features]:
     """Features of each view, in order. Views of equal size share a pass of the vision tower.
 
-    one_pass: all sizes in one, for ZeRO-3, where all workers must call each layer equally often.
+    one_pass: all sizes in one, as ZeRO-3 needs equally many calls of each layer on all workers.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, view in enumerate(views):
@@ -196,8 +196,8 @@ def packed_attention(
 ) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
     """Causal attention inside each sample of a packed row.
 
-    Samples of similar length form a batch, padded at their ends, where a causal mask hides the padding.
-    Samples that share a prompt gather the same keys.
+    Samples of similar length form a batch, whose padding at the ends the causal mask hides. Samples that
+    share a prompt gather the same keys.
     """
     heads, width = query.shape[1], query.shape[3]
     attend = functools.partial(

@@ -200,8 +200,7 @@ class LearnerModel:
     def reference_states(self, batches: Sequence[PackedBatch], passes: int) -> list[ReferenceStates]:
         """What the full KL divergence needs of each batch, in the host's memory.
 
-        Under ZeRO-3 also for empty batches: DeepSpeed needs equally many differentiable results on all
-        workers.
+        Under ZeRO-3 also for empty batches, as all workers need equally many differentiable results.
         """
         from deepspeed import zero
 

@@ -36,8 +36,7 @@ CACHED_VALUES = 2**20
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """The reference policy's predicting hidden states, which are smaller than distributions over the
-    vocabulary.
+    """The reference's predicting hidden states, which are smaller than its distributions.
 
     head: values of the LM head's trainable parameters.
     """

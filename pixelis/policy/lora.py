@@ -97,8 +97,8 @@ BaseWeights = dict[str, Tensor]
 def merge_into(model: nn.Module, base: BaseWeights, adapter: Adapter | None) -> None:
     """Set the weights of a model to base plus adapter; None restores the base.
 
-    `base` keeps the originals, so that rounding errors do not add up. Raises BadInput for an adapter that
-    does not fit; the model is then unchanged.
+    `base` keeps the originals, so that rounding errors do not add up. BadInput, and no change, for an adapter
+    that does not fit.
     """
     parameters = dict(model.named_parameters())
     updates = weight_updates(parameters, adapter) if adapter is not None else {}
@@ -120,7 +120,7 @@ def weight_updates(
 ) -> dict[str, tuple[Float[Tensor, "out rank"], Float[Tensor, "rank in"] | None]]:
     """Changed parameter -> (scaled B, A) of the product to add, or (new value, None).
 
-    parameters: only their shapes are read. Raises BadInput for an adapter that does not fit or is not finite.
+    parameters: only their shapes are read. BadInput for an adapter that does not fit or is not finite.
     """
     updates: dict[str, tuple[Tensor, Tensor | None]] = {}
     if adapter.kind == "full":

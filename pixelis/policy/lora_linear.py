@@ -19,6 +19,8 @@ ADAPTER = "default"
 
 
 class LoraLinear(lora.Linear):
+    """A linear layer with one adapter."""
+
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
         # Under ZeRO-3, hooks on the submodules gather the weights, and only peft's own forward calls the
         # submodules.

@@ -142,9 +142,7 @@ def policy_loss(
 
 
 def metric_names(settings: config.LossConfig, with_reference: bool) -> list[str]:
-    """Names of `policy_loss`'s built-in metrics, maxima first, so that workers without a batch report the
-    same ones.
-    """
+    """Names of `policy_loss`'s built-in metrics, maxima first, the same for workers without a batch."""
     names = ["drift_max", "ratio_max", "ratio_inverse_max", "importance_max"]
     names += ["importance", "importance_capped", "ratio", "drift", "approx_kl"]
     if settings.surrogate in SURROGATES:
@@ -211,7 +209,7 @@ Gain = tuple[Float[Tensor, " tokens"], dict[str, Tensor]]
 
 
 def _surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
-    """Call the configured surrogate. Raises BadConfig when a user-defined one does not return a Gain."""
+    """Call the configured surrogate; BadConfig when a user-defined one does not return a Gain."""
     result = find_function("surrogate", settings.surrogate)(ratio, new, advantages, settings)
     if settings.surrogate in SURROGATES:
         return result
@@ -252,9 +250,7 @@ def clip_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: con
 
 
 def cispo_surrogate(ratio: Tokens, new: Tokens, advantages: Tokens, settings: config.LossConfig) -> Gain:
-    """clip(ratio) * A * log-probability with a constant ratio: clipped tokens keep a gradient (CISPO, arXiv
-    2506.13585).
-    """
+    """clip(ratio) * A * log-probability, which keeps clipped tokens' gradient (CISPO, arXiv 2506.13585)."""
     ratio = ratio.detach()
     low, high = 1 - settings.clip_low, 1 + settings.clip_high
     return ratio.clamp(low, high) * advantages * new, _clip_metrics(ratio < low, ratio > high)
@@ -319,8 +315,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2
 def entropy_bonus(new: Tokens, entropy: Tokens) -> Tokens:
     """The entropy, with its own gradient estimated from the sampled token: -(new + entropy) * d new.
 
-    grad H = -E[log p * grad log p], with the entropy as the baseline. This avoids keeping a [tokens,
-    vocabulary] tensor.
+    grad H = -E[log p * grad log p], with the entropy as the baseline; no [tokens, vocabulary] tensor is kept.
     """
     entropy = entropy.detach()
     return entropy - (new.detach() + entropy) * (new - new.detach())

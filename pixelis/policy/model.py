@@ -91,7 +91,7 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, ModelSpec]:
     """(model in eval mode on `device`, tokenizer, spec) of `folder`, by default of `policy.model`.
 
-    zero3: DeepSpeed's configuration, to divide the weights among the workers while reading.
+    zero3: DeepSpeed's configuration, to divide the weights while reading.
     """
     from transformers.integrations import HfDeepSpeedConfig
     from transformers.utils import logging

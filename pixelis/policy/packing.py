@@ -36,8 +36,8 @@ class Prompt(NamedTuple):
 class Segments:
     """Positions of the samples in a row, for attention.
 
-    buckets: row index of each token of samples of similar length, padded with the last; inverse: index of
-    each token of the row in the flattened buckets.
+    buckets: row index of each token of samples of similar length, padded with the last; inverse: of each
+    token, its place in the flattened buckets.
     """
 
     buckets: list[Int[Tensor, "samples length"]]
@@ -92,8 +92,7 @@ class PackedBatch:
 def pack(lengths: Sequence[int], capacity: int, prompts: Sequence[Prompt] | None = None) -> list[list[int]]:
     """Pack samples into bins of at most `capacity` tokens, first-fit decreasing; returns each bin's indices.
 
-    prompts: if samples of a bin share them: samples with the same prompt then go together while there is
-    room.
+    prompts: samples with the same prompt go together while there is room.
     """
     prompts = [Prompt(i, 0) for i in range(len(lengths))] if prompts is None else prompts
     prompt_tokens: dict[Hashable, int] = {}

@@ -37,8 +37,8 @@ _LAYER = re.compile(r"(?:.*\.)?(?:(visual\..+)|(layers\.\d+\..+)|(lm_head))")
 def read_peft(folder: Path) -> tuple[dict[str, np.ndarray], int, int]:
     """The tensors, alpha and rank of an `Adapter` from a folder with `adapter_config.json`.
 
-    Scales that differ between layers (rslora, `alpha_pattern`) are multiplied into B. Raises BadInput for
-    other methods than LoRA.
+    Scales that differ between layers (rslora, `alpha_pattern`) are multiplied into B. BadInput for other
+    methods than LoRA.
     """
     settings = _read_settings(folder / CONFIG)
     rank, lora_alpha = settings.r, settings.lora_alpha

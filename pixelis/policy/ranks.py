@@ -57,7 +57,7 @@ def read(path: str | Path) -> RankFile:
 def ranks_of(lora: config.LoraConfig, layers: Iterable[str]) -> dict[str, int]:
     """Rank of each layer that gets an adapter: `lora.rank`, or its rank in the file `lora.ranks`.
 
-    Files have no ranks for the vision tower, whose layers get `lora.rank`.
+    Layers of the vision tower, which files leave out, get `lora.rank`.
     """
     if not lora.ranks:
         return dict.fromkeys(layers, lora.rank)

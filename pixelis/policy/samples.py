@@ -73,8 +73,8 @@ class TrainSample:
 class LearnerBatch:
     """One worker's share of batch ``step`` and the settings of its update.
 
-    state: of the source after this batch; options: of `Trainer.update`; optional: a batch without a usable
-    sample is skipped.
+    state: of the source after this batch; options: of `Trainer.update`; optional: skipped without a usable
+    sample.
     """
 
     step: int

@@ -43,10 +43,7 @@ def trained_bytes(c: config.Config, arch: Architecture) -> int:
 
 
 def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
-    """Bytes in the object stores of all nodes at most, by part.
-
-    views: a crop for each further turn of each rollout too, of groups running, accepted or learnt.
-    """
+    """Bytes in the object stores of all nodes at most, by part; rollouts have a crop in each further turn."""
     r, d = c.rft, c.dialogue
     running = (r.max_off_policy_steps + 1) * r.prompts_per_step
     crops = max(0, min(d.max_turns, d.max_images) - 1) * r.group_size
@@ -63,7 +60,7 @@ def parts(c: config.Config, version: int, job: str) -> dict[str, int]:
 def disk_parts(c: config.Config, version: int, trained: int, job: str) -> dict[str, int]:
     """Bytes in run.dir at most, by part, without logs and saved episodes.
 
-    checkpoints: the newest `learner.keep`, the best and the one that is written, each with all its tensors.
+    checkpoints: the newest `learner.keep`, the best and the one that is written.
     """
     has_reference = job == "serve" or (job == "rft" and c.rft.loss.kl > 0)
     has_average = job == "serve" and c.evolution.ema > 0

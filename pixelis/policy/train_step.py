@@ -59,8 +59,7 @@ class Counts:
 
 
 class Trainer:
-    """Trains the policy on one worker, which starts as the reference of the KL term. All methods are
-    collective.
+    """Trains the policy on one worker; its start is the KL term's reference. All methods are collective.
 
     adapter: initial weights (None: the base model); ema: decay of the published average, 0 publishes the
     current weights; minibatches, epochs: optimizer steps per pass over a batch of rollouts, and passes.
@@ -107,9 +106,7 @@ class Trainer:
         return learning_rate(self.learner, self.step_count - self.skipped, self.total_steps)
 
     def step(self, batch: LearnerBatch) -> dict[str, float]:
-        """Train on one batch and return metrics. Ratios are relative to the weights before its first
-        optimizer step.
-        """
+        """Train on one batch; ratios are relative to the weights before its first optimizer step."""
         self.batches += 1
         steps, samples = [], batch.samples
         try:
@@ -232,7 +229,7 @@ class Trainer:
         bins: Sequence[Sequence[int]],
         most: int,
     ) -> list[MicroBatch]:
-        """The packed samples, and empty batches up to `most`: all workers must call the same collectives."""
+        """The packed samples, and empty batches up to `most`: all workers need equally many collectives."""
         rows = [[selection.active[i] for i in members] for members in bins]
         batches = [self.model.collate(row) for row in rows]
         references = objective.references(batches, most)
@@ -300,9 +297,7 @@ class Trainer:
         return self._as_adapter(self.model.zero.weights())
 
     def served(self) -> Adapter:
-        """Weights to publish, complete on the first worker: the average, or the current weights, of the
-        model's type.
-        """
+        """Weights to publish, complete on the first worker: the average, or the current ones."""
         if self.average is not None:
             is_rounded = self.model.zero.bfloat16
             return self._as_adapter(
@@ -341,8 +336,8 @@ class Trainer:
     ) -> Path:
         """Write a checkpoint, prune to `learner.keep`, return its folder.
 
-        extra: the caller's state, JSON; name: number of the folder, by default the optimizer step; best:
-        number of a further checkpoint to keep; wait: False writes in the background, until `writer.wait`.
+        extra: the caller's state, JSON; name: number of the folder, by default the step; best: number of
+        another to keep; wait: False writes in the background, until `writer.wait`.
         """
         zero, reference, critic = self.model.zero, self.model.reference, self.model.critic
         weights, moments = zero.parts()

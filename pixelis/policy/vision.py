@@ -41,7 +41,7 @@ def patchify(
 ) -> tuple[Float[Tensor, "patches values"], Int[Tensor, "views 3"]]:
     """pixel_values and grid_thw (frames, rows, columns in patches) as Qwen's image processors give them.
 
-    Raises BadInput for a view whose sides are not multiples of patch * merge.
+    BadInput for a view whose sides are not multiples of patch * merge.
     """
     groups: list[torch.Tensor] = []
     grids: list[tuple[int, int, int]] = []
@@ -119,7 +119,7 @@ def _attend_by_length(
     edges: list[int],
     scale: float,
 ) -> Float[Tensor, "patches heads width"]:
-    """Attention inside each window, for all windows of one length together."""
+    """Attention inside windows, those of one length together."""
     starts: dict[int, list[int]] = {}
     for start, stop in itertools.pairwise(edges):
         starts.setdefault(stop - start, []).append(start)

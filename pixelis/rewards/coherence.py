@@ -41,8 +41,8 @@ def coherence(
 ) -> tuple[float, Counter[str]]:
     """(mean of the findings in -1..1, 0 without findings; counts of findings by name).
 
-    Findings: adjacent calls and thoughts; with ``states``, the mean cosine of adjacent states; segmenting a
-    place again; properties or tracks of an object that was neither segmented nor given as a region.
+    Findings: adjacent calls and thoughts; with ``states``, the mean cosine of adjacent ones; segmenting a
+    place again; properties or tracks of an object neither segmented nor given as a region.
     """
     turns = [turn for turn in trajectory.turns if turn.is_policy]
     findings: list[float] = []

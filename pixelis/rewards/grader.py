@@ -66,8 +66,8 @@ class Grader:
     ) -> Group:
         """A scored copy of a group; see ``terms.score_group``.
 
-        ``step``: without it (evaluation, traffic) the state does not learn from the group. ``states``:
-        vectors by trajectory id, one before the first policy turn and one after each.
+        Without ``step`` (evaluation, traffic) the state does not learn from the group. ``states``: vectors by
+        trajectory id, one before the first policy turn and one after each.
         """
         with self.lock:
             mixture, dynamics = self.curriculum.mixture, self._dynamics_for(states)

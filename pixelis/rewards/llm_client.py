@@ -130,8 +130,8 @@ class LlmClient:
     ) -> T:
         """The value of ``read`` for the reply's text; a ValueError of it is retried.
 
-        ``draw`` distinguishes equal requests in the cache of accepted replies. DataFailure ``CODE_timeout``,
-        ``_busy``, ``_error``, ``_refused``, ``_garbage`` (no chat completion) or ``_rejected`` (by ``read``).
+        ``draw`` distinguishes equal requests in the cache. DataFailure ``CODE_timeout``, ``_busy``,
+        ``_error``, ``_refused``, ``_garbage`` (no chat completion) or ``_rejected`` (by ``read``).
         """
         body = {"model": self.settings.model, "messages": messages, "max_tokens": max_tokens}
         return self.post("chat/completions", body, completion, read, draw, temperature)
@@ -237,7 +237,7 @@ class LlmClient:
             self.counts[name] += 1
 
     def _wait_for_rate(self, deadline: float) -> bool:
-        """Wait for the rate limit; False beyond ``deadline``."""
+        """False beyond ``deadline``."""
         if self.calls_per_minute is None:
             return True
         with self._lock:

@@ -79,7 +79,7 @@ def equal(a: str, b: str, formulas: Formulas) -> bool:
 
 
 def _core(text: str) -> str:
-    """The clean text without words such as ``The answer is`` before it and ``is the solution`` behind it."""
+    """The clean text without words such as ``The answer is`` before and ``is the solution`` behind."""
     text = clean(text)
     if " " in text and len(text) <= MAX_FORMULA_CHARS:
         text = clean(stated(text) or text)

@@ -249,9 +249,7 @@ class Quantity:
 
 
 def near(a: Number, b: Number) -> bool:
-    """Whether two numbers are equal, or one is the other, rounded to at least four significant digits
-    (decimals: six).
-    """
+    """Whether two numbers are equal, or one is the other rounded to >= 4 significant digits (decimals: 6)."""
     if Fraction(a) == Fraction(b):
         return True
     if isinstance(a, Decimal) and isinstance(b, Decimal):

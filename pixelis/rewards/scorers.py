@@ -26,6 +26,8 @@ from pixelis.rewards.services import Services
 
 @dataclass(frozen=True)
 class Case:
+    """An answer, and what it is scored against."""
+
     answer: str | None
     truths: tuple[str, ...]
     question: str = ""
@@ -129,8 +131,8 @@ def option_lines(text: str) -> list[re.Match[str]]:
 def letter(text: str, options: Sequence[str] = ()) -> str | None:
     """The choices that a text names, in upper case and alphabetical order (``B``, ``AC``); None for none.
 
-    Of the last answer tag or box, else the whole text: a letter such as ``(B)``; several such as ``A, C`` or
-    ``AC``; the text of an option; the letter named last, unless denied. ``A or B`` names none.
+    Of the last answer tag or box, else the whole text: a letter such as ``(B)``, several such as ``A, C``, an
+    option's text, or the letter named last, unless denied. ``A or B`` names none.
     """
     inner = clean((_ANSWER.findall(text) or [text])[-1])
     last = chr(ord("A") + len(options) - 1) if options else "Z"
@@ -211,7 +213,6 @@ def number(text: str) -> float | None:
 
 
 def _finite(measure: Quantity) -> float | None:
-    """The value of a single number, else None."""
     if measure.kind != "number" or len(measure.values) != 1:
         return None
     try:
@@ -279,8 +280,8 @@ def func_seq(
     """Best score over the truths of a set of triples ``func(object, value)`` (Reason-RFT, arXiv 2503.20752).
 
     Greedy passes match equal triples, then function and object, function and value, function, each worth its
-    ``credit``. The sum is divided by the larger set's size and, with ``unique``, multiplied by the share of
-    distinct triples.
+    ``credit``; the sum is divided by the larger set's size and, with ``unique``, times the share of distinct
+    triples.
     """
     sequences = [triples for truth in truths if (triples := _TRIPLE.findall(clean(truth)))]
     if not sequences:

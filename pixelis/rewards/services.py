@@ -227,7 +227,7 @@ class Services:
 
 
 def _metrics(value: Any) -> dict[str, float] | DataFailure:
-    """The numbers of a user's reward, or the first failure."""
+    """A user's numbers, or the first failure."""
     result: dict[str, float] = {}
     for key, item in (value if isinstance(value, dict) else {OVERALL: value}).items():
         number = finite(item)

@@ -238,9 +238,7 @@ def curiosity_bonus(trajectory: Trajectory, context: Context) -> float:
 
 
 def efficiency(trajectory: Trajectory, context: Context) -> float:
-    """beta * min(N - n, 0): cost of the n calls beyond N free ones, or a refined question's reference
-    (Pixel-Reasoner).
-    """
+    """beta * min(N - n, 0) for n calls, N of them free or a refined question's reference (Pixel-Reasoner)."""
     settings = context.settings.curiosity
     reference = context.question.meta.get("reference_operations")
     free = max(settings.free_calls, len(reference) if isinstance(reference, list) else 0)
@@ -270,9 +268,7 @@ def overlong(trajectory: Trajectory, context: Context) -> float:
 
 
 def length(trajectory: Trajectory, context: Context) -> float:
-    """0.5 - (characters - min) / (max - min) within the group, at most 0 for a wrong answer (Kimi k1.5, arXiv
-    2501.12599).
-    """
+    """0.5 - (characters - min) / (max - min) in the group, at most 0 when wrong (Kimi k1.5, 2501.12599)."""
     shortest, longest = min(context.lengths.values()), max(context.lengths.values())
     right = context.score(trajectory) > 0.5
     if context.step < context.settings.length_start or shortest == longest:
@@ -315,6 +311,8 @@ def environment(trajectory: Trajectory, context: Context) -> float:
 
 
 class Term(NamedTuple):
+    """A reward term with the bounds of its values."""
+
     value: Callable[[Trajectory, Context], float]
     low: float
     high: float
@@ -394,7 +392,7 @@ def score_in(context: Context) -> Group:
 def _measure(
     trajectory: Trajectory, context: Context, raw: dict[str, float], weighted: dict[str, float]
 ) -> str | None:
-    """Fill in raw and weighted terms; returns the cause if one with a weight cannot be computed."""
+    """Fill in raw and weighted terms; returns the cause if a weighted one cannot be computed."""
     cause = None
     for name in context.settings.computed:
         term, weight = TERMS[name], context.weights[name]

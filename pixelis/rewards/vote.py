@@ -101,6 +101,8 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
 
 
 class Ballot(NamedTuple):
+    """An answer with its weight in a vote."""
+
     key: str | None
     weight: float
 
@@ -150,9 +152,7 @@ def by_confidence(votes: Sequence[Ballot]) -> Elected:
 
 
 def by_ensemble(votes: Sequence[Ballot]) -> Elected:
-    """The answer that most of the three strategies elect, without tied ones; mean confidence, x 1.2 when all
-    agree.
-    """
+    """The answer that most of three strategies elect, ties aside; mean confidence, x 1.2 when all agree."""
     results = [strategy(votes) for strategy in SINGLE.values()]
     clear = Counter(e.best[0] for e in results if len(e.best) == 1)
     mean = math.fsum(e.confidence for e in results) / len(results)
@@ -176,10 +176,7 @@ STRATEGIES: dict[str, Strategy] = {**SINGLE, "ensemble": by_ensemble, TRAJECTORY
 
 
 def agreement_factor(share: float) -> float:
-    """.5 at a share of 0, .6 at .3, .8 at .7, 1 at 1, linear in between.
-
-    Pixelis' factor without its jump from .8 down to .6 at .3.
-    """
+    """Pixelis' factor, without its jump at .3: .5 at 0, .6 at .3, .8 at .7, 1 at 1, linear in between."""
     if share > 0.7:
         return min(0.8 + 0.2 * (share - 0.7) / 0.3, 1.0)
     if share < 0.3:
@@ -209,10 +206,9 @@ def vote(
 ) -> Verdict:
     """The verdict of a request's samples and of the compatible experiences retrieved for it.
 
-    No update is made of a verdict with a reason: ``tie`` (the first of the tied answers is reported),
-    ``insufficient_votes`` (of fewer than MIN_VOTES the first, at half confidence), ``abstained`` (less
-    than the share ``abstain``; no answer), ``overruled`` (the samples alone would not have elected the
-    winner).
+    No update is made of a verdict with a reason: ``tie`` (the first of the tied answers),
+    ``insufficient_votes`` (the first of fewer than MIN_VOTES, at half confidence), ``abstained`` (less than
+    the share ``abstain``; no answer), ``overruled`` (the samples alone would not have elected the winner).
     """
     unweighted = config.vote.strategy in ("majority", TRAJECTORY)
     samples = [_sample_vote(t, unweighted) for t in trajectories]
@@ -364,7 +360,6 @@ def _content(question: Question) -> tuple[str, list[str], tuple[str, ...]]:
 
 
 def _weights(votes: Sequence[Ballot]) -> dict[str, float]:
-    """Total weight by class of answers, in voting order."""
     parts: dict[str, list[float]] = {}
     for v in votes:
         if v.key is not None:

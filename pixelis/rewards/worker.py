@@ -167,7 +167,7 @@ def call_reward(request: dict[str, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and tensors as numbers and lists, also inside lists and dicts."""
+    """Arrays and tensors as numbers and lists, also nested."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, dict):

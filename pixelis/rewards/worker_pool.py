@@ -117,8 +117,8 @@ class WorkerPool:
     def call(self, message: Mapping[str, Any], timeout_s: float | None = None) -> Any:
         """The value of a task of ``pixelis.rewards.worker``.
 
-        Raises DataFailure with the worker's code, ``timeout`` or ``crashed``; InfraFailure when workers do
-        not start.
+        DataFailure with the worker's code, ``timeout`` or ``crashed``; InfraFailure when workers do not
+        start.
         """
         timeout_s = timeout_s or self.timeout_s
         worker = self._idle.get()

@@ -236,10 +236,7 @@ class Records:
 def read_records(
     text: str, kind: type[Question] = Question, on_labels: OnLabels | None = None
 ) -> Iterator[Question | BadRow]:
-    """All records of a source in order; a repeated id is a bad row.
-
-    With ``on_labels`` truths are cut off and only passed to it.
-    """
+    """All records of a source in order; a repeated id is a bad row. ``on_labels`` alone gets the truths."""
     (records, files), ids = Records.open(text, kind, labels=on_labels is None), UniqueIds()
     for path in files:
         for file, row, value, labels in records.read(Part(path)):

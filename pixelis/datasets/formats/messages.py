@@ -46,7 +46,12 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
     turns, before = list[ChatTurn](), ""
     for i, message in enumerate(messages):
         place = f"{column}.{i}"
-        role = _role(message, place)
+        key = "from" if message.get("from") is not None else "role"
+        speaker = str(message.get(key))
+        if speaker.lower() not in ROLES:
+            text = f"no role {speaker!r}; known are {', '.join(ROLES)}"
+            raise RowError(f"{place}.{key}", "unknown_role", text)
+        role = ROLES[speaker.lower()]
         turn = ChatTurn({"result": "user", "call": "assistant"}.get(role, role), "", [], role == "result")
         calls = fields.optional(message, "tool_calls", list, [])
         key = next((key for key in ("content", "value", "text") if message.get(key) is not None), "content")
@@ -64,14 +69,6 @@ def turns_of(row: Row, column: str, root: MediaRoot) -> list[ChatTurn]:
             turns.append(turn)
         before = role
     return turns
-
-
-def _role(message: Row, place: str) -> str:
-    key = "from" if message.get("from") is not None else "role"
-    name = str(message.get(key))
-    if name.lower() not in ROLES:
-        raise RowError(f"{place}.{key}", "unknown_role", f"no role {name!r}; known are {', '.join(ROLES)}")
-    return ROLES[name.lower()]
 
 
 def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[ChatTurn]:
@@ -98,7 +95,6 @@ def show_media(turns: list[ChatTurn], media: list[Media], column: str) -> list[C
 
 
 def _content(value: Any, place: str, root: MediaRoot) -> tuple[str, list[Media]]:
-    """The text of a content, marking each of its media unless it has marks already, and these media."""
     if isinstance(value, str):
         return value, []
     if not isinstance(value, list) or not all(isinstance(part, dict | str) for part in value):

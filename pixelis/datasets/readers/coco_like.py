@@ -84,7 +84,18 @@ def _images(
             regions = []
             for annotation in groups.pop(key, []):
                 with file.collect_errors(f"annotation {annotation.get('id')}"):
-                    regions.append(_region(annotation, _category(annotation, categories), *size))
+                    category = _category(annotation, categories)
+                    attributes = {name: value for name, value in category.items() if name != "name"}
+                    if annotation.get("iscrowd"):
+                        attributes["iscrowd"] = True
+                    region = Region(
+                        id=str(need(annotation, "id", (int, str))),
+                        label=category["name"],
+                        box=box_xywh(need(annotation, "bbox", list), *size),
+                        mask=mask_rle(annotation.get("segmentation"), *size),
+                        attributes=attributes,
+                    )
+                    regions.append(region)
             # LVIS: categories that the image lacks, and of which it may show more than is annotated
             meta: dict[str, Any] = {
                 "absent": names_of(row, "neg_category_ids"),
@@ -96,19 +107,6 @@ def _images(
         yield from file.each_item("images", question)
 
     return read
-
-
-def _region(annotation: dict[str, Any], category: dict[str, Any], width: int, height: int) -> Region:
-    attributes = {key: value for key, value in category.items() if key != "name"}
-    if annotation.get("iscrowd"):
-        attributes["iscrowd"] = True
-    return Region(
-        id=str(need(annotation, "id", (int, str))),
-        label=category["name"],
-        box=box_xywh(need(annotation, "bbox", list), width, height),
-        mask=mask_rle(annotation.get("segmentation"), width, height),
-        attributes=attributes,
-    )
 
 
 # -- clips
@@ -178,14 +176,25 @@ def sa1b(root: DatasetRoot) -> Rows:
         row = need(data, "image", dict)
         size = image_size(row.get("width"), row.get("height"))
         media = image(below(file.path.parent, text(row, "file_name"), "file_name"), size)
-        regions, left_out = [], 0
+        (width, height), regions, left_out = size, [], 0
         for i, annotation in enumerate(need(data, "annotations", list)):
             with file.collect_errors(f"annotations[{i}]"):
                 scores = {name: number(need(annotation, name, (int, float)), name) for name in thresholds}
                 if any(score < thresholds[name] for name, score in scores.items()):
                     left_out += 1
-                else:
-                    regions.append(_unnamed_region(annotation, scores, *size))
+                    continue
+                pairs = optional(annotation, "point_coords", list, [])
+                points = [
+                    [number(x, "point_coords") / width, number(y, "point_coords") / height] for x, y in pairs
+                ]
+                region = Region(
+                    id=str(need(annotation, "id", (int, str))),
+                    label="object",
+                    box=box_xywh(need(annotation, "bbox", list), *size),
+                    mask=mask_rle(need(annotation, "segmentation", dict), *size),
+                    attributes={**scores, **({"points": points} if points else {})},
+                )
+                regions.append(region)
         key = need(row, "image_id", (int, str))
         return file.question(key, media, Annotations(regions=regions), left_out=left_out or None)
 
@@ -206,18 +215,6 @@ def _json_files(folder: Path) -> Iterator[Path]:
             yield from _json_files(Path(entry.path))
         elif entry.name.endswith(".json"):
             yield Path(entry.path)
-
-
-def _unnamed_region(annotation: dict[str, Any], scores: dict[str, float], width: int, height: int) -> Region:
-    pairs = optional(annotation, "point_coords", list, [])
-    points = [[number(x, "point_coords") / width, number(y, "point_coords") / height] for x, y in pairs]
-    return Region(
-        id=str(need(annotation, "id", (int, str))),
-        label="object",
-        box=box_xywh(need(annotation, "bbox", list), width, height),
-        mask=mask_rle(need(annotation, "segmentation", dict), width, height),
-        attributes={**scores, **({"points": points} if points else {})},
-    )
 
 
 # -- data sets

@@ -94,7 +94,12 @@ def assembly101(root: DatasetRoot) -> Rows:
 def star(root: DatasetRoot) -> Rows:
     file, folder = root.file("STAR_{split}.json"), root.path("Charades_v1_480")
     situations = root.flag("situations")
-    names = _star_classes(root) if situations else {}
+    names = {}
+    for kind in ("object", "relationship") if situations else ():
+        path = root.path(f"STAR_classes/{kind}_classes.txt", f"classes/{kind}_classes.txt")
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            class_number, _, name = line.strip().partition(" ")
+            names[class_number] = name.replace("_", " ")
     frames_folder = root.path("frames") if situations else folder
 
     def question(row: dict[str, Any]) -> Question:
@@ -117,16 +122,6 @@ def star(root: DatasetRoot) -> Rows:
         return file.choice(key, media, prompt, options, index, annotations=annotations, program=program)
 
     yield from file.each_row(question)
-
-
-def _star_classes(root: DatasetRoot) -> dict[str, str]:
-    names = {}
-    for kind in ("object", "relationship"):
-        path = root.path(f"STAR_classes/{kind}_classes.txt", f"classes/{kind}_classes.txt")
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            class_number, _, name = line.strip().partition(" ")
-            names[class_number] = name.replace("_", " ")
-    return names
 
 
 def _star_graph(

@@ -90,7 +90,6 @@ def _documents(
 
 
 def _answer_boxes(answers: list[str] | None, lines: list[Line]) -> list[Box]:
-    """The boxes around each run of words that spells an accepted answer."""
     words = [(_letters(line.text), line.box) for line in lines if line.level == "word" and line.box]
     boxes: dict[tuple[int, int], Box] = {}
     for answer in answers or []:

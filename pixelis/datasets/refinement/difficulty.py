@@ -1,6 +1,4 @@
-"""Difficulty of demonstrations, and the split of a set into simple, medium and hard (Pixelis, arXiv
-2603.25091).
-"""
+"""Difficulty of demonstrations, and the split of a set by it (Pixelis, arXiv 2603.25091)."""
 
 from __future__ import annotations
 
@@ -101,8 +99,7 @@ def outliers(scores: Sequence[float]) -> list[bool]:
 def split(scores: Sequence[float], ids: Sequence[str]) -> list[Level]:
     """The level of each score: simple below the 33rd percentile, hard above the 66th, otherwise medium.
 
-    A hash of the ids decides the ranks of equal scores, so that levels keep their shares in any order of the
-    set.
+    A hash of the ids ranks equal scores, so that levels keep their shares in any order of the set.
     """
     order = sorted(
         range(len(scores)), key=lambda i: (round(scores[i], 9), hashlib.sha256(ids[i].encode()).digest())

@@ -55,7 +55,7 @@ def near(
 ) -> dict[int, int]:
     """The index of each near duplicate, mapped to that of the earlier demonstration that stays.
 
-    They have the same kind and answer, equal values in ``pictures``, and a TF-IDF cosine of ``similarity``.
+    Same kind and answer, equal values in ``pictures``, and a TF-IDF cosine of ``similarity``.
     """
     blocks: dict[tuple, list[int]] = defaultdict(list)
     for i, d in enumerate(demonstrations):
@@ -79,8 +79,8 @@ def near(
 def greedy(matrix: csr_matrix, similarity: float) -> dict[int, int]:
     """Each row (a unit vector) that has a similar earlier row, mapped to the most similar of those that stay.
 
-    By Cauchy-Schwarz, two rows of this similarity share a term among those without which a row is shorter
-    than ``similarity``: only rows that share such a term are compared.
+    By Cauchy-Schwarz, such rows share a term among those without which a row is shorter than ``similarity``:
+    only these are compared.
     """
     heads = matrix.copy()
     for i in range(matrix.shape[0]):

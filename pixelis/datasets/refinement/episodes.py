@@ -19,9 +19,7 @@ RELEVANT_SECTIONS = {"policy", "dialogue", "toolbox", "engine", "evaluate", "rew
 
 
 class Episodes:
-    """The questions to play, in the file ``source``, and the stored scores by arm, with operations or
-    without.
-    """
+    """The questions to play, in ``source``, and the stored scores by arm, with operations or without."""
 
     def __init__(self, config: Config, folder: Path, questions: Sequence[Question]):
         s, self.folder, self.count = config.refinement.pass_rate, folder, len(questions)

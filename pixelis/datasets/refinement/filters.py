@@ -75,8 +75,7 @@ def leaks(
 ) -> dict[str, str]:
     """The ids of questions that occur in an evaluation set, mapped to their ids there.
 
-    ``media``: content hashes by id. ``match``: ``question`` compares the text and all pictures, ``picture``
-    any picture.
+    ``media``: content hashes by id. ``match``: ``question`` compares text and all pictures, ``picture`` any.
     """
 
     def keys(question: Question, pictures: Sequence[str]) -> Sequence[str]:

@@ -70,10 +70,9 @@ def sft(demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
 def validation(
     demonstrations: Sequence[Demonstration], media: Mapping[str, Sequence[str]], share: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """(training set, validation set): about ``share`` of the pictures, each with all of its demonstrations,
-    validate.
+    """(training set, validation set), the latter about ``share`` of the pictures with all demonstrations.
 
-    ``media``: content hashes by id. The first picture decides, or the question if there is none.
+    ``media``: content hashes by id. The first picture decides, else the question.
     """
     sets: tuple[list[Demonstration], list[Demonstration]] = ([], [])
     for d in demonstrations:
@@ -85,8 +84,7 @@ def validation(
 def rft(
     demonstrations: Sequence[Demonstration], recipe: RecipeConfig, seed: int
 ) -> tuple[list[Question], Selection]:
-    """The questions of the selected demonstrations, each once, with signals in ``meta`` that the policy never
-    sees.
+    """The questions of the selected demonstrations, each once; policies never see the signals in ``meta``.
 
     ``weight``: the largest sampling weight. ``signals``: kinds, wrong answers, level and difficulty.
     ``reference_operations``: those of the best right demonstration.
@@ -148,9 +146,7 @@ def select(
 
 
 def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
-    """That of the kind times quality ** 0.5; in rft also times 1 + RFT_DIVERSITY x share of different
-    operations.
-    """
+    """The kind's times quality ** 0.5; in rft times 1 + RFT_DIVERSITY x share of different operations too."""
     names, quality = [step.op for step in d.steps], 1.0 if d.quality is None else d.quality
     if not isinstance(recipe, RftRecipeConfig):
         return weight(d.kind, quality, SFT_WEIGHTS)
@@ -161,7 +157,7 @@ def sampling_weight(d: Demonstration, recipe: RecipeConfig) -> float:
 def _shares(
     recipe: Mapping[str, float], available: Mapping[str, int], selection: Selection
 ) -> dict[str, float]:
-    """The recipe's shares, with those of absent groups given to the others; else the available shares."""
+    """The recipe's shares, with absent groups' given to the others; else the available shares."""
     if not recipe:
         total = sum(available.values())
         return {name: count / total for name, count in sorted(available.items())}

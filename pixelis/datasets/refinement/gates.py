@@ -228,7 +228,6 @@ def _balance(cells: Counter[tuple[str, str, str | None]], settings: GatesConfig)
 
 
 def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float, reason: str) -> Gate:
-    """A gate on the smallest of several figures."""
     smallest = min(figures.values(), default=0)
     return Gate(
         name,
@@ -244,10 +243,7 @@ def _minimum(name: str, measure: str, figures: Mapping[Any, float], limit: float
 
 
 def replay(demonstrations: Sequence[Demonstration], executor: Executor, share: float, seed: int) -> Gate:
-    """Execute every call of a share of the set again, and compare the observations.
-
-    Perceptual traps are exempt, because their observations are of deliberately wrong places.
-    """
+    """Execute the calls of a share of the set again and compare, but not those of perceptual traps."""
     candidates = [i for i, d in enumerate(demonstrations) if d.kind != "trap_perceptual"]
     count = min(len(candidates), round(share * len(candidates)) or (1 if share else 0))
     sample = sorted(np.random.default_rng(seed).permutation(len(candidates))[:count].tolist())

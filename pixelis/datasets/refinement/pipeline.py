@@ -68,9 +68,7 @@ class Pipeline:
         """Perceptual hashes of each demonstration's media, by id; until near duplicates are dropped."""
 
     def prepare(self, rows: Iterable[CheckedRow | BadRow] | None = None) -> None:
-        """Run every stage before the policy's episodes on the source's checked ``rows``, by default of this
-        process.
-        """
+        """Run every stage before the episodes on checked ``rows``, by default the source's, read here."""
         if self.settings.quality.judge:
             self._open_judge().close()
         self.demonstrations = Spool.write(
@@ -150,7 +148,6 @@ class Pipeline:
         return judging.QualityJudge(self.config.rewards.judge, self.folder / "quality.sqlite")
 
     def _apply_judge(self) -> None:
-        """Replace the quality by the judge's score; drop low scores and failures."""
         judge, verdicts = self._open_judge(), dict[str, judging.Verdict]()
         try:
             for verdict in judging.judge_all(self.demonstrations, judge):
@@ -199,7 +196,6 @@ class Pipeline:
         )
 
     def _check_hold_out(self) -> None:
-        """Raise for evaluation questions among the demonstrations, or drop them with ``holdout.drop``."""
         s = self.settings.holdout
         hits: dict[str, str] = {}
         for source in s.sources:
@@ -213,11 +209,10 @@ class Pipeline:
         self.facts["held_out"] = hits
 
     def _question_key(self, question: Question) -> str:
-        """A hash of text and media, equal for demonstrations of one question."""
+        """Equal for demonstrations of one question."""
         return duplicates.question_hash(question, self.contents[question.id])
 
     def _apply_pass_rates(self, outcomes: Mapping[str, filters.Outcomes]) -> None:
-        """Record pass rates; exclude questions outside the range from rft."""
         s = self.settings.pass_rate
         by_key = {self._question_key(q): outcomes.get(q.id) for q in self.questions()}
         causes: dict[str, str | None] = {}
@@ -234,7 +229,6 @@ class Pipeline:
         self.excluded_from_rft = {key for key, cause in causes.items() if cause}
 
     def _grade(self) -> None:
-        """Set difficulty and level; drop outliers and those below the quality of their level."""
         ids = [d.id for d in self.demonstrations]
         grades = dict(zip(ids, difficulty.grade(self.demonstrations), strict=True))
         self.dropped |= {key: "difficulty_outlier" for key, (_, level) in grades.items() if level is None}

@@ -94,8 +94,7 @@ def components(d: Demonstration, score: Score) -> dict[str, float]:
 
 
 def coherence(d: Demonstration) -> float:
-    """Mean over turns of: the target exists by then; the thought shares a word with the context, or its call
-    or answer.
+    """Mean over turns of: the target exists by then; the thought shares a word with call, answer or context.
 
     The context is the question, earlier thoughts and observations.
     """
@@ -136,9 +135,7 @@ def correctness(d: Demonstration, score: Score) -> float:
 
 
 def consistency(d: Demonstration) -> float:
-    """1 if the last thought and the observations contain the answer's words, or its option's; 0.5 without
-    text.
-    """
+    """1 if the last thought and the observations have the answer's or its option's words, 0.5 without any."""
     observed = [
         s.observation.text for s in d.steps if s.observation is not None and s.observation.status == "ok"
     ]

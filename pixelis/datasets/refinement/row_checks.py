@@ -26,7 +26,7 @@ THREADS = 4
 class CheckedRow:
     """A demonstration with observations and quality, and the hashes of its media.
 
-    looks: 64 bits of each appearance, if they are compared; dropped: the cause; unreadable: code and message.
+    looks: 64 bits of each appearance, if compared; dropped: the cause; unreadable: code and message.
     """
 
     demonstration: Demonstration
@@ -110,10 +110,7 @@ class RowChecker:
 
 
 def with_observations(d: Demonstration, executor: Executor) -> Demonstration | str:
-    """The demonstration with the missing observations, or an error code if a call is refused.
-
-    All calls are executed, because later ones may refer to their results.
-    """
+    """The demonstration with the missing observations, or an error code if a call is refused."""
     if any(step.further for step in d.steps):
         return "several_calls"
     try:

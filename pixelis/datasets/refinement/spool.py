@@ -13,9 +13,7 @@ from pixelis.records import Demonstration
 
 
 class Spool(Sequence[Demonstration]):
-    """A sequence of the rows of a file of JSON lines. Selections share the file; `rewrite` replaces it and
-    ends them.
-    """
+    """The rows of a file of JSON lines, as a sequence. Selections share the file; `rewrite` ends them."""
 
     def __init__(self, file: BinaryIO, starts: np.ndarray, sizes: np.ndarray):
         self.file, self.starts, self.sizes = file, starts, sizes

@@ -1,3 +1,1 @@
-"""Chain-of-Thought-Action samples from annotated media: every observation in them comes from executing the
-operation.
-"""
+"""Chain-of-Thought-Action samples from annotated media, whose observations come from executed operations."""

@@ -112,10 +112,18 @@ def wrong_answer(
 def alternatives(question: Question, answer: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
     """Answers of the same type with their origin, the most plausible first."""
     plain, annotations = canonical(answer), question.annotations or Annotations()
-    yield from _options(question, answer, rng)
+    if options := case_of(question, None, question.answers or [answer]).options:
+        right = letter(answer, options)
+        for index in rng.permutation(len(options)).tolist():
+            if (sign := chr(ord("A") + index)) != right:
+                yield (sign if len(answer) == 1 else options[index]), "option"
     bare = plain.removeprefix("the ")
-    names_in_question = [name.removeprefix("the ") for name in _things_in_question(question, annotations)]
     # The answer is one thing that the question names; the others are as likely
+    names_in_question, text = [], canonical(question.question)
+    for name in naming.describe([region for region in annotations.regions if region.frame is None]).values():
+        pattern = rf"\b{re.escape(canonical(name))}\b"
+        if re.search(pattern, text) and not re.search(rf"\b(to|from|than) {pattern}", text):
+            names_in_question.append(name.removeprefix("the "))
     if bare in map(canonical, names_in_question):
         yield from (
             (_like(answer, f"the {n}" if plain != bare else n), "choice")
@@ -127,7 +135,9 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
             if canonical(chosen) == bare and len(other.split()) <= 4:
                 yield _like(answer, f"the {other}" if plain != bare else other), "choice"
     yield from ((_like(answer, other), "picture") for other in _shuffled(_siblings(annotations, plain), rng))
-    yield from ((other, "opposite") for other in _opposites(answer))
+    for word, other in (order for pair in OPPOSITES for order in (pair, pair[::-1])):
+        if match := re.search(rf"\b{re.escape(word)}\b", answer, re.IGNORECASE):
+            yield answer[: match.start()] + _like(match[0], other) + answer[match.end() :], "opposite"
     if (value := number(answer)) is not None:
         yield from ((other, "number") for other in _numbers(answer, value, rng))
         return
@@ -141,28 +151,8 @@ def alternatives(question: Question, answer: str, rng: np.random.Generator) -> I
     yield from ((other, "misread") for other in _misread(answer, rng))
 
 
-def _things_in_question(question: Question, annotations: Annotations) -> list[str]:
-    """Annotated things that the question names, except after "to", "from" and "than"."""
-    names = naming.describe([region for region in annotations.regions if region.frame is None]).values()
-    text = canonical(question.question)
-    mentioned = [name for name in names if re.search(rf"\b{re.escape(canonical(name))}\b", text)]
-    return [
-        name for name in mentioned if not re.search(rf"\b(to|from|than) {re.escape(canonical(name))}\b", text)
-    ]
-
-
-def _options(question: Question, answer: str, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
-    options = case_of(question, None, question.answers or [answer]).options
-    if not options:
-        return
-    right = letter(answer, options)
-    for index in rng.permutation(len(options)).tolist():
-        if (sign := chr(ord("A") + index)) != right:
-            yield (sign if len(answer) == 1 else options[index]), "option"
-
-
 def _siblings(annotations: Annotations, plain: str) -> list[str]:
-    """Annotations of the same kind as the answer, for example labels or values of an attribute."""
+    """Annotations of the answer's kind, for example labels or values of an attribute."""
     kinds = {"label": [region.label for region in annotations.regions]}
     for region in annotations.regions:
         for key, value in region.attributes.items():
@@ -172,14 +162,6 @@ def _siblings(annotations: Annotations, plain: str) -> list[str]:
     kinds["relation"] = [relation.predicate for relation in annotations.relations]
     matching = [kind for kind in kinds.values() if plain in map(canonical, kind)]
     return list(dict.fromkeys(value for kind in matching for value in kind if canonical(value) != plain))
-
-
-def _opposites(answer: str) -> Iterator[str]:
-    for pair in OPPOSITES:
-        for word, other in (pair, pair[::-1]):
-            match = re.search(rf"\b{re.escape(word)}\b", answer, re.IGNORECASE)
-            if match:
-                yield answer[: match.start()] + _like(match[0], other) + answer[match.end() :]
 
 
 def _numbers(answer: str, value: float, rng: np.random.Generator) -> Iterator[str]:
@@ -196,7 +178,6 @@ def _numbers(answer: str, value: float, rng: np.random.Generator) -> Iterator[st
 
 
 def _misread(answer: str, rng: np.random.Generator) -> Iterator[str]:
-    """The text with one to three characters replaced by similar ones, parts of it, and all replaced."""
     indices = [i for i, sign in enumerate(answer) if sign.casefold() in MISREAD]
     for count in (1, 2, 3):
         if len(indices) >= count:

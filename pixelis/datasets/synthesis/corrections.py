@@ -92,10 +92,7 @@ def no_distractor(message: str) -> DataFailure:
 def make_correction(
     golden: Demonstration, session: Session, rng: np.random.Generator, ways: Sequence[str] = ()
 ) -> Demonstration:
-    """A self-correction made from a right demonstration by one of ``ways``, names in ``WAYS`` (default: any).
-
-    ``session`` is any session of the question.
-    """
+    """A self-correction of a right demonstration by one of ``ways``, names in ``WAYS`` (default: any)."""
     allowed = list(ways or WAYS)
     calls = [i for i, step in enumerate(golden.turns) if step.op is not None]
     order = [allowed[i] for i in rng.permutation(len(allowed)).tolist()]
@@ -220,7 +217,6 @@ def wrong_object(place: Place) -> list[MistakenCall]:
 
 
 def _relevant_places(place: Place, root: str) -> list[Box]:
-    """The places of a picture or clip where the golden calls look for objects and text."""
     session = place.session.restarted()
     session.replay(place.golden.turns)
     calls = [(step, place_of(str(step.op), step.arguments)) for step in session.calls if step.op != "zoom_in"]

@@ -24,7 +24,7 @@ MIN_VISIBLE = 0.8
 class Evidence:
     """One executed call: the place it looked at, 0..1 of the whole picture or frame, and its facts by name.
 
-    ``name`` describes the subject as a question does; empty without a subject.
+    ``name`` describes the subject as a question does.
     """
 
     step: Step
@@ -110,7 +110,7 @@ def _subject(item: Evidence, annotations: Annotations) -> Region | Line | None:
 
 
 def _event_facts(data: Mapping[str, Any], annotations: Annotations) -> dict[str, Any]:
-    """The one event that all shown frames lie in; whether and when first and last each event is shown."""
+    """The one event that all shown frames lie in; whether, and when first and last, each event is shown."""
     times = [frame["time"] for frame in data.get("frames", [])]
     if not times:
         return {}
@@ -180,7 +180,6 @@ MEASURES = (
 
 
 def _concerns(question: str, key: str) -> bool:
-    """True when the question is about this measure, or about the event of this fact."""
     kind, _, event = key.partition(".")
     if kind in ("first", "last", "shown"):
         return event in question
@@ -192,7 +191,7 @@ def derive_answer(
 ) -> tuple[str, str] | None:
     """The answer that the other evidence gives, and the fact behind it; None if no fact explains ``answer``.
 
-    ``accepts`` says whether a text is as good as the answer. The first explanation that fits counts.
+    The first explanation that fits counts.
     """
     return (
         _equal_fact(question, answer, pairs, accepts)
@@ -243,7 +242,7 @@ def _named(name: str, answer: str) -> bool:
 
 
 def _fact_names(pairs: Pairs) -> Sequence[str]:
-    """The names of the facts of the golden evidence, the last call's first."""
+    """Facts of the golden evidence, the last call's first."""
     return list(dict.fromkeys(key for old, _ in reversed(pairs) for key in old.facts))
 
 

@@ -41,8 +41,8 @@ CACHED_QUESTIONS = 4
 class Executor:
     """Settings of operations and views; opens a `Session` for a question.
 
-    ``coordinates`` is the scale of coordinates in the text of observations. BadConfig, MissingDependency or
-    MissingFile for operations that are unknown or cannot run here.
+    ``coordinates``: the scale in the text of observations. BadConfig, MissingDependency or MissingFile for
+    operations that cannot run here.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Session:
     ) -> Observation:
         """Execute an operation without a turn; coordinates are 0..1 of ``target``.
 
-        A refused call raises a DataFailure with the operation's code, unless ``allow_error``.
+        DataFailure with the operation's code for a refused call, unless ``allow_error``.
         """
         action = Action(op=op, target=target or self.target, arguments=arguments)
         observation, shown = self._executed(action)
@@ -178,8 +178,7 @@ class Session:
     def replay(self, steps: Sequence[Step], rename: Mapping[str, str] | None = None) -> dict[str, str]:
         """Execute the turns of another demonstration of this question as further turns of this session.
 
-        Ids (``obs1``, ``obj1``) in arguments and thoughts are replaced by those of the same turn here.
-        Returns these replacements, which begin with ``rename``.
+        Returns the new name of each id (``obs1``, ``obj1``), in addition to ``rename``.
         """
         names = dict(rename or {})
         successes = self.successes

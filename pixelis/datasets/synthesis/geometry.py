@@ -67,8 +67,8 @@ def neighbours(
 ) -> dict[str, int]:
     """The index of the box next to ``box`` by direction, where there is one beyond doubt.
 
-    It lies within 33 degrees of the direction and wholly beyond the edge of ``box``, and any other box within
-    60 degrees is farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
+    It lies within 33 degrees of the direction and beyond the edge of ``box``, and any other box within 60
+    degrees is farther away by NEXT. ``width`` and ``height`` of the picture are in pixels.
     """
     x, y = middle(box)
     steps = [((u - x) * width, (v - y) * height) for u, v in map(middle, others)]

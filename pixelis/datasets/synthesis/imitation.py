@@ -46,7 +46,7 @@ INSTRUCTION = (
 
 
 class Imitator:
-    """Plays episodes with a model behind an OpenAI-compatible API that imitates ``examples``, or a gateway's.
+    """Plays episodes with a model behind an OpenAI-compatible API, shown ``examples``, or a gateway's.
 
     BadConfig without url, model, key or examples.
     """
@@ -139,8 +139,6 @@ class Imitator:
         return trajectory
 
     def _by_gateway(self, question: Question, draw: int) -> Trajectory:
-        """The episode that a Pixelis gateway returns, without its pictures."""
-
         def extract(body: bytes) -> str:
             trajectory = Trajectory.model_validate(json.loads(body)["trajectory"])
             images = [image.model_copy(update={"uri": ""}) for image in trajectory.images]
@@ -184,6 +182,6 @@ class _SessionTools:
 
 
 def _question_key(question: Question) -> tuple[str, ...]:
-    """Equal for records of one question: its text and the names, without folders, of its files."""
+    """Equal for records of one question: its text and its files' names, without folders."""
     files = [uri for item in question.media for uri in (item.frames or [item.uri])]
     return question.conversation, *(Path(uri).name for uri in files)

@@ -47,8 +47,7 @@ class LlmRewriter:
     def rewrite(self, demonstration: Demonstration) -> Demonstration:
         """The demonstration with rewritten thoughts; DataFailure when the server fails.
 
-        If every reply is rejected, the template's thoughts stay and ``provenance.writer`` says so; with
-        ``on_reject`` drop, DataFailure ``writer_rejected``.
+        If every reply is rejected the old ones stay; DataFailure ``writer_rejected`` with ``on_reject`` drop.
         """
         if not any(turn.think for turn in demonstration.turns):
             return demonstration
@@ -101,8 +100,8 @@ def prompt(demonstration: Demonstration) -> str:
 def read_thoughts(text: str, demonstration: Demonstration) -> list[str]:
     """The thoughts in a reply; ValueError says which check fails.
 
-    A thought mentions only observations and numbers that are known by then, and the answer only after the last
-    call, unless question, returned text or the template's thoughts have it.
+    A thought mentions only what is known by then, and the answer only after the last call, unless question,
+    returned text or the template's thoughts have it.
     """
     reply = json_object(text)
     thoughts = reply.get("thoughts")

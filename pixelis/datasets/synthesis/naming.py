@@ -83,9 +83,9 @@ def noun(label: str) -> str:
 
 
 def describe(regions: Sequence[Region], partial: Collection[str] = ()) -> dict[str, str]:
-    """Descriptions by region id that fit one region: "the red cup", "the leftmost cup", "the cup in the centre".
+    """Descriptions that fit one region, by id: "the red cup", "the leftmost cup", "the cup in the centre".
 
-    Labels in ``partial`` may belong to further things: only a position identifies one of them.
+    Of ``partial`` labels further things may be unannotated: only a position identifies one of them.
     """
     by_noun: dict[str, list[Region]] = {}  # "cup", "a cup" and "the cup" of captions are one kind
     for region in regions:

@@ -45,11 +45,7 @@ def make_negative(
     rng: np.random.Generator,
     rewards: RewardsConfig | None = None,
 ) -> Demonstration:
-    """A demonstration of ``kind`` made from a right one; ``session`` is any session of the question.
-
-    DataFailure ``no_place``, ``no_conclusion``, ``no_alternative`` or ``no_room`` when it does not permit the
-    error.
-    """
+    """A demonstration of ``kind`` made from a right one; DataFailure when that does not permit the error."""
     if kind == "trap_perceptual":
         return trap_perceptual(golden, session, rng, rewards)
     answer, origin = wrong_answer(golden, str(golden.final), rng, rewards)
@@ -130,7 +126,7 @@ Variant = tuple[Session, dict[str, Any], int]
 def _variants(
     golden: Demonstration, answer: str, session: Session, before: list[Evidence], rng: np.random.Generator
 ) -> Iterator[Callable[[], Variant]]:
-    """Near misses to try, the most plausible first."""
+    """Near misses, the most plausible first."""
     segmented, last = [item for item in before if item.step.op == "segment_object_at"], before[-1]
     annotations = golden.annotations or Annotations()
     # Decimals are measured, not counted
@@ -212,7 +208,7 @@ def _others(annotations: Annotations, item: Evidence, avoid: Sequence[Box]) -> l
 def _look_elsewhere(
     golden: Demonstration, original: Session, item: Evidence, to: Box, candidate: Region | Line | None
 ) -> Variant:
-    """The demonstration with every call about the subject pointed at ``to`` instead."""
+    """The demonstration with every call about the subject pointed at ``to``."""
     subject, session = item.subject_box, original.restarted()
     names, changed_views, start = dict[str, str](), set[str](), -1
     for index, (step, executed) in enumerate(zip(golden.turns, original.steps, strict=True)):
@@ -269,7 +265,7 @@ def _select_other_frames(original: Session, item: Evidence, rng: np.random.Gener
 
 
 def _count_another(original: Session, last: Evidence, other: Region, rng: np.random.Generator) -> Variant:
-    """The demonstration with one more thing segmented and counted, which is of another kind."""
+    """The demonstration with one more thing counted, of another kind."""
     session, turn = original.restarted(), original.calls.index(last.step) + 1
     names = session.replay(original.calls[:turn])
     target = renamed(str(last.step.target), names)

@@ -46,7 +46,7 @@ MIN_ATTEMPTS = 32
 class Quota:
     """A target and its progress.
 
-    ``draw``: number of earlier passes over the rows; ``pass_start``: samples completed before this pass.
+    ``draw``: earlier passes over the rows; ``pass_start``: samples completed before this pass.
     """
 
     task: str
@@ -104,10 +104,7 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 
 
 class SourceRows:
-    """Rows of the sources as JSON, read lazily into unnamed files in ``folder``.
-
-    ``bad``: number of unusable rows by source.
-    """
+    """Rows of the sources as JSON, read lazily into unnamed files; ``bad``: unusable ones by source."""
 
     def __init__(self, settings: SynthesisConfig, max_bad_rows: float = 0, folder: str | Path | None = None):
         self.settings, self.max_bad_rows, self.folder = settings, max_bad_rows, folder
@@ -208,11 +205,7 @@ class QuotaScheduler:
         return True
 
     def commit(self, outcomes: Sequence[tuple[Demonstration | None, str]]) -> int:
-        """Write the next shard of the round: for each attempt in order, a sample, or None and the cause.
-
-        A sample beyond its target is dropped as ``surplus``, a repeated one as ``duplicate``. Returns the
-        number of samples written.
-        """
+        """Write the next shard, of samples or None with the cause; returns the number of samples."""
         attempts = self.left()[: len(outcomes)]
         samples: list[Demonstration] = []
         record = []
@@ -275,7 +268,7 @@ class QuotaScheduler:
         }
 
     def _next(self, quota: Quota, count: int, rows: SourceRows) -> list[Attempt]:
-        """Up to ``count`` further attempts of a quota, which ends after its last pass or a fruitless one."""
+        """Up to ``count`` attempts of a quota, which ends after its last pass or a fruitless one."""
         result: list[Attempt] = []
         while len(result) < count:
             if rows.get(quota.source, quota.next_row) is None:

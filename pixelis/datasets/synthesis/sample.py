@@ -79,10 +79,7 @@ class Sample:
             self.text = capitalised(choose(self.phrases.questions, self.rng).format(**slots))
 
     def follow(self, task: str, form: str, make: Form) -> None:
-        """Put another question about the same media, which ``make`` builds, before this one.
-
-        The history has its question and answer only, as a service receives them.
-        """
+        """Put another question about the same media, which ``make`` builds, before this one."""
         self.require(not self.history)
         earlier = make(Sample(self.question, self.rng, self.executor, self.narrator.style, task, form))
         media = [item.id for item in self.question.media]
@@ -170,7 +167,7 @@ class Sample:
     def zoom(self, box: Box, think: str, target: str, about: Box) -> tuple[str, float]:
         """Zoom to a box of ``target`` that shows all of ``about``, 0..1 of the whole picture.
 
-        Returns the id of the view and the share of its width or height that ``about`` takes up.
+        Returns the view's id and the share of its width or height that ``about`` takes up.
         """
         observation = self.session.call(think, "zoom_in", target=target, box=box)
         view = str(observation.images[0].id)
@@ -186,10 +183,7 @@ class Sample:
         return clamp(relative(to_root(chain(self.session.images, view)), box))
 
     def segment(self, region: Region, what: str = "", locate: bool = False) -> dict[str, Any]:
-        """Segment an annotated thing; ``outline_differs`` if the object is not the annotated one.
-
-        ``what`` describes it in the thought before; with ``locate`` that thought may say where it is.
-        """
+        """Segment an annotated thing, ``what``; ``outline_differs`` if the object is another one."""
         description = self.description(region)
         think = self.think("segment", what or description, where=self.position(region) if locate else "")
         truth = self.mask(region)
@@ -258,11 +252,10 @@ class Sample:
         truth: str | None = None,
         **results: Any,
     ) -> Demonstration:
-        """The demonstration with this answer, after the form's conclusion for ``case``, worded with
-        ``results``.
+        """The demonstration with this answer, after the form's conclusion for ``case`` and ``results``.
 
-        ``also`` are other accepted truths; ``truth`` is the annotated value of a measured answer. With
-        ``wrong`` answers the question becomes multiple choice, and the answer a letter.
+        ``also``: other accepted truths; ``truth``: the annotated value of a measured answer. With ``wrong``
+        answers the question becomes multiple choice.
         """
         think = self.narrator.conclude(self.phrases.conclusions[case].format(**{**self.slots, **results}))
         text, truths, options = self.text, list(dict.fromkeys([truth or answer, *also])), {}

@@ -49,8 +49,7 @@ class Attempt:
 class SampleBuilder:
     """Builds samples by the configured method; ``folder`` caches the replies of models.
 
-    ``examples`` are the demonstrations that imitation shows. BadConfig for unknown operations, and for a
-    model without url, name or key.
+    BadConfig for unknown operations, and for a model without url, name or key.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class SampleBuilder:
     def build(self, attempt: Attempt, question: Question) -> Demonstration:
         """The sample of an attempt, which depends only on seed, source, row, task and kind.
 
-        DataFailure, or BadInput for unreadable media, says why there is none.
+        DataFailure or BadInput says why there is none.
         """
         try:
             sample = golden = self._cached_golden(attempt, question)

@@ -105,7 +105,7 @@ class Dialect(ABC):
     ) -> list[str]:
         """Render a policy turn with calls (Action) or an answer (str), in pieces.
 
-        Raises OperationError when the dialect, or the resolution of the scale, cannot express an action.
+        OperationError when the dialect, or the resolution of the scale, cannot express an action.
         """
         if isinstance(content, str):
             return [*self._render_thought(think), *self._render_answer(content)]
@@ -121,10 +121,7 @@ class Dialect(ABC):
         return [Tag(piece) if piece in self.tags else piece for piece in tags.split(text) if piece]
 
     def rewrite(self, text: str, actions: Sequence[Action], scale: Scale) -> str:
-        """The text with ``actions`` as its first calls, a single one as the call that counts.
-
-        Further fields and all other text stay. Raises OperationError as `render`.
-        """
+        """The text with ``actions`` as its first calls (one: the call that counts); all else stays."""
         _, body = self._split(text)
         calls = self._counted_calls(body, len(actions))
         if len(calls) != len(actions):
@@ -148,8 +145,8 @@ class Dialect(ABC):
     ) -> Reply:
         """Parse a policy turn; an invalid call makes it a Reply with ``error``, never an exception.
 
-        A dialect that refuses several calls refuses more than ``max_calls``, others ignore what comes after.
-        Tags inside the thought are ignored; the last of several answers counts.
+        Beyond ``max_calls`` calls are refused or ignored, as the dialect does. Tags inside the thought are
+        ignored; the last of several answers counts.
         """
         think, body = self._split(text)
         answers = self._answers(self._call.sub("", body))

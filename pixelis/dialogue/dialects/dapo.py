@@ -18,8 +18,7 @@ _LINE = re.compile(r"answer\s*:[ \t]*([^\n]+)", re.IGNORECASE)
 
 
 class Dapo(Plain):
-    """Reasoning, then ``Answer: 7``: the last of several counts, upper and lower case are alike (DAPO, arXiv
-    2503.14476).
+    """Reasoning, then ``Answer: 7``: the last of several counts, in any case (DAPO, arXiv 2503.14476).
 
     The public code reads only the last 300 characters; here the line may stand anywhere after the thought.
     """

@@ -60,11 +60,11 @@ CALL = "call a function inside <tool_call>...</tool_call> if you need to see mor
 class DeepEyes(Dialect):
     """A thought, then a call or an answer in tags.
 
-    Boxes are pixels of the first picture as shown; crops of crops and other pictures cannot be named. Angles
-    are clockwise, as DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last
-    of several calls counts (with ``max_calls`` above 1 the first ones, as in `visual_toolbox_v5`), but an
-    answer before any call; fractions of pixels are rounded, further fields are ignored, and a region of 30
-    pixels or less, or thinner than 1:100, is refused.
+    Boxes are pixels of the first picture as shown; no other picture can be named. Angles are clockwise, as
+    DeepEyes describes its tool; its code turns counter-clockwise. As in its code the last of several calls
+    counts (with ``max_calls`` above 1 the first ones, as in `visual_toolbox_v5`), but an answer before any
+    call; fractions of pixels are rounded, further fields are ignored, and a region of 30 pixels or less, or
+    thinner than 1:100, is refused.
     """
 
     name = "deepeyes"

@@ -102,16 +102,7 @@ class MiniO3(Dialect):
         if ZOOM not in operations:
             raise OperationError("answer without operations", code="unknown_op")
         only(call, ("bbox_2d", "source"))
-        target = self._target(call["source"], scale)
-        return checked_action(
-            operations, ZOOM, target, {"box": scale.read("bbox_2d", call["bbox_2d"], target)}
-        )
-
-    def _load(self, text: str) -> Any:
-        return strict_json(_QUOTED.sub(r'\1"\2"', text) if "'" in text else text)
-
-    def _target(self, source: Any, scale: Scale) -> str:
-        if not isinstance(source, str):
+        if not isinstance(source := call["source"], str):
             raise OperationError("source is the name of an image", code="bad_target")
         match = _WIRE_ID.match(source)
         name = f"observation_{int(match[1])}" if match else source
@@ -120,10 +111,13 @@ class MiniO3(Dialect):
         if name not in targets:
             names = [ORIGINAL, *(target for target in targets if target not in ORIGINALS)]
             raise OperationError(f"no image {source[:20]}, use {', '.join(names[:8])}", code="bad_target")
-        return targets[name]
+        box = scale.read("bbox_2d", call["bbox_2d"], targets[name])
+        return checked_action(operations, ZOOM, targets[name], {"box": box})
+
+    def _load(self, text: str) -> Any:
+        return strict_json(_QUOTED.sub(r'\1"\2"', text) if "'" in text else text)
 
 
 def _wire_id(name: str) -> str:
-    """Convert ``obs2`` to Mini-o3's ``observation_2``."""
     match = _CANONICAL_ID.fullmatch(name)
     return f"observation_{match[1]}" if match else name

@@ -147,7 +147,8 @@ class PixelReasoner(Dialect):
         return [think, "\n"] if think else []
 
     def _render_answer(self, answer: str) -> list[str]:
-        if not _balanced(answer):
+        depths = list(itertools.accumulate({"{": 1, "}": -1}.get(sign, 0) for sign in answer))
+        if min(depths, default=0) < 0 or depths[-1:] not in ([], [0]):
             raise OperationError("the braces of the answer do not match", code="bad_answer")
         return [Tag("\\boxed{"), answer, Tag("}")]
 
@@ -172,10 +173,12 @@ class PixelReasoner(Dialect):
             numbers = [number + 1 for number in action.arguments["frames"]]
             arguments: dict[str, Any] = {"target_frames": numbers}
         else:
-            number, box = _number(action.target, scale), scale.write(action.arguments["box"], action.target)
+            if action.target not in scale.images:
+                raise OperationError(f"no image {action.target[:20]}", code="bad_target")
+            box = scale.write(action.arguments["box"], action.target)
             if max(box) > 1:
                 raise OperationError("a number above 1 would be read as pixels", code="out_of_range")
-            arguments = {"bbox_2d": box, "target_image": number}
+            arguments = {"bbox_2d": box, "target_image": scale.images.index(action.target) + 1}
         return {"name": TOOLS[action.op], "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
@@ -184,11 +187,22 @@ class PixelReasoner(Dialect):
         op = forms[name]
         if op == "select_frames":
             only(arguments, ("target_frames",))
-            target = _clip(scale)
-            canonical: dict[str, Any] = {"frames": _frames(arguments["target_frames"])}
+            target, frames = _clip(scale), arguments["target_frames"]
+            if not isinstance(frames, list) or any(type(v) is not int for v in frames):
+                raise OperationError("target_frames is a list of whole numbers", code="bad_arguments")
+            if any(v < 1 for v in frames):
+                raise OperationError("target_frames counts from 1", code="out_of_range")
+            canonical: dict[str, Any] = {"frames": [v - 1 for v in frames]}
         else:
             only(arguments, ("bbox_2d", "target_image"))
-            target = _image(arguments["target_image"], scale)
+            number, images = arguments["target_image"], scale.images
+            if type(number) is not int or number < 1:
+                raise OperationError("target_image is a number from 1", code="bad_target")
+            if number > len(images):
+                raise OperationError(
+                    f"no image {str(number)[:20]}, there are {len(images)}", code="bad_target"
+                )
+            target = images[number - 1]
             canonical = {"box": _box(arguments["bbox_2d"], target, scale), "padding": self.padding}
         return checked_action(operations, op, target, canonical)
 
@@ -203,33 +217,6 @@ def _box(value: Any, target: str, scale: Scale) -> Any:
     return dataclasses.replace(scale, kind="pixels").read("bbox_2d", [int(v) for v in value], target)
 
 
-def _image(number: Any, scale: Scale) -> str:
-    if type(number) is not int or number < 1:
-        raise OperationError("target_image is a number from 1", code="bad_target")
-    if number > len(scale.images):
-        raise OperationError(f"no image {str(number)[:20]}, there are {len(scale.images)}", code="bad_target")
-    return scale.images[number - 1]
-
-
-def _number(target: str, scale: Scale) -> int:
-    if target not in scale.images:
-        raise OperationError(f"no image {target[:20]}", code="bad_target")
-    return scale.images.index(target) + 1
-
-
 def _clip(scale: Scale) -> str:
-    """The first clip; without clips the first picture, which the operation then refuses."""
+    """The first clip; else the first picture, which the operation then refuses."""
     return scale.clips[0] if scale.clips else next(iter(scale.images), "vid0")
-
-
-def _frames(value: Any) -> list[int]:
-    if not isinstance(value, list) or any(type(v) is not int for v in value):
-        raise OperationError("target_frames is a list of whole numbers", code="bad_arguments")
-    if any(v < 1 for v in value):
-        raise OperationError("target_frames counts from 1", code="out_of_range")
-    return [v - 1 for v in value]
-
-
-def _balanced(text: str) -> bool:
-    depths = list(itertools.accumulate({"{": 1, "}": -1}.get(character, 0) for character in text))
-    return min(depths, default=0) >= 0 and depths[-1:] in ([], [0])

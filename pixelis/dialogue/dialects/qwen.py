@@ -138,7 +138,7 @@ def _place_schema(name: str, kind: Coordinates) -> dict[str, Any] | None:
 
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
-    """Remove titles and the null of optional arguments from a property."""
+    """A property without titles and the null of optional arguments."""
     schema = {key: value for key, value in schema.items() if key != "title"}
     kinds = [kind for kind in schema.get("anyOf", []) if kind.get("type") != "null"]
     if len(kinds) == 1 and len(kinds) < len(schema["anyOf"]):

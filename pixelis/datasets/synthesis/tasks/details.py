@@ -48,7 +48,7 @@ def _approach(
 
 
 def _view(sample: Sample, box: Box, side: float, spread: float) -> Box:
-    """A square that shows all of a box, off its middle by up to ``spread`` where that is possible."""
+    """A square that shows all of a box, off its middle by up to ``spread``."""
     x, y = geometry.middle(box)
     dx, dy = sample.rng.uniform(-spread, spread, 2).tolist()
     view = geometry.square_around((x + dx, y + dy), side, sample.grid)
@@ -56,7 +56,7 @@ def _view(sample: Sample, box: Box, side: float, spread: float) -> Box:
 
 
 def _digits(sample: Sample) -> list[Region]:
-    """Cards with a digit that are the only ones of their colour."""
+    """Cards with a digit and a colour of their own."""
     colours = Counter(naming.colour_of(region) for region in sample.regions)
     cards = [r for r in sample.regions if isinstance(r.attributes.get("digit"), str) and naming.colour_of(r)]
     return [card for card in cards if colours[naming.colour_of(card)] == 1]
@@ -180,7 +180,6 @@ def colour(sample: Sample) -> Demonstration:
 
 
 def _measured_colour(sample: Sample, region: Region, value: str) -> str:
-    """The name of a thing's colour as measured, which must be that of ``value``."""
     name = str(sample.measure(region, "color", "colour", locate=True)["color.name"])
     sample.check(name == naming.COLOUR_SYNONYMS.get(value, value), "measure_differs")
     sample.narrator.remark("measured", what=sample.description(region), quality="colour", value=name)

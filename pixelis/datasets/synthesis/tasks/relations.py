@@ -32,7 +32,7 @@ OPPOSITE = {"left": "right", "right": "left", "up": "down", "down": "up"}
 
 
 def _true_value(sample: Sample, region: Region, measure: str) -> float | None:
-    """A measure of an annotated thing in pixels; None if it requires a mask and only a box is annotated."""
+    """Annotated measure in pixels; None if it requires a mask and only a box is annotated."""
     height, width = sample.picture(region).shape[:2]
     if measure == "size.bbox_width":
         return (region.box[2] - region.box[0]) * width
@@ -93,8 +93,6 @@ def _measure_pair(
 
 
 def _comparison(measure: str, quality: str, unit: str, largest: bool = True) -> Form:
-    """The form that asks which of two things has the larger (or smaller) value of a measure."""
-
     def compare(sample: Sample) -> Demonstration:
         clear = _clear_circularity if measure == "shape.circularity" else _clear_ratio
         pair, truth = _pick_pair(sample, measure, clear)
@@ -214,9 +212,7 @@ def count_choice(sample: Sample) -> Demonstration:
 
 
 def _direction(sample: Sample, pair: Sequence[Region], a: Sequence[float], b: Sequence[float]) -> str | None:
-    """The direction in which box ``a`` clearly lies from ``b``: beside it along one axis, closer along the
-    other.
-    """
+    """Where box ``a`` clearly lies from ``b``: beside it on one axis, closer on the other."""
     height, width = sample.picture(pair[0]).shape[:2]
     (x, y), (u, v) = geometry.middle(a), geometry.middle(b)
     name = geometry.heading((x - u) * width, (y - v) * height)
@@ -234,7 +230,6 @@ def _pick_neighbours(sample: Sample) -> tuple[list[Region], str]:
 
 
 def _locate(sample: Sample, region: Region, measured: bool = False) -> Sequence[float]:
-    """Segment a thing and say where it is; the box of the segmented object."""
     segmented = sample.segment(region)
     if measured:
         sample.properties(segmented, region, "position", "position")
@@ -244,7 +239,7 @@ def _locate(sample: Sample, region: Region, measured: bool = False) -> Sequence[
 
 
 def _check_direction(sample: Sample, pair: Sequence[Region], direction: str) -> None:
-    """Segment both things; ``measure_differs`` if the objects lie otherwise than annotated."""
+    """Segment both things; ``measure_differs`` if they lie otherwise than annotated."""
     measured = sample.chance(0.5)
     a, b = (_locate(sample, region, measured) for region in pair)
     sample.check(_direction(sample, pair, a, b) == direction, "measure_differs")
@@ -318,7 +313,7 @@ def predicate(sample: Sample) -> Demonstration:
 
 
 def _centres(sample: Sample, regions: Sequence[Region]) -> list[tuple[float, float]]:
-    """Segment the things; the middles of the objects, as they are written in calls."""
+    """Segment the things; the middles of the objects as written in calls."""
     boxes = [_locate(sample, region) for region in regions]
     return [(round(x, 3), round(y, 3)) for x, y in map(geometry.middle, boxes)]
 

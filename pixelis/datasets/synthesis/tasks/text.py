@@ -29,7 +29,7 @@ def normalised(text: str) -> str:
 
 
 def _all_lines(sample: Sample) -> list[tuple[Line, Box]]:
-    """The lines of the first picture, legible or not, with boxes, or else its words."""
+    """The lines of the first picture, legible or not, or else its words."""
     media = sample.first_media("image")
     texts = [line for line in sample.annotations.lines if line.media == media and line.frame is None]
     level = "line" if any(line.level == "line" for line in texts) else "word"
@@ -45,7 +45,7 @@ def _lines(sample: Sample) -> list[tuple[Line, Box]]:
 
 
 def _isolated(sample: Sample) -> list[Place]:
-    """Lines that can be asked for and are the only text in their ninth of the picture."""
+    """Lines that can be asked for, alone in their ninth of the picture."""
     lines = [(line, box, naming.position(box)) for line, box in _all_lines(sample)]
     cells = [cell for *_, cell in lines]
     return [item for item in lines if cells.count(item[2]) == 1 and _suitable(item[0])]
@@ -184,7 +184,7 @@ def given(sample: Sample) -> Demonstration:
 
 
 def _show(sample: Sample, shift: str, aim: str, op: str, **arguments: Any) -> Demonstration:
-    """Show text of a picture with this shift by an operation, perhaps after a zoom; its view must be legible."""
+    """Show text with this shift by an operation, perhaps after a zoom; its view must be legible."""
     sample.require(sample.question.meta.get("shift") == shift)
     line, box, where = sample.pick(_isolated(sample))
     sample.ask(where=where)

@@ -53,7 +53,7 @@ def _clip(sample: Sample) -> Clip:
 
 
 def _events(sample: Sample) -> list[Event]:
-    """The events of the clip whose texts are unique."""
+    """The events whose texts are unique."""
     media = sample.first_media("video")
     events = [e for e in sample.annotations.events if e.media == media and e.end > e.start and e.text.strip()]
     texts = Counter(event.text for event in events)
@@ -69,7 +69,7 @@ def _clear(event: Event, time: float) -> bool:
 
 
 def _show_frames(sample: Sample, times: Sequence[float]) -> list[float]:
-    """Select the frames at these times, by number or by time; the times of the frames that were shown."""
+    """Select the frames at these times, by number or by time; the times of those shown."""
     clip = _clip(sample)
     frames = sorted({clip.at(time) for time in times})
     moments = naming.listed([f"{clip.times[frame]:.2f} s" for frame in frames])
@@ -186,7 +186,7 @@ def happens(sample: Sample) -> Demonstration:
 
 
 def _search(sample: Sample, event: str) -> tuple[Event, list[float]]:
-    """Search for the annotated event; the times of the moments, the best first."""
+    """The annotated event, and the times of the moments found, the best first."""
     media = sample.first_media("video")
     sample.require(sample.question.meta.get("event") == event)
     annotated = sample.pick([e for e in sample.annotations.events if e.media == media])
@@ -229,10 +229,7 @@ def motion(sample: Sample) -> Demonstration:
 
 @dataclass(frozen=True)
 class Track:
-    """An annotated track: its name in words and its region in each annotated frame, in order.
-
-    ``shortened``: the annotated track is longer, so that a question must say where to stop.
-    """
+    """An annotated track; ``shortened``: it is longer, so that a question must say where to stop."""
 
     what: str
     regions: list[Region]
@@ -278,7 +275,6 @@ def _tracks(sample: Sample) -> list[Track]:
 
 
 def _ask(sample: Sample, *tracks: Track, **slots: object) -> None:
-    """Ask the question of the form, which names the frames of a shortened track."""
     sample.ask(**slots)
     for track in tracks:
         if track.shortened:
@@ -288,10 +284,7 @@ def _ask(sample: Sample, *tracks: Track, **slots: object) -> None:
 
 
 def _follow(sample: Sample, track: Track) -> tuple[dict[str, Any], list[Box]]:
-    """Show the first frame and track to the last; the operation's record and its boxes in these frames.
-
-    ``track_differs`` when the tracker loses the thing or follows something else.
-    """
+    """The record and the boxes of a track; ``track_differs`` if another thing is followed."""
     start, end = track.frames[0], track.frames[-1]
     think = sample.think("frames", f"frame {start}, where {track.what} is first seen")
     view = sample.session.call(think, "select_frames", target=track.media, frames=[start])
