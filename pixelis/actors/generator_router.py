@@ -143,7 +143,14 @@ class GeneratorRouter:
                 return
             except (InfraFailure, TimeoutError) as error:
                 attempt += 1
-                self._failed(member, error)
+                cause = type((isinstance(error, InfraFailure) and error.__cause__) or error).__name__
+                if self.follows:
+                    log.warning("generator %s failed: %s", member.name, cause)
+                    self.failures[cause] += 1
+                    member.failed_at = time.monotonic()
+                    self.handles.pop(member.name, None)
+                else:
+                    self._quarantine(member, cause)
                 if self.attempts is not None and attempt >= self.attempts:
                     raise InfraFailure("no generator could answer", code="no_generator") from None
                 if self.follows and len(self.members) == 1:
@@ -244,16 +251,6 @@ class GeneratorRouter:
                     member.answered = actor
                 finally:
                     check.cancel()
-
-    def _failed(self, member: Member, error: BaseException) -> None:
-        name = type((isinstance(error, InfraFailure) and error.__cause__) or error).__name__
-        if self.follows:
-            log.warning("generator %s failed: %s", member.name, name)
-            self.failures[name] += 1
-            member.failed_at = time.monotonic()
-            self.handles.pop(member.name, None)
-        else:
-            self._quarantine(member, name)
 
     async def _handle(self, member: Member) -> ActorHandle:
         if not isinstance(member.actor, str):
@@ -376,9 +373,7 @@ class GeneratorRouter:
             member.recovery = asyncio.create_task(self._recover(member, pause=bool(failure)))
 
     async def _recover(self, member: Member, pause: bool) -> None:
-        """Load the version until it succeeds: Ray restarts dead processes. pause: before the first attempt
-        too.
-        """
+        """Load the version until it succeeds: Ray restarts dead processes. pause: also before the first try."""
         while member.version is None or member.version != self._version_of(member):
             if pause:
                 await asyncio.sleep(self.timeouts.retry_pause_s)

@@ -36,7 +36,11 @@ def export(
     dry_run: bool = False,
 ) -> str:
     """Write the export; returns a description. BadInput if ``out`` exists, InfraFailure for a small disk."""
-    folder = _checkpoint(source)
+    is_run = (source / "checkpoints").is_dir()
+    best = (source / "best").resolve() if is_run else source
+    folder = best if best.is_dir() else checkpoint.latest(source)
+    if folder is None or not folder.is_dir():
+        raise MissingFile(f"no checkpoint in {source}", fix="name a run, or RUN/checkpoints/step_00000010")
     policy = load_adapter(folder, lazily=True)
     base = _base_model(folder, model, policy.base_sha256)
     if policy.kind == "full" and not merge:
@@ -66,16 +70,6 @@ def export(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return f"{text}: written to {out}"
-
-
-def _checkpoint(path: Path) -> Path:
-    """The checkpoint folder itself, or the best or else the last one of a run. Raises MissingFile."""
-    is_run = (path / "checkpoints").is_dir()
-    best = (path / "best").resolve() if is_run else path
-    folder = best if best.is_dir() else checkpoint.latest(path)
-    if folder is None or not folder.is_dir():
-        raise MissingFile(f"no checkpoint in {path}", fix="name a run, or RUN/checkpoints/step_00000010")
-    return folder
 
 
 def _base_model(folder: Path, name: str | None, sha256: str) -> Path:
