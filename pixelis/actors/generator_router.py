@@ -35,9 +35,8 @@ POLL_S = 0.05
 class RouterTimeouts:
     """Limits in seconds.
 
-    rollout_s: for a group including retries; retry_pause_s: between retries; suspect_s: during which a
-    follower avoids a generator that failed; health_s: for a health check, of which a hanging process misses
-    HUNG_CHECKS.
+    rollout_s includes the retries; a follower avoids a generator that failed for suspect_s; a hanging process
+    misses HUNG_CHECKS checks of health_s.
     """
 
     rollout_s: float = 600.0
@@ -383,7 +382,6 @@ class GeneratorRouter:
     # -- following: observing versions
 
     def _pick_follower(self, tried: set[Member]) -> Member:
-        """The least loaded generator; tried, recently failed and outdated ones come last."""
         now = time.monotonic()
         outdated = [m for m in self.members if m.version is not None and m.version != self.version]
         if outdated and self.polling is None:
