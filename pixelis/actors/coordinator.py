@@ -357,9 +357,8 @@ class Coordinator:
     ) -> tuple[list[Group], list[GroupViews]]:
         """Scored groups of the first ``count`` questions (0: all) of ``source``, and their views.
 
-        Options: ``name`` of the evaluation; ``seed`` that shuffles; ``samples`` per question; ``seeds`` that
-        replace ``run.seed``; ``share`` of the generators to reserve. Raises an error for an unusable
-        question.
+        ``seed`` shuffles, ``samples`` are per question, ``seeds`` replace ``run.seed``, and ``share`` of the
+        generators is reserved. Raises an error for an unusable question.
         """
         return await self.evaluations.evaluate(source, count, version, operations, **options)
 

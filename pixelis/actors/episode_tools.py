@@ -11,6 +11,8 @@ from pixelis.telemetry import tracing
 
 
 class BoundTools:
+    """The operations on the opened media of one question."""
+
     def __init__(self, pool: ToolboxPool, opened: Opened):
         self.pool, self.opened = pool, opened
 

@@ -33,6 +33,8 @@ SEED_STRIDE = 1_000_003
 
 
 class Evaluations:
+    """Evaluates versions on held-out questions: during training one at a time, beside the rollouts."""
+
     def __init__(self, config: Config, router: GeneratorRouter, rollouts: Rollouts, log: EventLog):
         self.config, self.router, self.rollouts, self.log = config, router, rollouts, log
         self.finished: Counter[str] = Counter()
@@ -58,7 +60,7 @@ class Evaluations:
         return metrics
 
     async def _during_training(self, step: int, version: int) -> None:
-        """Evaluate on all held-out sets. A failure is logged and does not end the run."""
+        """A failure is logged and does not end the run."""
         async with self.turn:
             try:
                 count = self.config.evaluate.questions

@@ -35,9 +35,8 @@ POLL_S = 0.05
 class RouterTimeouts:
     """Limits in seconds.
 
-    rollout_s: for a group including retries; retry_pause_s: between retries; suspect_s: during which a
-    follower avoids a generator that failed; health_s: for a health check, of which a hanging process misses
-    HUNG_CHECKS.
+    rollout_s includes the retries; a follower avoids a generator that failed for suspect_s; a hanging process
+    misses HUNG_CHECKS checks of health_s.
     """
 
     rollout_s: float = 600.0
@@ -143,7 +142,14 @@ class GeneratorRouter:
                 return
             except (InfraFailure, TimeoutError) as error:
                 attempt += 1
-                self._failed(member, error)
+                cause = type((isinstance(error, InfraFailure) and error.__cause__) or error).__name__
+                if self.follows:
+                    log.warning("generator %s failed: %s", member.name, cause)
+                    self.failures[cause] += 1
+                    member.failed_at = time.monotonic()
+                    self.handles.pop(member.name, None)
+                else:
+                    self._quarantine(member, cause)
                 if self.attempts is not None and attempt >= self.attempts:
                     raise InfraFailure("no generator could answer", code="no_generator") from None
                 if self.follows and len(self.members) == 1:
@@ -244,16 +250,6 @@ class GeneratorRouter:
                     member.answered = actor
                 finally:
                     check.cancel()
-
-    def _failed(self, member: Member, error: BaseException) -> None:
-        name = type((isinstance(error, InfraFailure) and error.__cause__) or error).__name__
-        if self.follows:
-            log.warning("generator %s failed: %s", member.name, name)
-            self.failures[name] += 1
-            member.failed_at = time.monotonic()
-            self.handles.pop(member.name, None)
-        else:
-            self._quarantine(member, name)
 
     async def _handle(self, member: Member) -> ActorHandle:
         if not isinstance(member.actor, str):
@@ -376,9 +372,7 @@ class GeneratorRouter:
             member.recovery = asyncio.create_task(self._recover(member, pause=bool(failure)))
 
     async def _recover(self, member: Member, pause: bool) -> None:
-        """Load the version until it succeeds: Ray restarts dead processes. pause: before the first attempt
-        too.
-        """
+        """Load the version until it succeeds: Ray restarts dead processes. pause: also before the first try."""
         while member.version is None or member.version != self._version_of(member):
             if pause:
                 await asyncio.sleep(self.timeouts.retry_pause_s)
@@ -388,7 +382,6 @@ class GeneratorRouter:
     # -- following: observing versions
 
     def _pick_follower(self, tried: set[Member]) -> Member:
-        """The least loaded generator; tried, recently failed and outdated ones come last."""
         now = time.monotonic()
         outdated = [m for m in self.members if m.version is not None and m.version != self.version]
         if outdated and self.polling is None:

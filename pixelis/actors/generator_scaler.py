@@ -22,9 +22,7 @@ from pixelis.telemetry.events import EventLog
 POLL_S = 1.0
 """Seconds between two measurements of the load, and between a gateway's questions for the generators."""
 BUSY, IDLE = 0.8, 0.5
-"""One more generator starts if the load of each exceeds BUSY; one ends if that of the others would stay below
-IDLE.
-"""
+"""A generator starts if the load of each exceeds BUSY; one ends if that of the others would stay below IDLE."""
 
 
 class Scaling:

@@ -105,6 +105,8 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
     from ray.train.torch import TorchConfig, TorchTrainer
 
     learner = config.learner
+    # The other ranks wait for the first, which alone waits for loads and evaluations
+    timeout_s = max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s))
     trainer = TorchTrainer(
         run,
         scaling_config=ScalingConfig(
@@ -120,18 +122,13 @@ def _train(run: Callable[[], None], config: Config, datasets: dict[str, Any], ro
             # `fit` retries, because it can change the number of workers and tell what is missing.
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
-        torch_config=TorchConfig("nccl" if learner.gpus else "gloo", timeout_s=collective_timeout_s(config)),
+        torch_config=TorchConfig("nccl" if learner.gpus else "gloo", timeout_s=int(timeout_s)),
         datasets=datasets,
         # Each worker has its own dataset, so none is split. Train ignores the dataset's own options, and
         # resuming at a step needs the order preserved.
         dataset_config=DataConfig([], ExecutionOptions(preserve_order=True)),
     )
     trainer.fit()
-
-
-def collective_timeout_s(config: Config) -> int:
-    """Seconds that ranks may wait for the first, which alone waits for loads and evaluations."""
-    return int(max(1800.0, 2 * (config.load_timeout_s + config.rollout_timeout_s)))
 
 
 def _wait_for_room(config: Config, name: str, elastic: bool) -> Room | None:

@@ -46,6 +46,8 @@ class SearchResult:
 
 
 class Memory:
+    """The shards of an experience memory, called by name, as one memory."""
+
     def __init__(self, names: Sequence[str], namespace: str, config: MemoryConfig):
         self.names, self.namespace, self.config = list(names), namespace, config
         self._handles: dict[int, ActorHandle] = {}
@@ -168,8 +170,7 @@ class Memory:
         text: str = "",
         timeout_s: float | None = None,
     ) -> SearchResult:
-        """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s``, by default
-        ``memory.timeout_s``.
+        """The ``k`` nearest experiences of ``vector`` [d] within ``timeout_s`` (None: ``memory.timeout_s``).
 
         ``user`` and ``text`` restrict the search as in ``Shard.search``; ``track`` counts the retrieval.
         """
@@ -188,7 +189,7 @@ class Memory:
         return similarity if self.config.metric == "cosine" else max(-1.0, 1 - similarity**2 / 2)
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a call without waiting. A failure, for example of a shard that is away, is ignored."""
+        """A failure, for example of a shard that is away, is ignored."""
 
         async def run() -> None:
             with contextlib.suppress(RayActorError, BadInput, InfraFailure):
@@ -214,9 +215,7 @@ class Memory:
         return await self._retry(shard_of(id, len(self.names)), "pictures", id)
 
     async def list(self, limit: int, after: Place | None = None, user: str | None = None) -> list[Experience]:
-        """At most ``limit`` experiences, newest first, after the position ``after`` and of ``user``, if
-        given.
-        """
+        """At most ``limit`` experiences, newest first: of ``user``, after the position ``after``, if given."""
         rows = [pair for part in await self._call_all("list_rows", limit, after, user) for pair in part]
         rows.sort(key=lambda pair: (-pair[0], pair[1][0]))
         return [experience(row) for _, row in rows[:limit]]

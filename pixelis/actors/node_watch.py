@@ -59,7 +59,13 @@ class NodeWatch:
                 continue
             alive = node["Alive"] and _accepts(node["NodeManagerAddress"], node["NodeManagerPort"])
             self.missed[id] = 0 if alive else MISSED if not node["Alive"] else self.missed.get(id, 0) + 1
-            if self.missed[id] >= MISSED and (names := self._actors_on(id)):
+            if self.missed[id] < MISSED:
+                continue
+            names = [f"learner {rank}" for rank, place in sorted(self.learners().items()) if place == id]
+            names += sorted(
+                name.removeprefix(self.job).strip("-") for name, place in self.groups.items() if place == id
+            )
+            if names:
                 self.lost(id, node["NodeManagerAddress"], names)
         doubtful = any(0 < missed < MISSED for missed in self.missed.values())
         if self.job and not doubtful:  # Ray may move what a lost node had before the loss is certain
@@ -69,12 +75,6 @@ class NodeWatch:
                 if (name := group["name"]).startswith(self.job)
                 for index, node in group["bundles_to_node_id"].items()
             }
-
-    def _actors_on(self, id: str) -> list[str]:
-        learners = [f"learner {rank}" for rank, node in sorted(self.learners().items()) if node == id]
-        return learners + sorted(
-            name.removeprefix(self.job).strip("-") for name, node in self.groups.items() if node == id
-        )
 
 
 class HeadWatch:

@@ -72,9 +72,7 @@ class PolicyStore:
         promote: bool = True,
         address: Any = None,
     ) -> int:
-        """Version of weights, given as (hash, bytes), that the learner broadcasts from `address` before
-        `keep`.
-        """
+        """Version of weights, given as (hash, bytes), which the learner broadcasts before `keep`."""
         record = self._equal(content[0])
         if record is None or not self._has_weights(record):
             record = record or self._new(stage, step, metrics, promote)
@@ -138,8 +136,7 @@ class PolicyStore:
         return max((v.version for v in kept if v.status is VersionStatus.PROMOTED), default=0)
 
     def get(self, version: int) -> list[Any]:
-        """``[ref]`` of the version's Adapter, None for the bare model; in a list, so that Ray passes the
-        reference.
+        """``[ref]`` of the version's Adapter, in a list so that Ray passes the reference; bare model: None.
 
         Raises MissingFile for a version without weights, InfraFailure for one that is not stored yet.
         """

@@ -72,9 +72,7 @@ class Promotion:
             self._load()
 
     async def begin(self, base: int | None) -> None:
-        """The learner starts with weights that descend from ``base``; it must reset them unless that is
-        promoted.
-        """
+        """The learner's weights descend from ``base``; it must reset them unless that is promoted."""
         async with self.transition:
             promoted = await self.store.promoted.remote()
             if promoted != self.served:
@@ -216,8 +214,7 @@ class Promotion:
         self.unjudged = scores is None
 
     async def roll_back(self, version: int | None, by: str, reason: str) -> int:
-        """Serve ``version`` again (None: the one promoted before) and withdraw later ones; returns the served
-        one.
+        """Serve ``version`` again (None: the one promoted before), withdraw later ones; returns the version.
 
         Raises BadInput if there is no earlier version, MissingFile without its weights.
         """

@@ -38,6 +38,8 @@ ONE_NODE_WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class Need:
+    """``count`` equal parts of a job; the bundles of each share a node."""
+
     role: str
     count: int
     bundles: tuple[Bundle, ...]

@@ -22,6 +22,8 @@ MAX_GROUP_FAILURES = 0.5
 
 @dataclass(eq=False)
 class ScoredGroup:
+    """A scored group, its views, and what the batch and its metrics need to know of it."""
+
     group: Group
     views: GroupViews
     greedy: float | None = None

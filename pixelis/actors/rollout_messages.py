@@ -39,6 +39,8 @@ class RolloutRequest:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
+    """The group of a request and its views."""
+
     group: Group
     views: GroupViews
 
@@ -55,6 +57,8 @@ class TurnUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TextUpdate:
+    """New text of a sample; a higher `attempt` restarts all samples."""
+
     attempt: int
     sample: int
     text: str

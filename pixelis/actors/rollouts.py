@@ -65,13 +65,13 @@ class RolloutBatch:
 
 @dataclass
 class StepResult:
-    """``boundary`` names the checkpoint to keep at the end of a reward phase; ``state`` is the source's for
-    checkpoints.
-    """
+    """What the source of a learner's batches returns at the end of a step."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     boundary: str | None = None
+    """Name of the checkpoint to keep at the end of a reward phase."""
     state: dict[str, Any] = field(default_factory=dict)
+    """The source's, for checkpoints."""
 
     @classmethod
     def merged(cls, results: Sequence[StepResult | Advance]) -> StepResult:
@@ -107,6 +107,8 @@ class Prompts:
 
 
 class Rollouts:
+    """Rolls out and scores groups, and assembles them to batches with advantages."""
+
     def __init__(
         self,
         config: Config,

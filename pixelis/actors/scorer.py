@@ -126,7 +126,7 @@ def _journal_group(group: Group) -> Group:
 
 
 def _read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a journal. Cuts an incomplete last line off the file."""
+    """Cuts an incomplete last line off the file."""
     if not path.is_file():
         return
     content = path.read_bytes()

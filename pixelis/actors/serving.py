@@ -19,6 +19,8 @@ from pixelis.config import Config
 
 @dataclass
 class ServingActors:
+    """The actors of a service beside those of every job."""
+
     evolution: ActorHandle | None = None
     canary: ActorHandle | None = None
     embedder: ActorHandle | None = None
@@ -47,7 +49,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
     embedder = reservations.embedder_bundle(config)
     engine = {"num_cpus": embedder["CPU"], "num_gpus": embedder.get("GPU", 0)}
     try:
-        if has_memory(config):
+        if config.memory.enabled and not config.serve.read_only:
             placed.names["memory"], placed.memory = place_shards(config, prefix)
             placed.names["embedder"] = [f"{prefix}-embedder"]
             placed.embedder = cluster.spawn(Embedder, config, name=f"{prefix}-embedder", **engine)
@@ -82,10 +84,7 @@ def online(config: Config, actors: placement.Actors, job: str | None = None) -> 
 
 
 def _start_evolution(config: Config, actors: placement.Actors, placed: ServingActors, prefix: str) -> None:
-    """Start Evolution and the generator of its canary.
-
-    They get names, not handles, which live in the object store: their loss would prevent a restart.
-    """
+    """Its actors get names, not handles, which live in the object store: their loss would prevent a restart."""
     from pixelis.actors.evolution import Evolution
 
     canary, name = config.evolution.canary, None
@@ -99,7 +98,3 @@ def _start_evolution(config: Config, actors: placement.Actors, placed: ServingAc
     placed.names["evolution"] = [f"{prefix}-evolution"]
     arguments = config, actors.names, actors.store_name, name, memory, scoring
     placed.evolution = cluster.spawn(Evolution, *arguments, name=f"{prefix}-evolution")
-
-
-def has_memory(config: Config) -> bool:
-    return config.memory.enabled and not config.serve.read_only

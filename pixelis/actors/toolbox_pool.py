@@ -297,8 +297,13 @@ class ToolboxPool:
             self._spawn(self._start(worker))
         else:
             self.idle.append(worker)
-        if code is not None:
-            self._retry_or_fail(jobs, code, start)
+        if code is not None and len(jobs) == 1:
+            self.failures[code] += 1
+            self._unregister(jobs[0]).fail(code, self.timeout_s)
+        elif code is not None:  # each of them alone, in their order
+            for job in reversed(jobs):
+                job.deadline, job.quick = start + self.timeout_s, False
+                self.slow.appendleft(job)
         self._dispatch()  # before answering, so that the worker runs its next task while episodes continue
         if refusal is not None:
             self.pictures.clear()  # one of them may be lost
@@ -309,15 +314,6 @@ class ToolboxPool:
                 self._reject(job, outcome)
             else:
                 self._resolve(job, outcome, size, is_batch=len(jobs) > 1)
-
-    def _retry_or_fail(self, jobs: list[Job], code: str, start: float) -> None:
-        if len(jobs) == 1:
-            self.failures[code] += 1
-            self._unregister(jobs[0]).fail(code, self.timeout_s)
-            return
-        for job in reversed(jobs):
-            job.deadline, job.quick = start + self.timeout_s, False
-            self.slow.appendleft(job)
 
     def _send(self, worker: Worker, jobs: list[Job], timeout_s: float) -> list[ray.ObjectRef]:
         if isinstance(jobs[0].work, list):

@@ -135,6 +135,8 @@ def best_step(run_dir: str) -> int | None:
 
 
 class StepLog:
+    """Writes the metrics of the learner's steps to the run's events, trackers and gauges, on the first worker."""
+
     def __init__(self, job: TrainJob, trainer: Trainer):
         self.trainer, self.kind, self.run = trainer, job.source.kind, job.config.run.name
         self.events = EventLog(job.config.run.dir) if trainer.is_first else None

@@ -98,8 +98,11 @@ class UpdateIntake:
         except RayError:
             return self._drop("lost")
         first = next(iter(arrays.get(task.trajectories[0].id, [])), None)
-        if verdict is not None and self.collapse.add(verdict, _prompt_key(question, first)):
-            return self._drop("collapsed")
+        if verdict is not None:
+            prompt = hashlib.sha256(question.conversation.encode() if question is not None else b"")
+            prompt.update(first.tobytes() if first is not None else b"")
+            if self.collapse.add(verdict, prompt.hexdigest()):
+                return self._drop("collapsed")
         task = await self.scoring.score(task, views, question, step)
         if not self.queue.usable(task):
             self.unusable += 1
@@ -305,11 +308,6 @@ def _put_for_review(
 def representative(task: UpdateTask) -> Trajectory:
     """The first trajectory that gave the task's label."""
     return next((t for t in task.trajectories if agrees(t.answer, task.pseudo_label)), task.trajectories[0])
-
-
-def _prompt_key(question: Question | None, picture: np.ndarray | None) -> str:
-    text = question.conversation if question is not None else ""
-    return hashlib.sha256(text.encode() + (picture.tobytes() if picture is not None else b"")).hexdigest()
 
 
 def _remember(memory: dict[str, Any], new: Mapping[str, Any]) -> None:

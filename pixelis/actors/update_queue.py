@@ -42,6 +42,8 @@ SURPLUS = 2
 
 @dataclass(slots=True)
 class QueuedTask:
+    """A task that waits for the learner, with its views and the group of its question."""
+
     task: UpdateTask
     views: PictureViews
     question: str
@@ -137,8 +139,7 @@ class UpdateQueue:
 
 
 class Rehearsal:
-    """Draws ``evolution.rehearse`` learnt experiences for each update, so that new traffic does not undo
-    them.
+    """Draws ``evolution.rehearse`` learnt experiences for each update, so that new traffic undoes none.
 
     They are drawn by priority and success while the learner computes: no update waits for them.
     """

@@ -137,6 +137,8 @@ async def arrange_stream(
 
 
 class CandidatePublisher(WeightPublisher):
+    """Publishes a candidate after every ``every``-th update that was not skipped."""
+
     def __init__(self, store: ActorHandle, every: int):
         super().__init__(store, "evolve", every, promote=False)
         self.unpublished = 0

@@ -38,8 +38,7 @@ COMPACT = 0.5
 class KeyValues:
     """KV cache of a batch, [rows, kv heads, columns, width] per layer, written in place.
 
-    valid: columns with a token of the row; the others are padding and never attended to. used: filled
-    columns.
+    valid: columns with a token of the row, without the padding; used: filled columns.
     """
 
     def __init__(self, rows: int, columns: int, device: torch.device):

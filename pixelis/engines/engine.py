@@ -124,9 +124,7 @@ class Engine(ABC, Generic[S]):
         return not self._awake.is_set()
 
     async def sleep(self) -> None:
-        """Free the accelerator's memory once no session is open; `open` and `load` wait for `wake`.
-        Idempotent.
-        """
+        """Idempotent: free the accelerator once no session is open; `open` and `load` wait for `wake`."""
         async with self._load_lock:
             if self.asleep:
                 return

@@ -95,7 +95,7 @@ class VllmSession(EngineSession):
         self.engine.check_views(len(self.pictures), views)
         grids = [spec.grid(view.shape[0], view.shape[1]) for view in views]
         _, position = mrope_positions(np.asarray(tokens), grids, spec.image_token, spec.merge, self.position)
-        lengths = len(self.ids), len(self.short), len(self.pictures)
+        ids, short, pictures = len(self.ids), len(self.short), len(self.pictures)
         # One pad per picture: vLLM expands them, and its prompt is compared with ours afterwards.
         sizes = [spec.image_tokens(*view.shape[:2]) for view in views]
         self.short += collapse(tokens, sizes, spec.image_token)
@@ -108,7 +108,8 @@ class VllmSession(EngineSession):
         try:
             completion = await self.task
         except BaseException as error:
-            self._truncate(*lengths)
+            # As before the call, so that it can be repeated.
+            del self.ids[ids:], self.short[short:], self.pictures[pictures:], self.digests[pictures:]
             if isinstance(error, asyncio.CancelledError):
                 current = asyncio.current_task()
                 if self.closed and not (current is not None and current.cancelling()):
@@ -130,10 +131,6 @@ class VllmSession(EngineSession):
             if self.task is not None:
                 self.task.cancel()
             self.engine._on_close(self)
-
-    def _truncate(self, ids: int, short: int, pictures: int) -> None:
-        """Restore the state before a failed call, so that it can be repeated."""
-        del self.ids[ids:], self.short[short:], self.pictures[pictures:], self.digests[pictures:]
 
 
 class VllmEngine(Engine[VllmSession]):
@@ -445,7 +442,7 @@ class VllmEngine(Engine[VllmSession]):
         return output
 
     def _read(self, session: VllmSession, output: Any, top: int) -> Completion:
-        """Convert vLLM's output. Raises InfraFailure for another prompt or an incomplete output."""
+        """Raises InfraFailure for another prompt or an incomplete output."""
         if list(output.prompt_token_ids) != session.ids:
             message = "vLLM's prompt differs from the episode's tokens and pictures"
             raise InfraFailure(message, code="prompt_mismatch")

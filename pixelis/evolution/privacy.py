@@ -55,7 +55,7 @@ def redact(text: str) -> str:
     for _ in range(ROUNDS):  # a replacement may make more data match
         before = text
         for category, pattern, valid in PATTERNS:
-            text = pattern.sub(lambda match, c=category, v=valid: _replacement(match, c, v), text)  # type: ignore[misc]
+            text = pattern.sub(functools.partial(_replacement, category, valid), text)
         text = _cut(text)
         if text == before:
             return text
@@ -70,7 +70,7 @@ def _cut(text: str) -> str:
     return text[:MAX_CHARS]
 
 
-def _replacement(match: re.Match[str], category: str, valid: Callable[[re.Match[str]], bool] | None) -> str:
+def _replacement(category: str, valid: Callable[[re.Match[str]], bool] | None, match: re.Match[str]) -> str:
     whole = match[0]
     if match["value"] is None or (valid is not None and not valid(match)):
         return whole

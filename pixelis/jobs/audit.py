@@ -37,7 +37,13 @@ def main() -> None:
         if a.json or any(value is not None for value in (a.event, a.actor, a.result, a.since, a.until)):
             out = sys.stderr  # keeps the events on stdout for pipes
             for event in audit.search(folder, a.event, a.actor, a.since, a.until, a.result):
-                print(json.dumps(asdict(event)) if a.json else _line(event))
+                if a.json:
+                    print(json.dumps(asdict(event)))
+                    continue
+                moment = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="milliseconds")
+                text = f"{moment} {event.event} {event.result} by {json.dumps(event.actor)}: "
+                text += f"{json.dumps(event.action)} {json.dumps(event.details) if event.details else ''}"
+                print(text.rstrip())
         print(f"{report.lines} events in {report.files} files, the last hash is {report.head}", file=out)
         if report.torn:
             print("the last line is incomplete: it is being written, or a crash cut it off", file=out)
@@ -56,15 +62,6 @@ def _time(text: str) -> float:
     except ValueError:
         moment = datetime.fromisoformat(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _line(event: audit.AuditEvent) -> str:
-    timestamp = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="milliseconds")
-    details = json.dumps(event.details, ensure_ascii=True) if event.details else ""
-    return (
-        f"{timestamp} {event.event} {event.result} by {json.dumps(event.actor)}: "
-        f"{json.dumps(event.action)} {details}"
-    ).rstrip()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 
 from pixelis.actors import cluster
@@ -46,10 +47,7 @@ class ChatAgent:
 
         async def play_all() -> list[Group]:
             pool = ToolboxPool(self.config, MULTIPLE, self.coordinates)
-
-            async def episode(question: Question, seed: int | None, sample: int) -> Trajectory:
-                return await self._episode(pool, question, seed, sample, operations)
-
+            episode = functools.partial(self._episode, pool, operations)
             try:
                 await pool.ready()
                 return await self.model.play_groups(episode, questions, samples, seeds, on_done)
@@ -59,7 +57,7 @@ class ChatAgent:
         return asyncio.run(play_all())
 
     async def _episode(
-        self, pool: ToolboxPool, question: Question, seed: int | None, sample: int, with_operations: bool
+        self, pool: ToolboxPool, with_operations: bool, question: Question, seed: int | None, sample: int
     ) -> Trajectory:
         opened, (images, views) = await pool.open(question.media)
         d, names = self.config.dialogue, question.tools

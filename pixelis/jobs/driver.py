@@ -123,7 +123,7 @@ def stop_file(config: Config) -> Path:
 
 
 def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
-    """Check the policy's files and operations; returns the files by role."""
+    """Returns the policy's files by role."""
     policy, model = config.policy, resolve(config.policy.model)
     ModelSpec.load(model)
     if policy.adapter and load_adapter(policy.adapter, lazily=True).kind == "lora" and policy.full:

@@ -22,7 +22,7 @@ from pixelis.errors import BadInput, InfraFailure, MissingFile
 from pixelis.files import sync
 from pixelis.jobs.command import command
 from pixelis.policy import checkpoint
-from pixelis.policy.adapters import Adapter, load_adapter
+from pixelis.policy.adapters import load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 
 
@@ -36,7 +36,11 @@ def export(
     dry_run: bool = False,
 ) -> str:
     """Write the export; returns a description. BadInput if ``out`` exists, InfraFailure for a small disk."""
-    folder = _checkpoint(source)
+    is_run = (source / "checkpoints").is_dir()
+    best = (source / "best").resolve() if is_run else source
+    folder = best if best.is_dir() else checkpoint.latest(source)
+    if folder is None or not folder.is_dir():
+        raise MissingFile(f"no checkpoint in {source}", fix="name a run, or RUN/checkpoints/step_00000010")
     policy = load_adapter(folder, lazily=True)
     base = _base_model(folder, model, policy.base_sha256)
     if policy.kind == "full" and not merge:
@@ -52,10 +56,19 @@ def export(
     text = f"{'merged model' if merge else 'PEFT adapter'} of {folder} on {base}, {size / 1e9:.3f} GB"
     if dry_run:
         return f"{text}: would be written to {out}"
+    import torch  # takes seconds to import, which a refusal does without
+
+    from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
+    from pixelis.policy import export as formats
+
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        _write(policy, base, aside, merge, dtype)
+        if merge:
+            formats.write_merged_model(policy, base, aside, getattr(torch, dtype) if dtype else None)
+        else:
+            text_only = model_config(base)["model_type"] in TEXT_FAMILIES
+            formats.write_peft(policy, aside, str(base), text_only=text_only)
         # A crash after the rename must not leave empty files under the final name
         for file in aside.iterdir():
             sync(file)
@@ -66,16 +79,6 @@ def export(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return f"{text}: written to {out}"
-
-
-def _checkpoint(path: Path) -> Path:
-    """The checkpoint folder itself, or the best or else the last one of a run. Raises MissingFile."""
-    is_run = (path / "checkpoints").is_dir()
-    best = (path / "best").resolve() if is_run else path
-    folder = best if best.is_dir() else checkpoint.latest(path)
-    if folder is None or not folder.is_dir():
-        raise MissingFile(f"no checkpoint in {path}", fix="name a run, or RUN/checkpoints/step_00000010")
-    return folder
 
 
 def _base_model(folder: Path, name: str | None, sha256: str) -> Path:
@@ -89,19 +92,6 @@ def _base_model(folder: Path, name: str | None, sha256: str) -> Path:
     if sha256 and fingerprint(model) != sha256:
         raise BadInput(f"{folder} belongs to another base model than {name}", fix="name it with --model")
     return model
-
-
-def _write(policy: Adapter, base: Path, folder: Path, merge: bool, dtype: str | None) -> None:
-    import torch  # takes seconds to import, which a refusal does without
-
-    from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
-    from pixelis.policy import export as formats
-
-    if merge:
-        formats.write_merged_model(policy, base, folder, getattr(torch, dtype) if dtype else None)
-    else:
-        text_only = model_config(base)["model_type"] in TEXT_FAMILIES
-        formats.write_peft(policy, folder, str(base), text_only=text_only)
 
 
 def main() -> None:

@@ -68,9 +68,13 @@ def analyse(config: Config, folder: Path) -> RankFile:
         [item.sha256 for item in record.inputs] if record else [],
     ]
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    changes = _finished(folder / "changes.jsonl", key)
+    file, changes = folder / "changes.jsonl", dict[str, WeightChange]()
+    for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []:
+        if line.endswith("\n") and (row := json.loads(line)).pop("key") == key:  # of an interrupted run
+            layer = row.pop("layer")
+            changes[layer] = WeightChange(**row)
     with (
-        (folder / "changes.jsonl").open("w", encoding="utf-8") as out,
+        file.open("w", encoding="utf-8") as out,
         Progress("ranks", len(layers), start=len(changes), enabled=config.telemetry.progress) as progress,
     ):
         for done, layer in enumerate(sorted(layers, key=lambda name: name not in changes), 1):
@@ -84,18 +88,8 @@ def analyse(config: Config, folder: Path) -> RankFile:
     return choose_ranks({layer: changes[layer] for layer in layers}, config.ranks, about)
 
 
-def _finished(path: Path, key: str) -> dict[str, WeightChange]:
-    """Layers finished by an interrupted run with the same inputs and settings."""
-    changes = {}
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []:
-        if line.endswith("\n") and (row := json.loads(line)).pop("key") == key:
-            layer = row.pop("layer")
-            changes[layer] = WeightChange(**row)
-    return changes
-
-
 def _check(config: Config) -> None:
-    """Check for `--dry-run`: the tuned weights exist and the model has the target layers."""
+    """The tuned weights exist and the model has the target layers."""
     file = tuned_file(config)
     layers = Architecture(config.policy.model).shapes(config.policy.lora.targets)
     print(f"{len(layers)} layers of {file}", file=sys.stderr)

@@ -62,7 +62,6 @@ def run(config: Config) -> dict[str, Any]:
 
 
 def _checked_by_workers(config: Config, folder: Path) -> Iterator[CheckedRow | BadRow]:
-    """The rows of the source, checked by `refinement.workers` processes of Ray Data."""
     from pixelis.actors.cluster import connect, unwrap_ray_error
     from pixelis.datasets.refinement.row_stream import checked_rows
 

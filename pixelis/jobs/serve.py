@@ -252,7 +252,11 @@ def check(config: Config) -> None:
 def main() -> None:
     config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=check)
     with driver("serve"):
-        check_address(config)
+        # Before anything starts: a missing API key, a port in use, engine.colocate
+        needs(config)
+        app.api_key_digest(config)
+        if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):  # else its Serve owns the port
+            app.require_free_port(config.serve.host, config.serve.port)
         with (
             run_folder(config),
             placement.placed(
@@ -273,15 +277,6 @@ def main() -> None:
             except KeyboardInterrupt:
                 learning.stop()
                 raise
-
-
-def check_address(config: Config) -> None:
-    """BadConfig for a missing API key, a port in use or engine.colocate, before anything starts."""
-    needs(config)
-    app.api_key_digest(config)
-    # A running Serve instance owns the port
-    if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):
-        app.require_free_port(config.serve.host, config.serve.port)
 
 
 if __name__ == "__main__":

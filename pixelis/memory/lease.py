@@ -54,9 +54,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise InfraFailure ``locked`` if the folder has another owner; reads the file only if the last beat
-        is late.
-        """
+        """Raise InfraFailure ``locked`` if the folder has another owner. Reads the file if a beat is late."""
         if not self.lost and time.monotonic() - self.beat_at > LEASE_S / 2:
             self.lost = self._read().get("owner") != self.owner
         if self.lost:

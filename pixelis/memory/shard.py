@@ -99,6 +99,8 @@ class Shard:
             [(name, content_hash(png), png) for name, png in entry.pictures.items() if self.config.pictures]
             for entry in entries
         ]
+        order = "priority, seq" if self.config.evict == "priority" else "seq"
+        to_evict = f"SELECT seq FROM experiences ORDER BY {order} LIMIT ?"
 
         def change(db: sqlite3.Connection) -> tuple[list[bool], list[tuple[int, Entry]], list[int]]:
             new, stored, evicted = [], [], []
@@ -110,9 +112,10 @@ class Shard:
                 ).fetchone()
                 new.append(not known)
                 if not known:
-                    victims = self._evict(db, count + 1 - self.capacity)
+                    victims = db.execute(to_evict, (max(0, count + 1 - self.capacity),)).fetchall()
+                    db.executemany("DELETE FROM experiences WHERE seq = ?", victims)
                     count += 1 - len(victims)
-                    evicted += victims
+                    evicted += [seq for (seq,) in victims]
                     row = _insert(db, entry, record, withdrawn)
                     for picture in shown:
                         add_picture(db, row, *picture)
@@ -120,14 +123,6 @@ class Shard:
             return new, stored, evicted
 
         return self.database.write(change, self._apply_added)[0]
-
-    def _evict(self, db: sqlite3.Connection, number: int) -> list[int]:
-        """Delete a ``number`` of experiences to make room; returns their row numbers."""
-        order = "priority, seq" if self.config.evict == "priority" else "seq"
-        chosen = f"SELECT seq FROM experiences ORDER BY {order} LIMIT ?"
-        victims = db.execute(chosen, (max(0, number),)).fetchall()
-        db.executemany("DELETE FROM experiences WHERE seq = ?", victims)
-        return [seq for (seq,) in victims]
 
     def _apply_added(self, result: tuple[list[bool], list[tuple[int, Entry]], list[int]]) -> None:
         _, stored, evicted = result

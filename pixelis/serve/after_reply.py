@@ -259,7 +259,7 @@ def as_experience(id: str, answer: Answer, query: AgentQuery) -> Experience:
 
 
 async def _vector(vector: asyncio.Task[np.ndarray] | None) -> np.ndarray | None:
-    """The vector, or None if its task failed or does not finish in time."""
+    """None if its task failed or does not finish in time."""
     if vector is None:
         return None
     await asyncio.wait([vector], timeout=VECTOR_TIMEOUT_S)

@@ -379,7 +379,6 @@ def _failure(failed: list[Trajectory]) -> PixelisError:
 
 
 async def _shown_views(update: TurnUpdate) -> list[ImageView]:
-    """The images of a turn's observation with PNG data URLs."""
     urls = await asyncio.to_thread(lambda: [data_url(privacy.clean_png(view)) for view in update.views])
     images = update.turn.observation.images if update.turn.observation is not None else []
     return [image.model_copy(update={"uri": url}) for image, url in zip(images, urls, strict=True)]

@@ -53,8 +53,12 @@ class AnswerFormat:
             raise refusal("it has numbers that JSON lacks") from None
         if len(self.text) > MAX_SCHEMA_CHARS:
             raise refusal(f"it has {len(self.text)} characters, at most {MAX_SCHEMA_CHARS} are allowed")
+        self.nodes = 0
         try:
-            self.nodes = _size(schema)
+            for parts in _parts(schema, schema, 0, ()):
+                self.nodes += parts
+                if self.nodes > MAX_NODES:
+                    raise refusal(f"it has more than {MAX_NODES} parts")
             Draft202012Validator.check_schema(schema)
         except (SchemaError, RecursionError):
             raise refusal("it is no JSON schema of draft 2020-12") from None
@@ -96,18 +100,11 @@ def refusal(problem: str) -> BadInput:
     return BadInput(f"the schema of the answer is not accepted: {problem}", code="invalid_schema")
 
 
-def _size(schema: Any) -> int:
-    """Number of parts. Refuses keywords, depths and references that could make a check expensive."""
-    size = 0
-    for parts in _parts(schema, schema, 0, ()):
-        size += parts
-        if size > MAX_NODES:
-            raise refusal(f"it has more than {MAX_NODES} parts")
-    return size
-
-
 def _parts(schema: Any, root: Any, depth: int, references: tuple[str, ...]) -> Iterator[int]:
-    """The sizes of all parts of ``schema``; ``references`` are those on the way to it."""
+    """The sizes of all parts of ``schema``; ``references`` are those on the way to it.
+
+    Refuses keywords, depths and references that could make a check expensive.
+    """
     if depth > MAX_DEPTH:
         raise refusal(f"it is deeper than {MAX_DEPTH} levels")
     yield 1
@@ -118,10 +115,15 @@ def _parts(schema: Any, root: Any, depth: int, references: tuple[str, ...]) -> I
     for keyword, value in schema.items():
         inner: Iterable[Any] = ()
         if keyword == "$ref":
-            definition = _definition(root, value)
+            match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+            if match is None:
+                raise refusal("`$ref` must name a part of its own `$defs`, such as #/$defs/Point")
+            definitions = root.get(match[1]) if isinstance(root, Mapping) else None
+            if not isinstance(definitions, Mapping) or match[2] not in definitions:
+                raise refusal(f"`$ref` names {value[:80]}, which it does not define")
             if value in references:
                 raise refusal(f"{value[:80]} refers to itself")
-            yield from _parts(definition, root, depth + 1, (*references, value))
+            yield from _parts(definitions[match[2]], root, depth + 1, (*references, value))
         elif keyword in ONE:
             inner = [value]
         elif keyword in MANY:
@@ -136,16 +138,6 @@ def _parts(schema: Any, root: Any, depth: int, references: tuple[str, ...]) -> I
             raise refusal(f"the keyword `{keyword[:40]}` is not supported")
         for part in inner:
             yield from _parts(part, root, depth + 1, references)
-
-
-def _definition(root: Any, reference: Any) -> Any:
-    match = _REFERENCE.fullmatch(reference) if isinstance(reference, str) else None
-    if match is None:
-        raise refusal("`$ref` must name a part of its own `$defs`, such as #/$defs/Point")
-    definitions = root.get(match[1]) if isinstance(root, Mapping) else None
-    if not isinstance(definitions, Mapping) or match[2] not in definitions:
-        raise refusal(f"`$ref` names {reference[:80]}, which it does not define")
-    return definitions[match[2]]
 
 
 def _count(value: Any) -> int:

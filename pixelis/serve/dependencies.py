@@ -182,8 +182,9 @@ async def read_form(headers: Headers, body: bytes) -> FormData:
 
 
 async def read_body(state: GatewayState, request: Request, max_bytes: int, deadline: float) -> bytes:
-    """Raises ApiError 413 as soon as the body is known to be too large, 408 at the deadline (event loop's
-    time) or below the minimum rate, and Overloaded for too many bodies at once.
+    """The body, read under a cap of bytes, a deadline (event loop's time) and a minimum rate.
+
+    Raises ApiError 413 as soon as it is known to be too large, 408 if late, Overloaded for too many at once.
     """
     too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", "body_too_large")
     content_length = request.headers.get("content-length", "")

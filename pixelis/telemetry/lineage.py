@@ -78,6 +78,8 @@ class Code(_Part):
 
 
 class Record(_Part):
+    """What a result was made from, and by which code and configuration."""
+
     format: Literal[1] = 1
     kind: str
     sha256: str | None = None

@@ -32,6 +32,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class ErrorDetail(BaseModel):
+    """An error in OpenAI's format; ``param`` names the part of the body."""
+
     message: str
     type: str
     code: str

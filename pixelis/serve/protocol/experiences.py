@@ -98,6 +98,8 @@ class ExperienceList(BaseModel):
 
 
 class DeletionReply(BaseModel):
+    """Reply of every deletion of experiences."""
+
     object: Literal["deleted"] = "deleted"
     deleted: int
     ids: list[str]

@@ -39,6 +39,8 @@ class FileObject(BaseModel):
 
 
 class FileList(BaseModel):
+    """Reply of ``GET /v1/files``."""
+
     object: Literal["list"] = "list"
     data: list[FileObject]
     first_id: str | None
@@ -47,6 +49,8 @@ class FileList(BaseModel):
 
 
 class FileDeleted(BaseModel):
+    """Reply of ``DELETE /v1/files/{id}``."""
+
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True

@@ -41,11 +41,15 @@ MAX_STOPS = 4
 
 
 class Message(LenientModel):
+    """A message of a chat."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
 
 
 class StreamOptions(LenientModel):
+    """Whether a stream ends with the number of tokens."""
+
     include_usage: bool = False
 
 
@@ -123,6 +127,8 @@ class ChatMessage(BaseModel):
 
 
 class Choice(BaseModel):
+    """The answer of one sample."""
+
     index: int = 0
     message: ChatMessage
     logprobs: LogProbs | None = None
@@ -289,6 +295,8 @@ class ChatFormat(ReplyFormat):
 
 
 class ModelCard(BaseModel):
+    """A model that the service serves."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
@@ -296,5 +304,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
+    """Reply of ``GET /v1/models``."""
+
     object: Literal["list"] = "list"
     data: list[ModelCard]

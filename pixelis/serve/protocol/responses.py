@@ -77,6 +77,8 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
+    """The format of the answer."""
+
     format: TextFormat | None = None
     verbosity: str | None = None
 
@@ -172,6 +174,8 @@ class ResponsesRequest(QuestionRequest):
 
 
 class ResponseDeleted(BaseModel):
+    """Reply of ``DELETE /v1/responses/{id}``."""
+
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
@@ -235,7 +239,6 @@ def stored_response(experience: Experience) -> ResponseObject | None:
 
 
 def _outcome(trajectory: Trajectory, answer: str | None, log_probs: LogProbs | None) -> dict[str, Any]:
-    """The output and status of a response with this ``answer``, which ``trajectory`` won."""
     choice = Choice.of(0, answer, trajectory, ())
     items = ResponseEvents(trajectory.dialect, trajectory.id.removeprefix("traj_"))
     for turn in trajectory.turns:
@@ -247,17 +250,6 @@ def _outcome(trajectory: Trajectory, answer: str | None, log_probs: LogProbs | N
         "status": "incomplete" if truncated else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if truncated else None,
         "output": items.output,
-    }
-
-
-def _usage(answer: Answer) -> dict[str, Any]:
-    usage = Usage.of(answer.group.trajectories)
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.total_tokens,
     }
 
 
@@ -309,8 +301,16 @@ class ResponsesFormat(ReplyFormat):
         return self._completed(answer).model_copy(update=changes).model_dump(mode="json")
 
     def _completed(self, answer: Answer) -> ResponseObject:
+        used = Usage.of(answer.group.trajectories)
+        usage = {
+            "input_tokens": used.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": used.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": used.total_tokens,
+        }
         completed_at = self.base.created_at + int(answer.seconds)
-        return self.base.model_copy(update={"completed_at": completed_at, "usage": _usage(answer)})
+        return self.base.model_copy(update={"completed_at": completed_at, "usage": usage})
 
     def _parameters(self, answer: Answer) -> dict[str, Any]:
         """The fields of a stored response that its experience lacks."""

@@ -32,8 +32,14 @@ def details_of(observation: Observation) -> Details | None:
     """None if there is nothing that can be shown."""
     data = observation.data
     try:
-        lines = [(str(line.get("text", "")), _confidence(line)) for line in data.get("lines", [])[:MAX_LINES]]
-        groups = [(_track(track), _values(track.get("statistics", {}))) for track in data.get("tracks", [])]
+        lines, groups = [], []
+        for line in data.get("lines", [])[:MAX_LINES]:
+            confidence = number(line["confidence"], share=True) if "confidence" in line else ""
+            lines.append((str(line.get("text", "")), confidence))
+        for track in data.get("tracks", []):
+            first, last = min(track["frames"]), max(track["frames"])
+            title = f"Track {track['id']}: {track['status']} over frames {first} to {last}"
+            groups.append((title, _values(track.get("statistics", {}))))
         groups += [(str(name), _values(values)) for name, values in data.get("properties", {}).items()]
         objects = [_object(item) for item in data.get("objects", []) if item.get("kind") != "track"]
     except MALFORMED:
@@ -50,11 +56,6 @@ def _object(item: Mapping[str, Any]) -> str:
     if "method" in item:
         notes.append(f"by {item['method']}")
     return ", ".join(notes)
-
-
-def _track(track: Mapping[str, Any]) -> str:
-    frames = track["frames"]
-    return f"Track {track['id']}: {track['status']} over frames {min(frames)} to {max(frames)}"
 
 
 def _values(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -76,7 +77,3 @@ def _value(value: Any) -> str:
             return f"{np.size(value)} values"
         return ", ".join(map(_value, value)) or "none"
     return number(value) if isinstance(value, int) else fact(value)
-
-
-def _confidence(line: Mapping[str, Any]) -> str:
-    return number(line["confidence"], share=True) if "confidence" in line else ""
