@@ -1,4 +1,4 @@
-"""Clusters the questions of an evaluation by features of the Embedder, out of the driver's sight."""
+"""Clusters the questions of an evaluation by features of the Embedder, in a task."""
 
 from __future__ import annotations
 

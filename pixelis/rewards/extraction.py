@@ -22,8 +22,8 @@ MAX_LINE_CHARS = 300
 def answers_of(groups: Iterable[Group], settings: RewardsConfig, services: Services) -> dict[str, str | None]:
     """The answer by trajectory; a failing function of the user is counted and gives none.
 
-    ``lenient``: else what the episode states without tags (R1-V, Reason-RFT, TTRL, Pixel-Reasoner).
-    ``whole``: else the whole text.
+    Without a tagged answer, ``lenient`` takes the untagged one (R1-V, Reason-RFT, TTRL, Pixel-Reasoner), and
+    ``whole`` after that the whole text.
     """
     result: dict[str, str | None] = {}
     for group in groups:
