@@ -1,6 +1,4 @@
-"""Labels never leak: with scrambled truths every reader, reward, verdict, update task and weight is bitwise
-the same.
-"""
+"""Labels never leak: with scrambled truths every reward, verdict and weight is bitwise the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 # ruff: noqa: E501
-r"""Pairs of answers that are equal or unequal by construction: values, and ways of writing that keep or
-change them.
-"""
+r"""Pairs of answers that are equal or unequal by construction."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Every command of docs/coming-from.md runs: as a dry run, with a tiny random model and rows of each system
-written by hand.
-"""
+"""Every command of docs/coming-from.md runs dry, with a tiny random model and rows of each system."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Calls of the seed systems beside what the systems' own code makes of them: input, upstream's value, ours,
-reason.
-
-The table is written by hand from the systems' public code and descriptions. A value is the action (target and
-arguments), the answer `answer: ...`, the code of an error, or `nothing`.
-"""
+"""Calls of the seed systems: input, upstream's value (action, answer, error or `nothing`), ours, reason."""
 
 from __future__ import annotations
 
@@ -418,7 +413,6 @@ def test_what_is_written_in_mini_o3_is_read_by_its_own_parser(
     action = Action(op="zoom_in", target=target, arguments={"box": edges})
     text = "".join(DIALECTS["mini_o3"].render(action, SCALE, "t"))
     match = MINI_O3_PARSER.search(text)
-    assert match is not None
     assert [float(number) for number in match[1].split(", ")] == edges
     assert value("mini_o3", text) == (target, {"box": edges})
 
@@ -427,7 +421,6 @@ def test_a_crop_that_deepeyes_refuses_earns_nothing() -> None:
     reply = DIALECTS["deepeyes"].parse(zoom('{"bbox_2d":[10,10,40,40]}'), OPERATIONS, SCALE)
     # So it is an error observation, and no executed operation for tool_if_correct
     assert reply.action is None
-    assert reply.error is not None
     assert reply.error.code == "too_small"
     thin = Scale.of("pixels", [ImageView(id="img0", view_size=(6000, 280))])
     assert value("deepeyes", zoom('{"bbox_2d":[0,0,3101,31]}'), thin) == "bad_box"

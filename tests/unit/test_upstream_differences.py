@@ -1,9 +1,4 @@
-r"""Where scores differ from those of the systems' public code, as a table: answer, truth, upstream's score,
-ours, the reason.
-
-Upstream's scores were measured by running that code. Where both scores are equal, the row was a defect of
-ours before.
-"""
+r"""Where scores differ from those measured with the systems' code; equal ones were defects of ours."""
 
 from __future__ import annotations
 
@@ -219,7 +214,6 @@ def test_an_update_task_learns_every_spelling_of_the_elected_answer(services):
     verdict = vote(served.trajectories, [], voting(), question, NOW, Equality(question, "math", services))
     settings = voting().model_copy(update={"gate": 0.6})
     task = make_task(served, verdict, settings, RewardsConfig())
-    assert task is not None
     assert [t.reward for t in task.trajectories] == [1.0, 1.0, 1.0, 0.0]
     assert agreeing(task.trajectories, task.pseudo_label) == task.trajectories[:3]
 

@@ -19,12 +19,8 @@ def test_overrides_reach_their_key_and_keep_the_rest() -> None:
     c = config.load(
         None, ["learner.lr=3e-4", "rewards.weights.curiosity=0.5", "policy.adapter=runs/x", "run.seed=7"]
     )
-    assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == (
-        3e-4,
-        0.5,
-        "runs/x",
-        7,
-    )
+    expected = (3e-4, 0.5, "runs/x", 7)
+    assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == expected
     assert c.rewards.weights.accuracy == 1.0
 
 

@@ -1,6 +1,4 @@
-"""Shuffled options: the same option stays right, however an answer names it; demonstrations are not
-touched.
-"""
+"""Shuffled options: the same option stays right, however an answer names it."""
 
 from __future__ import annotations
 

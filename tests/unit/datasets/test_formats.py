@@ -1,6 +1,4 @@
-"""Rows of the seed systems in their official schemas become the same kind of record, and go back to where
-they came from.
-"""
+"""Rows of the seed systems in their official schemas become the same kind of record."""
 
 from __future__ import annotations
 
@@ -131,7 +129,6 @@ def test_the_four_layouts_of_the_published_pixelis_say_the_same(folder: Path, ro
     zoom, answer = shown.turns
     assert (zoom.op, zoom.think, zoom.arguments) == ("zoom_in", "Look.", {"box": [0.5, 0.0, 1.0, 1.0]})
     assert (answer.answer, shown.id, shown.weight, shown.kind) == ("red", "cota_1", 1.5, "golden")
-    assert shown.provenance is not None
     assert (shown.provenance.source, shown.provenance.original_id) == ("coco", "9")
 
 

@@ -1,6 +1,4 @@
-"""Every gate rejects a set made to violate it, names the figure and the ids, and lets an honest set
-through.
-"""
+"""Every gate rejects a set made to violate it, names the figure and the ids."""
 
 from __future__ import annotations
 
@@ -111,9 +109,7 @@ def test_one_bad_demonstration_is_named(gate: str, reason: str, fields: dict):
 
 
 def test_gates_and_synthesis_agree_on_right_and_wrong():
-    """A golden answer ten per cent off earns three quarters and is not right; a trap whose letters are half
-    right is wrong.
-    """
+    """Ten per cent off earns three quarters and is not right; half of the letters right is wrong."""
     off = {
         "scorer": "numeric_band",
         "answers": ["10"],
@@ -198,7 +194,6 @@ def test_replay_executes_calls_again_and_finds_changed_observations():
     assert [step.observation.id for step in complete.steps if step.observation] == ["obs1", "obs2"]
     assert gates.replay([complete], executor, 1.0, 0).passed
     forged = complete.model_copy(deep=True)
-    assert forged.turns[1].observation is not None
     forged.turns[1].observation.data["zoom_level"] = 9.0
     gate = gates.replay([complete, forged.model_copy(update={"id": "forged"})], executor, 1.0, 0)
     assert not gate.passed

@@ -1,6 +1,4 @@
-"""The whole job on files: what comes out, what is dropped and counted, what ends it, and that a second run
-changes nothing.
-"""
+"""The whole job on files: what comes out, what is dropped and counted, what ends it."""
 
 from __future__ import annotations
 

@@ -173,10 +173,7 @@ CASES |= {
 
 
 def captured(case: str, folder: Path) -> Any:
-    """The last request, which each earlier one begins, their number, and the episode.
-
-    Schemas of operations are left out.
-    """
+    """The last request, which each earlier one begins, their number, and the episode."""
     build, *arguments = CASES[case]
     text = json.dumps(plain(build(folder, *arguments)), ensure_ascii=False)  # type: ignore[operator]
     text = re.sub(r"(<tools>).*?(</tools>)", r"\1\2", text.replace(str(folder), "FOLDER"))
@@ -184,11 +181,8 @@ def captured(case: str, folder: Path) -> Any:
     last = requests[-1]
     for request in requests:
         length = len(request["messages"])
-        assert {**request, "temperature": 0} == {
-            **last,
-            "messages": last["messages"][:length],
-            "temperature": 0,
-        }
+        expected = {**last, "messages": last["messages"][:length], "temperature": 0}
+        assert {**request, "temperature": 0} == expected
     return {"count": len(requests), "last": last, "result": result}
 
 

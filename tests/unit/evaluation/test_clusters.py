@@ -1,6 +1,4 @@
-"""Clusters of an evaluation's questions: which are wrong more often than the others, and how the table and
-the page show them.
-"""
+"""Clusters of an evaluation's questions: which are wrong more often than the others."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def group(number: int, text: str, *accuracies: float) -> Group:
 
 
 def three_kinds(wrong: tuple[int, int, int], each: int = 20) -> tuple[list[Group], np.ndarray]:
-    """Questions about red, green and blue things, of which so many are wrong; vectors near the three axes,
-    mixed in order.
-    """
+    """Questions about red, green and blue things, of which so many are wrong; vectors near the three axes."""
     rng, pairs = np.random.default_rng(0), []
     for kind, (colour, errors) in enumerate(zip(COLOURS, wrong, strict=True)):
         for i in range(each):

@@ -308,7 +308,6 @@ def test_nothing_acknowledged_is_lost_by_a_kill(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
         )
-        assert process.stdout is not None
         count = generator.randrange(5, 25)
         printed = [int(process.stdout.readline()) for _ in range(count)]
         process.send_signal(signal.SIGKILL)

@@ -1,6 +1,4 @@
-"""`pixelis evaluate evaluate.api.url=...`: a model behind an OpenAI-compatible address, played by a real HTTP
-server.
-"""
+"""`pixelis evaluate evaluate.api.url=...`: a model behind an OpenAI-compatible address."""
 
 from __future__ import annotations
 

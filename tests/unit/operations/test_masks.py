@@ -124,9 +124,7 @@ def test_any_string_is_a_mask_or_an_error(text: str):
 
 
 def test_a_bomb_takes_no_memory():
-    """A few characters may claim all of MAX_PIXELS: the window is made only for columns that hold
-    something.
-    """
+    """A few characters may claim MAX_PIXELS: only columns that hold something are made."""
     height, width = 14_000, 14_000
     assert height * width < masks.MAX_PIXELS
     with peak() as most:

@@ -85,11 +85,8 @@ def test_a_plain_box_says_nothing_and_an_adjusted_one_says_what_is_shown():
     plain, _ = zoom_with(box=[0.1003, 0.25, 0.3, 0.5])  # rounded to pixel edges, as every box is
     assert (plain.text, plain.data["adjusted"]) == ("", False)
     assert plain.data["pixels"] == [100, 200, 300, 400]
-    assert (plain.data["zoom_level"], plain.data["source_size"], plain.data["view_size"]) == (
-        1.0,
-        [200, 200],
-        [200, 200],
-    )
+    expected = (1.0, [200, 200], [200, 200])
+    assert (plain.data["zoom_level"], plain.data["source_size"], plain.data["view_size"]) == expected
     clamped, _ = zoom_with(box=[-0.2, 0.5, 0.3, 1.7])
     assert clamped.text == "shows 0,500,300,1000 of img0, 300x400 px, at 300x400"
     assert clamped.data["adjusted"]
@@ -171,13 +168,8 @@ def test_refused_arguments_are_error_observations(arguments: dict, code: str):
     wide = np.zeros((800, 1000, 3), np.uint8) if code != "bad_box" else np.zeros((4000, 1000, 3), np.uint8)
     action = Action(op="zoom_in", arguments=arguments)
     observation, views = execute(action, Scene({"img0": wide}, [ROOT]))
-    assert (observation.status, observation.code, observation.id, observation.images, views) == (
-        "error",
-        code,
-        None,
-        [],
-        [],
-    )
+    expected = ("error", code, None, [], [])
+    assert (observation.status, observation.code, observation.id, observation.images, views) == expected
     assert observation.text
 
 

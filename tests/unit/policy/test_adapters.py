@@ -183,12 +183,8 @@ def test_an_adapter_is_saved_and_loaded_and_damage_is_detected(tmp_path: Path):
     save_adapter(adapter, tmp_path / "v1")
     loaded = load_adapter(tmp_path / "v1")
     assert loaded.sha256() == adapter.sha256()
-    assert (loaded.alpha, loaded.rank, loaded.base_sha256, loaded.kind) == (
-        8,
-        4,
-        fingerprint(folder("qwen3_vl")),
-        "lora",
-    )
+    expected = (8, 4, fingerprint(folder("qwen3_vl")), "lora")
+    assert (loaded.alpha, loaded.rank, loaded.base_sha256, loaded.kind) == expected
     assert dataclasses.replace(adapter, alpha=9).sha256() != adapter.sha256()
     path = tmp_path / "v1" / "adapter.safetensors"
     content = bytearray(path.read_bytes())

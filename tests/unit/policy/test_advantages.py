@@ -1,7 +1,4 @@
-"""Advantages: the group's, the batch's, and who is left out.
-
-The named algorithms' formulas are in test_algorithms.py.
-"""
+"""Advantages: the group's, the batch's, and who is left out."""
 
 from __future__ import annotations
 
@@ -93,11 +90,8 @@ def test_mean_absolute_deviation_is_not_zero_for_lopsided_groups():
 
 def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscored():
     setting = AdvantageConfig(baseline="greedy", scale="none", min_group=1)
-    assert batch_advantages([[1.0, None, 0.0], [1.0], [0.5]], setting, greedy=[0.5, None, 0.5]) == [
-        [0.5, None, -0.5],
-        [None],
-        [0.0],
-    ]
+    expected = [[0.5, None, -0.5], [None], [0.0]]
+    assert batch_advantages([[1.0, None, 0.0], [1.0], [0.5]], setting, greedy=[0.5, None, 0.5]) == expected
     assert group_advantages([1.0], setting, greedy=0.25) == [0.75]
     assert group_advantages([1.0], setting) == [None]
     with pytest.raises(BadConfig, match="greedy"):

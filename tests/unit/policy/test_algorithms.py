@@ -1,6 +1,4 @@
-"""Every named algorithm against its paper's formula, written out sequence by sequence in float64, with
-gradients.
-"""
+"""Every named algorithm against its paper's formula, written out sequence by sequence in float64."""
 
 from __future__ import annotations
 
@@ -302,9 +300,7 @@ def sample_std(values: list[float]) -> float:
 
 
 def whitened(groups: list[list[float]]) -> list[list[float]]:
-    """verl's masked whitening: every token carries its rollout's value, the mean and variance are the
-    tokens'.
-    """
+    """verl's masked whitening: every token carries its rollout's value; mean and variance are the tokens'."""
     flat = [
         v
         for row, counts in zip(groups, TOKENS, strict=True)
@@ -324,9 +320,7 @@ def centred() -> list[list[float]]:
 
 
 def every_subset(k: int, eps: float) -> list[list[float]]:
-    """Pass@k by enumeration: a subset's reward is its best, a rollout's the mean over the subsets that hold
-    it.
-    """
+    """Pass@k by enumeration: a subset's reward is its best, a rollout's the mean over its subsets."""
     out = []
     for g in GROUPS:
         subsets = list(itertools.combinations(range(len(g)), k))

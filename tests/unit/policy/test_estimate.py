@@ -1,6 +1,4 @@
-"""The estimate of a dry run against the public models' sizes, and against real models where they fit in a
-test.
-"""
+"""The estimate of a dry run against the public models' sizes and against real small models."""
 
 from __future__ import annotations
 

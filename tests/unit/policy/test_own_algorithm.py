@@ -1,6 +1,4 @@
-"""A user's own algorithm: the worked example of docs/algorithms.md end to end, and every way to name one
-wrongly.
-"""
+"""A user's own algorithm: the worked example of docs/algorithms.md end to end."""
 
 from __future__ import annotations
 
@@ -186,11 +184,8 @@ def test_a_worker_without_samples_reports_the_metrics_of_the_others(
 
 def test_functions_may_be_named_by_text(module):
     settings = config.load(None, ["rft.algorithm=own_module:NAMES"]).rft
-    assert (settings.group_size, settings.advantage.baseline, settings.loss.surrogate) == (
-        5,
-        "loo",
-        "own_module:plain",
-    )
+    expected = (5, "loo", "own_module:plain")
+    assert (settings.group_size, settings.advantage.baseline, settings.loss.surrogate) == expected
     new = torch.tensor([-1.0, -2.0], requires_grad=True)
     loss, sums = policy_loss(new, new.detach(), torch.tensor([1.0, 3.0]), torch.ones(2), settings.loss)
     assert float(loss.detach()) == -4.0

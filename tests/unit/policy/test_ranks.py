@@ -1,6 +1,4 @@
-"""Ranks from what a full fine-tune changed: against numpy's decomposition, and as adapters of every part that
-takes them.
-"""
+"""Ranks from what a full fine-tune changed, against numpy's decomposition, and adapters that use them."""
 
 from __future__ import annotations
 
@@ -260,10 +258,8 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
 def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     whole = config.absolute(config.load(None, ["policy.lora.ranks=ranks.json", "ranks.tuned=full"]))
-    assert (whole.policy.lora.ranks, whole.ranks.tuned) == (
-        str(tmp_path / "ranks.json"),
-        str(tmp_path / "full"),
-    )
+    expected = (str(tmp_path / "ranks.json"), str(tmp_path / "full"))
+    assert (whole.policy.lora.ranks, whole.ranks.tuned) == expected
 
 
 # -- the job -------------------------------------------------------------------------------------------------

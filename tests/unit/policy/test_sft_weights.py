@@ -30,9 +30,7 @@ def weighted(
 
 
 def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
-    """sum of weight * cross entropy / sum of weights over all samples, in float64, with transformers' own
-    model.
-    """
+    """sum of weight * cross entropy / sum of weights over all samples, by transformers' model in float64."""
     s, model = spec(), stock().double()
     allowed = torch.ones(s.vocab, dtype=torch.bool)
     allowed[list(s.banned)] = False
@@ -110,7 +108,6 @@ def test_smoothing_has_the_gradient_of_its_value(chunk: int) -> None:
     expected = -cross_entropy(logits, targets - 3, reduction="none", label_smoothing=0.2)
     (expected * coefficients).sum().backward()
     assert value.detach().double().numpy() == pytest.approx(expected.detach().numpy(), abs=1e-5)
-    assert result is not None
     assert np.abs(result.numpy() - repeated.grad.numpy()).max() < 1e-5  # type: ignore[union-attr]
 
 

@@ -1,6 +1,4 @@
-"""PPO's advantages of tokens against their definitions; the critic in a learner: its loss, its resume, its
-absence elsewhere.
-"""
+"""PPO's advantages of tokens against their definitions; the critic in a learner: its loss, its resume."""
 
 from __future__ import annotations
 

@@ -64,16 +64,10 @@ def test_a_verdict(server, judge, monkeypatch):
     monkeypatch.setenv("OPENAI_ORG_ID", "mine")
     assert judge(verdict(1)).score("Which colour?", ["red"], "crimson") == 1.0
     (request,) = server.requests
-    assert (request["path"], request["model"], request["temperature"]) == (
-        "/v1/chat/completions",
-        "tiny",
-        0.0,
-    )
-    assert json.loads(request["messages"][1]["content"]) == {
-        "accepted": ["red"],
-        "question": "Which colour?",
-        "student": "crimson",
-    }
+    expected = ("/v1/chat/completions", "tiny", 0.0)
+    assert (request["path"], request["model"], request["temperature"]) == expected
+    expected = {"accepted": ["red"], "question": "Which colour?", "student": "crimson"}
+    assert json.loads(request["messages"][1]["content"]) == expected
     sent = {name.lower(): value for name, value in server.headers[0].items()}
     assert sent["authorization"] == "Bearer sesame"
     assert not {"openai-organization", "openai-project"} & set(sent), (

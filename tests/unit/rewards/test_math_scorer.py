@@ -1,6 +1,4 @@
-r"""The scorer ``math`` on rows of answer, truth and score: what is the same mathematics, and what only has a
-number in common.
-"""
+r"""The scorer ``math`` on rows of answer, truth and score: what is the same mathematics."""
 
 from __future__ import annotations
 

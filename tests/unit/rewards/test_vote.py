@@ -92,7 +92,6 @@ def test_a_task_scores_each_sample_by_its_own_answer() -> None:
         RewardsConfig(),
         now=12.0,
     )
-    assert task is not None
     assert [t.rewards["accuracy"] for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert (task.pseudo_label, task.confidence, task.created_at) == ("7", pytest.approx(4 / 6), 12.0)
@@ -118,7 +117,6 @@ def test_options_are_part_of_the_question_not_of_its_truth() -> None:
     task = make_task(
         served.model_copy(update={"question": question}), verdict, EvolutionConfig(), RewardsConfig()
     )
-    assert task is not None
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
 
 

@@ -78,10 +78,8 @@ def test_an_ensemble_is_the_mean_and_a_fifth_more_when_unanimous() -> None:
     assert united.strategies == {"majority": "7", "weighted": "7", "confidence": "7"}
     split = vote(samples(("7", 0.5), ("7", 0.5), ("8", 0.9)), [], voting("ensemble"), QUESTION, NOW)
     assert split.strategies == {"majority": "7", "weighted": "7", "confidence": "8"}
-    assert (split.answer, split.confidence) == (
-        "7",
-        pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3),
-    )
+    expected = ("7", pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3))
+    assert (split.answer, split.confidence) == expected
 
 
 def test_an_unknown_strategy_is_an_error() -> None:

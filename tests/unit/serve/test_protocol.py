@@ -547,11 +547,8 @@ def test_a_reply_shows_pictures_once_and_no_tokens() -> None:
 
 
 def test_usage_counts_the_prompt_once() -> None:
-    assert Usage.of([trajectory(), trajectory()]).model_dump() == {
-        "prompt_tokens": 3,
-        "completion_tokens": 6,
-        "total_tokens": 9,
-    }
+    expected = {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert Usage.of([trajectory(), trajectory()]).model_dump() == expected
 
 
 def test_no_answer_gives_a_refusal() -> None:
@@ -584,7 +581,6 @@ def test_log_probs_are_those_of_the_tokens_that_spell_the_answer(
     top = [f"{i}".encode() for i in range(len(pieces)) for _ in range(i % 3)]
     trajectory = Trajectory(question_id="q", turns=[turn], answer=answer)
     found = LogProbs.of(trajectory, answer, pieces, top)
-    assert found is not None
     spelled = b"".join(bytes(token.bytes) for token in found.content)
     assert answer.encode() in spelled
     assert len(spelled) < len(answer.encode()) + 10 + max(len(piece) for piece in pieces) * 2

@@ -1,6 +1,4 @@
-"""Reports: one self-contained file with all results, in which no text of a model, dataset or user becomes
-markup.
-"""
+"""Reports: one self-contained file, in which no text of a model, dataset or user becomes markup."""
 
 from __future__ import annotations
 
