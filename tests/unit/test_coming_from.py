@@ -193,15 +193,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_system_has_a_section_with_commands() -> None:
     systems = [
-        "Pixel-Reasoner",
-        "Reason-RFT",
-        "TTRL",
-        "Mini-o3",
-        "R1-V",
-        "DeepEyes",
-        "EasyR1",
+        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "EasyR1",
         "lmms-eval and VLMEvalKit",
-    ]
+    ]  # fmt: skip
     assert list(SECTIONS) == systems
     for title in systems:
         assert "Theirs: `" in SECTIONS[title]

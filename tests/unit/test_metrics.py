@@ -89,13 +89,6 @@ def test_unscored_episodes_are_never_wrong_ones():
     assert summary["unscored"] == {"judge_timeout": 1, "not_scored": 1}
 
 
-def test_nothing_scored_has_no_accuracy():
-    summary = summarise([episode()])
-    assert summary["accuracy"] is None
-    assert summary["ci95"] == [0.0, 1.0]
-    assert summarise([])["n"] == 0
-
-
 def test_groups_are_clusters_not_independent_episodes():
     groups = []
     for i in range(20):

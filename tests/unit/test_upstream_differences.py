@@ -272,23 +272,6 @@ def test_a_direct_answer_of_r1_v_earns_all_without_its_format(services):
     assert (thought.trajectories[0].rewards["format"], thought.trajectories[0].reward) == (0.0, 1.0)
 
 
-def test_untagged_answers_vote_in_ttrl(services):
-    texts = ["The answer is 7.", r"so \boxed{7.0}", "Answer: 8"]
-    said = [
-        Trajectory(
-            question_id="q",
-            group_id="g",
-            turns=[Turn(role="assistant", text=text)],
-            stop_reason=StopReason.NO_ACTION,
-        )
-        for text in texts
-    ]
-    scored = score_group(
-        group(*said, answers=None, scorer="math"), RewardsConfig(preset="ttrl"), services=services
-    )
-    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 0.0]
-
-
 PRESETS = [
     # preset        scorer of the row  answer      truth    upstream  ours
     ("rr-count",    "math",            "7.0",      "7",     0, 0.0),

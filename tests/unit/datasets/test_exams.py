@@ -110,14 +110,9 @@ def test_choices_are_read_by_mmmus_rules() -> None:
     services = Services(parse({}).rewards)
     score = find_scorer("mmmu_choice")
     answers = [
-        "It was painted by Claude Monet in 1875.",
-        "Claude Monet",
-        "B. Claude Monet",
-        "b",
-        "A",
-        "no idea",
+        "It was painted by Claude Monet in 1875.", "Claude Monet", "B. Claude Monet", "b", "A", "no idea",
         None,
-    ]
+    ]  # fmt: skip
     assert [score(case_of(question, answer, ["B"]), services) for answer in answers] == [1.0] * 4 + [0.0] * 3
     services.close()
 

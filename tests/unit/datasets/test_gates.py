@@ -68,11 +68,7 @@ FAILED = Observation(status="error", code="out_of_range", text="outside")
         ("actions", "unknown operation teleport", {"turns": [UNKNOWN, ANSWER]}),
         ("actions", "speed", {"turns": [zoom(arguments={"box": [0, 0, 0.5, 0.5], "speed": 2}), ANSWER]}),
         ("actions", "x0 < x1", {"turns": [zoom(arguments={"box": [0.5, 0.1, 0.2, 0.4]}), ANSWER]}),
-        (
-            "actions",
-            "outside the picture",
-            {"turns": [zoom(arguments={"box": [1.1, 0.1, 1.2, 0.4]}), ANSWER]},
-        ),
+        ("actions", "outside the picture", {"turns": [zoom(arguments={"box": [1.1, 0.1, 1.2, 0.4]}), ANSWER]}),
         ("actions", "unknown image obs2", {"turns": [zoom(1), zoom(2, target="obs2"), ANSWER]}),
         ("observations", "has no observation", {"turns": [zoom(observation=None), ANSWER]}),
         ("observations", "has learn set", {"turns": [zoom(observation=FAILED), ANSWER]}),
@@ -82,19 +78,11 @@ FAILED = Observation(status="error", code="out_of_range", text="outside")
         ("answers", "cannot be checked", {"answers": None}),
         ("answers", "ends without", {"turns": [zoom()]}),
         ("answers", "without a mistake", {"kind": "self_correction", "turns": [zoom(), ANSWER]}),
-        (
-            "answers",
-            "not corrected",
-            {"kind": "self_correction", "turns": [zoom(1, learn=False), zoom(2), zoom(1), ANSWER]},
-        ),
+        ("answers", "not corrected", {"kind": "self_correction", "turns": [zoom(1, learn=False), zoom(2), zoom(1), ANSWER]}),
         ("cycles", "is repeated", {"turns": [zoom(1), zoom(1), ANSWER]}),
-        (
-            "cycles",
-            "zoom_in zoom_in is repeated",
-            {"turns": [zoom(3), zoom(1), zoom(2), zoom(1), zoom(2), ANSWER]},
-        ),
+        ("cycles", "zoom_in zoom_in is repeated", {"turns": [zoom(3), zoom(1), zoom(2), zoom(1), zoom(2), ANSWER]}),
     ],
-)
+)  # fmt: skip
 def test_one_bad_demonstration_is_named(gate: str, reason: str, fields: dict):
     rejected = [*good_set(), demonstration("culprit", **fields)]
     checked = check_gates(rejected)

@@ -23,7 +23,7 @@ from pixelis.datasets import readers
 from pixelis.datasets.annotation_geometry import box_xywh, box_xyxy, mask_rle, polygon_points, time_span
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.questions import read_questions, read_rows
+from pixelis.datasets.questions import read_rows
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.masks import decode
 from pixelis.records import Question
@@ -165,15 +165,6 @@ def test_annotations_of_unknown_pictures_and_repeated_pictures(tmp_path: Path) -
     questions, bad = read(source)
     assert len(questions) == 1
     assert [row.code for row in bad] == ["unknown_id", "duplicate_id"]
-
-
-def test_bad_annotations_count_against_the_budget(tmp_path: Path) -> None:
-    source = coco_set(tmp_path, thing(bbox=[0, 0, 0, 0]), thing(2))
-    with pytest.raises(BadInput, match="annotation 1, column bbox"):
-        list(read_questions(source, epochs=1))
-    told: list[BadRow] = []
-    (question,) = read_questions(source, epochs=1, max_bad_rows=1, on_bad_row=told.append)
-    assert (question.id, [row.code for row in told]) == ("coco-val2017-7", ["empty_box"])
 
 
 def test_lvis(tmp_path: Path) -> None:

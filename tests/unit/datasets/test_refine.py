@@ -119,14 +119,8 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     assert "data card" in (source.parent / "run" / "card.html").read_text(encoding="utf-8")
     assert (source.parent / "run" / "sft.jsonl.lineage.json").is_file()
     names = (
-        "simple.jsonl",
-        "medium.jsonl",
-        "hard.jsonl",
-        "sft.jsonl",
-        "rft.jsonl",
-        "summary.json",
-        "card.html",
-    )
+        "simple.jsonl", "medium.jsonl", "hard.jsonl", "sft.jsonl", "rft.jsonl", "summary.json", "card.html",
+    )  # fmt: skip
     before = {name: (source.parent / "run" / name).read_bytes() for name in names}
     refine.run(config)
     assert before == {name: (source.parent / "run" / name).read_bytes() for name in names}

@@ -502,13 +502,7 @@ COT = "<think>3 and 4.</think>\n<answer>7</answer>"
     "row",
     [
         {"id": "clevr_1", "image": "images/0.png", "problem": "How many?", "answer": "7", "cot": COT},
-        {
-            "id": "clevr_1",
-            "image": ["images/0.png", "images/1.png"],
-            "problem": "How many?",
-            "solution": "7",
-            "cot": COT,
-        },
+        {"id": "clevr_1", "image": ["images/0.png", "images/1.png"], "problem": "How many?", "solution": "7", "cot": COT},
         {"id": "text_1", "problem": "3 + 4?", "answer": "7", "cot": COT, "level": 2},
         {
             "id": "trance_1",
@@ -518,7 +512,7 @@ COT = "<think>3 and 4.</think>\n<answer>7</answer>"
             "cot": CAPTION,
         },
     ],
-)
+)  # fmt: skip
 def test_reason_rft_rows_with_a_chain_of_thought_are_demonstrations(
     folder: Path, row: dict[str, Any]
 ) -> None:

@@ -119,19 +119,9 @@ def test_a_scanned_page():
 
 
 WORDS = [
-    "Platform",
-    "coffee",
-    "89.50",
-    "EXIT",
-    "Market",
-    "Street",
-    "invoice",
-    "2026",
-    "lazily",
-    "jumped",
-    "every",
+    "Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "2026", "lazily", "jumped", "every",
     "North",
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from tiny_policy import (
     Maker,
     adapter_state,
     folder,
-    policy,
     random_adapter,
     set_adapter_state,
     stock,
@@ -27,7 +26,7 @@ from pixelis import config
 from pixelis.errors import BadConfig, BadInput, MissingFile
 from pixelis.policy.adapters import Adapter, load_adapter, save_adapter
 from pixelis.policy.checkpoint import link_best
-from pixelis.policy.lora import BaseWeights, adapted_layers, add_lora, lora_parameters, merge_into
+from pixelis.policy.lora import BaseWeights, adapted_layers, add_lora, merge_into
 from pixelis.policy.lora_linear import LoraLinear
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint, resolve
@@ -211,10 +210,3 @@ def test_a_missing_model_raises_an_error_with_a_fix(tmp_path: Path):
     with pytest.raises(BadConfig, match="a model of type llama"):
         load_model(config.PolicyConfig(model=str(tmp_path)), "cpu")
     assert fingerprint(folder("qwen3_vl")) != fingerprint(folder("qwen2_5_vl"))
-
-
-def test_names_of_adapters_are_those_of_the_base_model():
-    names = set(lora_parameters(add_lora(stock(), LORA)))
-    weights = dict(stock().named_parameters())
-    assert all(f"{name[:-2]}.weight" in weights for name in names)
-    assert policy().lora == LORA

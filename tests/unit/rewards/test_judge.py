@@ -87,15 +87,8 @@ def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
     "reply",
     [
         *[
-            "1",
-            "right",
-            '{"score": 2, "why": ""}',
-            '{"score": "1"}',
-            '{"score": true}',
-            '{"score": NaN}',
-            '{"why": "x"}',
-            "[1]",
-            "",
+            "1", "right", '{"score": 2, "why": ""}', '{"score": "1"}', '{"score": true}', '{"score": NaN}',
+            '{"why": "x"}', "[1]", "",
         ],
         *[
             '{"score": 1, "why": "x", "more": 1}',
@@ -103,7 +96,7 @@ def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
             '{"score": 0.5, "why": ""}',
         ],
     ],
-)
+)  # fmt: skip
 def test_invalid_verdicts_are_rejected(reply):
     with pytest.raises(ValueError):
         read_verdict(reply)

@@ -150,19 +150,9 @@ def test_answers_are_checked_beside_the_event_loop() -> None:
 
 
 KEYWORDS = [
-    "type",
-    "properties",
-    "items",
-    "anyOf",
-    "$ref",
-    "$defs",
-    "enum",
-    "required",
-    "minimum",
-    "not",
-    "multipleOf",
-    "const",
-]
+    "type", "properties", "items", "anyOf", "$ref", "$defs", "enum", "required", "minimum", "not",
+    "multipleOf", "const",
+]  # fmt: skip
 VALUES = st.recursive(
     st.none()
     | st.booleans()
