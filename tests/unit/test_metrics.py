@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pixelis.evaluation.batches import batch_metrics, learnt_votes
-from pixelis.evaluation.metrics import (
-    exploration_efficiency,
-    has_loop,
-    operation_counts,
-    summarise,
-)
+from pixelis.evaluation.metrics import exploration_efficiency, has_loop, operation_counts, summarise
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 
 CALL = Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]})

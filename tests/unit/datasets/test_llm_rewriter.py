@@ -121,10 +121,7 @@ def test_with_on_reject_drop_the_sample_is_dropped(writer: Callable) -> None:
 
 @pytest.mark.parametrize(
     ("reply", "code", "requests"),
-    [
-        ((400, {}), "chat_refused", 1),
-        ((503, {"Retry-After": "0"}), "chat_error", 3),
-    ],
+    [((400, {}), "chat_refused", 1), ((503, {"Retry-After": "0"}), "chat_error", 3)],
 )
 def test_a_server_that_fails_is_no_rejection(
     writer: Callable, reply: tuple, code: str, requests: int

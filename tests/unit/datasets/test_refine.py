@@ -69,13 +69,7 @@ def settings(source: Path, *overrides: str, **gates: float) -> Config:
     fixed = [f"data.demonstrations={source}", f"run.dir={source.parent / 'run'}", "telemetry.progress=false"]
     return load(
         None,
-        [
-            *fixed,
-            "refinement.quality.min_score=0.5",
-            "refinement.sft.validation=0.2",
-            *given,
-            *overrides,
-        ],
+        [*fixed, "refinement.quality.min_score=0.5", "refinement.sft.validation=0.2", *given, *overrides],
     )
 
 

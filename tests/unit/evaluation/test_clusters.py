@@ -12,12 +12,7 @@ from pixelis.actors.evaluation_report import choose_wrong
 from pixelis.config import parse
 from pixelis.errors import BadInput
 from pixelis.evaluation import table
-from pixelis.evaluation.clusters import (
-    EXAMPLES,
-    balanced_vectors,
-    error_clusters,
-    is_notable,
-)
+from pixelis.evaluation.clusters import EXAMPLES, balanced_vectors, error_clusters, is_notable
 from pixelis.evaluation.metrics import summarise
 from pixelis.evaluation.samples import breakdown
 from pixelis.records import Group, ImageView, Question, StopReason, Trajectory

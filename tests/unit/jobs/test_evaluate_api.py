@@ -72,13 +72,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def config_for(server: ChatServer, **api: Any) -> Config:
-    keys = {
-        "url": server.url,
-        "model": "m",
-        "api_key_env": "",
-        "timeout_s": 10.0,
-        **api,
-    }
+    keys = {"url": server.url, "model": "m", "api_key_env": "", "timeout_s": 10.0, **api}
     return parse({"evaluate": {"api": keys}})
 
 

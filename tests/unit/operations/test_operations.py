@@ -139,8 +139,6 @@ def test_any_zoom_shows_just_the_pixels_it_says(x: float, y: float, factor: floa
     ("arguments", "code"),
     [
         ({"center": [0.5, 0.5]}, "bad_arguments"),
-        ({"factor": 2.0}, "bad_arguments"),
-        ({"box": [0.1, 0.1, 0.5, 0.5], "factor": 2.0}, "bad_arguments"),
         ({"box": [0.1, 0.1, 0.5, 0.5], "center": [0.5, 0.5], "factor": 2.0}, "bad_arguments"),
         *(
             ({"center": [0.5, 0.5], "factor": f}, "bad_arguments")
@@ -156,9 +154,7 @@ def test_any_zoom_shows_just_the_pixels_it_says(x: float, y: float, factor: floa
         ({"box": [0.9979, 0.9, 1.5, 1.0]}, "too_small"),
         ({"box": [0.5, 0.1, 0.4, 0.5]}, "bad_box"),
         ({"box": [float("nan"), 0.1, 0.5, 0.5]}, "bad_box"),
-        ({"box": [False, 0.1, True, 0.5]}, "bad_box"),
         ({"box": [0.1, 0.1, 0.5]}, "bad_box"),
-        ({"box": None}, "bad_arguments"),
         ({"box": [1.0, 0.1, 1.2, 0.5]}, "out_of_range"),
         ({}, "bad_arguments"),
         ({"box": [0.1, 0.1, 0.5, 0.5], "pad": 2}, "bad_arguments"),

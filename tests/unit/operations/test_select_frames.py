@@ -67,12 +67,6 @@ def test_by_rate():
     assert [image.frame for image in run(rate=1, start=2.84, end=2.84).images] == [71]
 
 
-def test_one_that_is_named_twice_is_shown_once():
-    result = run(frames=[5, 5, 6, 5])
-    assert [image.frame for image in result.images] == [5, 6]
-    assert "2 duplicate frames omitted" in result.text
-
-
 def test_a_frame_of_a_clip_stands_for_its_clip():
     assert [image.frame for image in run("vid0.0", frames=[2]).images] == [2]
 

@@ -192,13 +192,6 @@ def test_functions_may_be_named_by_text(module):
     assert "clipped" not in sums
 
 
-def test_an_explicit_function_wins_over_that_of_the_algorithm(module):
-    settings = config.load(
-        None, ["rft.algorithm=own_module:NAMES", "rft.advantage.baseline=own_module:halved"]
-    ).rft
-    assert settings.advantage.baseline == "own_module:halved"
-
-
 @pytest.mark.parametrize(
     ("scale", "expected"),
     [
@@ -212,17 +205,6 @@ def test_scales_go_with_an_own_advantage(module, scale: str, expected: list):
     result = batch_advantages([[1.0, 0.0, None], [1.0, 1.0]], settings)
     for row, want in zip(result, expected, strict=True):
         assert row == pytest.approx(want)
-
-
-def test_an_own_advantage_is_whitened_over_the_batch(module):
-    settings = config.AdvantageConfig(baseline="own_module:halved", scale="batch_std", min_group=1)
-    (result,) = batch_advantages([[3.0, 1.0]], settings)
-    assert result == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-3)
-
-
-def test_std_divides_by_a_user_defined_deviation(module):
-    settings = config.AdvantageConfig(baseline="own_module:with_deviation", eps=1e-12)
-    assert batch_advantages([[3.0, 1.0]], settings) == [pytest.approx([1.0, 0.0])]
 
 
 # -- wrong ones ----------------------------------------------------------------------------------------------

@@ -255,13 +255,6 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
     assert {name.rsplit(".", 2)[-2] for name in adapter_state(fewer)} == {"q_proj"}
 
 
-def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    whole = config.absolute(config.load(None, ["policy.lora.ranks=ranks.json", "ranks.tuned=full"]))
-    expected = (str(tmp_path / "ranks.json"), str(tmp_path / "full"))
-    assert (whole.policy.lora.ranks, whole.ranks.tuned) == expected
-
-
 # -- the job -------------------------------------------------------------------------------------------------
 
 

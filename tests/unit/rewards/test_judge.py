@@ -39,13 +39,7 @@ def judge(server, monkeypatch):
 
     def build(*replies, cache=None, **settings) -> Judge:
         server.replies = list(replies) or server.replies
-        values = {
-            "url": server.url,
-            "model": "tiny",
-            "api_key_env": KEY,
-            "timeout_s": 5,
-            **settings,
-        }
+        values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, **settings}
         opened.append(Judge(config.JudgeConfig(**values), cache))
         return opened[-1]
 

@@ -13,16 +13,7 @@ from pixelis.config import EvolutionConfig, RewardsConfig, parse
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import as_group, make_task, relabel
-from pixelis.records import (
-    Group,
-    ImageView,
-    Question,
-    StopReason,
-    Trajectory,
-    Turn,
-    UpdateTask,
-    Verdict,
-)
+from pixelis.records import Group, ImageView, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
 from pixelis.rewards.vote import TIE, majority
 
 

@@ -19,14 +19,7 @@ from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
 from pixelis.serve.dependencies import require_json, require_own_origin
 from pixelis.serve.keys import digest
-from pixelis.serve.limits import (
-    BURST_S,
-    Admission,
-    ByteBudget,
-    RateLimits,
-    Uploads,
-    admission_limits,
-)
+from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, admission_limits
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until
 
