@@ -207,6 +207,11 @@ def test_scales_go_with_an_own_advantage(module, scale: str, expected: list):
         assert row == pytest.approx(want)
 
 
+def test_std_divides_by_a_user_defined_deviation(module):
+    settings = config.AdvantageConfig(baseline="own_module:with_deviation", eps=1e-12)
+    assert batch_advantages([[3.0, 1.0]], settings) == [pytest.approx([1.0, 0.0])]
+
+
 # -- wrong ones ----------------------------------------------------------------------------------------------
 
 
