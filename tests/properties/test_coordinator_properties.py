@@ -1,8 +1,4 @@
-"""The Coordinator's own rules under any timing: bounded staleness, whole groups, questions once, no deadlock.
-
-The Coordinator and its router are real and run on one event loop; generators, scorers and their weights are
-scripted, and questions are read without Ray Data (tests/ray compares the two).
-"""
+"""The Coordinator's own rules under any timing: bounded staleness, whole groups, questions once."""
 
 from __future__ import annotations
 
@@ -134,9 +130,7 @@ def test_an_error_in_any_batch_reaches_the_learner_and_never_leaves_it_waiting(
 def test_a_learner_that_comes_back_goes_on_with_the_questions_after_its_checkpoint(
     at: int, staleness: int, seed: int
 ) -> None:
-    """Steps are learnt up to ``at``, the learner dies and begins again there: together every question once,
-    or named as stale.
-    """
+    """Steps are learnt up to ``at``, the learner dies and begins again there."""
     chance = random.Random(seed)
     config = settings_of(prompts_per_step=3, group_size=2, max_off_policy_steps=staleness, steps=5)
 
@@ -184,7 +178,6 @@ def test_a_batch_of_the_production_before_is_not_handed_out() -> None:
         return await asyncio.wait_for(coordinator.next_batch(0, 1, 0), 10)
 
     batch = asyncio.run(run())
-    assert batch is not None
     assert {group.policy_version for group in batch.groups} == {20}
 
 

@@ -1,10 +1,4 @@
-"""Fuzzing of what reads hostile input: decoders of pictures and clips, dialects, readers of data sets, row
-formats.
-
-Valid examples are mutated; the only acceptable outcomes are a correct value and a typed error.
-`PIXELIS_HYPOTHESIS=full` for long runs. What a long run found stands beside the property as an explicit
-example.
-"""
+"""Fuzzing of what reads hostile input: decoders of pictures and clips, dialects, readers of data sets."""
 
 from __future__ import annotations
 
@@ -63,9 +57,7 @@ EDITS = st.lists(
 
 
 def mutate(data: bytes, edits: list[tuple[str, int, bytes]], other: bytes) -> bytes:
-    """The data after the edits; places are ten thousandths of its length, most of them near the start, where
-    headers are.
-    """
+    """The data after the edits, whose places are ten thousandths of its length."""
     for kind, place, value in edits:
         at = len(data) * place // 9999 if place % 2 else min(len(data), place // 16)
         if kind == "set":
@@ -96,9 +88,7 @@ def outcome(call: Callable[[], Any], error: type[Exception]) -> Any:
 
 @functools.cache
 def pictures() -> list[bytes]:
-    """A picture of 24 x 16 pixels in each mode, format and compression that Pillow writes and the product
-    reads.
-    """
+    """A picture of 24 x 16 pixels in each mode, format and compression that Pillow writes and we read."""
     pixels = np.random.default_rng(3).integers(0, 256, (16, 24, 4), np.uint8)
     full = Image.fromarray(pixels, "RGBA")
     exif = Image.Exif()
@@ -342,9 +332,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
 
 
 def check_rows(read: Callable[[], Any]) -> None:
-    """Rows are questions that survive JSON, or bad rows with a code; a file as a whole may be a typed
-    error.
-    """
+    """Rows are questions that survive JSON, or bad rows with a code."""
     rows = outcome(lambda: list(read()), PixelisError)
     if isinstance(rows, PixelisError):
         assert rows.code

@@ -1,6 +1,4 @@
-"""Whatever is added, deleted and evicted in whatever order: index and database agree, and shards together are
-one memory.
-"""
+"""Whatever is added, deleted and evicted in whatever order: index and database agree."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Hostile arguments of the operations beside the six default ones: a result or an error with a code, never a
-crash.
-"""
+"""Hostile arguments of the operations beside the six default ones: a result or an error with a code."""
 
 from __future__ import annotations
 

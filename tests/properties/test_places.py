@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.dialogue.dialects import DIALECTS
@@ -100,28 +100,6 @@ def test_other_dialects_write_no_place_they_cannot_read(dialect):
             Scale.of("thousand", IMAGES),
             "x",
         )
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    KINDS,
-    st.sampled_from(sorted(PLACES)),
-    st.recursive(
-        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
-        lambda inner: st.lists(inner, max_size=5),
-        max_leaves=8,
-    ),
-)
-def test_whatever_stands_in_a_place_is_a_place_or_a_named_error(kind: str, field: str, value: Any):
-    assume(value is not None)
-    try:
-        result = Scale.of(kind, IMAGES).read_argument(field, value, "img0")
-    except OperationError as error:
-        result, code = [0.0], error.code
-    else:
-        code = "limit"
-    assert code in ("bad_box", "bad_point", "out_of_range", "limit")
-    assert np.isfinite(np.asarray(result, float)).all()
 
 
 def test_a_list_of_places_is_limited_and_described():

@@ -1,6 +1,4 @@
-"""Labels never leak: with scrambled truths every reader, reward, verdict, update task and weight is bitwise
-the same.
-"""
+"""Labels never leak: with scrambled truths every reward, verdict and weight is bitwise the same."""
 
 from __future__ import annotations
 
@@ -381,21 +379,11 @@ def put(root: Path, files: dict[str, Any]) -> None:
 
 WITHOUT_ANSWERS = (
     *(
-        "coco",
-        "lvis",
-        "partimagenet",
-        "sa1b",
-        "textcaps",
-        "hiertext",
-        "art",
-        "flickr30k",
-        "unsplash",
-        "msrvtt",
-        "mot17",
-        "mot20",
+        "coco", "lvis", "partimagenet", "sa1b", "textcaps", "hiertext", "art", "flickr30k", "unsplash",
+        "msrvtt", "mot17", "mot20",
     ),
     *("youtube_vis", "uvo", "youtube_vos", "visor", "didemo", "activitynet", "assembly101", "mind2web"),
-)
+)  # fmt: skip
 
 
 def test_a_new_annotated_set_is_scrambled_here_or_has_no_answers() -> None:

@@ -1,6 +1,4 @@
-"""The caps on shares of an update: they hold for every batch and candidate, and never stop learning for
-good.
-"""
+"""The caps on shares of an update: they hold for every batch and candidate."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ def test_no_user_and_no_question_exceeds_its_share_of_a_batch_or_candidate(
 def test_a_user_alone_learns_and_several_never_wait_for_each_other_forever(
     users: int, size: int, every: int, seed: int
 ) -> None:
-    """Users appear one after the other and ask different questions; a batch is formed whenever the queue
-    allows it.
-    """
+    """Users appear one after the other and ask different questions."""
     # Thousands of draws by hypothesis itself would exceed what it records.
     shares = shares_of(0.25, 0.25, every)
     queue = list[Source]()

@@ -11,11 +11,7 @@ from typing import Any
 
 
 class ChatServer:
-    """``replies``: text, bytes (the raw body), (status, headers), seconds to stall, or a function of the
-    request's messages.
-
-    The last one is given again and again. ``requests`` are what came in.
-    """
+    """``replies``: text, bytes (raw), (status, headers), seconds to stall, or a function of the messages."""
 
     def __init__(self, *replies: Any):
         self.replies: list[Any] = list(replies) or ["hello"]

@@ -15,9 +15,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def made(number: int, **values: object) -> Experience:
-    """Experience ``e<number>``, made ``number`` seconds after the epoch unless ``created_at`` says
-    otherwise.
-    """
+    """Experience ``e<number>``, made ``number`` seconds after the epoch unless ``created_at`` differs."""
     turns = [
         Turn(role="user", text="which?", tokens=[1, 2, 3]),
         Turn(role="assistant", text="7", tokens=[4], log_probs=[-0.5]),

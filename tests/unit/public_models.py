@@ -1,6 +1,4 @@
-"""Configurations of the public models that the recipes are for: their sizes, as their config.json files state
-them.
-"""
+"""Configurations of the public models that the recipes are for: their sizes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Demonstrations for the tests of refinement: one picture, as many calls as asked for, right or wrong by
-kind.
-"""
+"""Demonstrations for the tests of refinement: one picture, as many calls as asked for."""
 
 from __future__ import annotations
 

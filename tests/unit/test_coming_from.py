@@ -1,6 +1,4 @@
-"""Every command of docs/coming-from.md runs: as a dry run, with a tiny random model and rows of each system
-written by hand.
-"""
+"""Every command of docs/coming-from.md runs dry, with a tiny random model and rows of each system."""
 
 from __future__ import annotations
 
@@ -195,15 +193,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_system_has_a_section_with_commands() -> None:
     systems = [
-        "Pixel-Reasoner",
-        "Reason-RFT",
-        "TTRL",
-        "Mini-o3",
-        "R1-V",
-        "DeepEyes",
-        "EasyR1",
+        "Pixel-Reasoner", "Reason-RFT", "TTRL", "Mini-o3", "R1-V", "DeepEyes", "EasyR1",
         "lmms-eval and VLMEvalKit",
-    ]
+    ]  # fmt: skip
     assert list(SECTIONS) == systems
     for title in systems:
         assert "Theirs: `" in SECTIONS[title]

@@ -1,6 +1,4 @@
-"""The backward transfer of the benchmark of forgetting: differences by world, over pictures and over
-seeds.
-"""
+"""The backward transfer of the benchmark of forgetting, by world, over pictures and over seeds."""
 
 from __future__ import annotations
 
@@ -28,11 +26,8 @@ def run(final: dict[str, int]) -> list[Scores]:
 def test_transfer_is_the_final_accuracy_minus_that_after_the_own_stage():
     final = {"plain": 15, "invert": 20, "lowcontrast": 10, "digits": 20}
     transfer = summarise([run(final)])["backward_transfer"]
-    assert {world: transfer[world]["mean"] for world in WORLDS[:-1]} == {
-        "plain": -0.25,
-        "invert": 0.0,
-        "lowcontrast": -0.5,
-    }
+    expected = {"plain": -0.25, "invert": 0.0, "lowcontrast": -0.5}
+    assert {world: transfer[world]["mean"] for world in WORLDS[:-1]} == expected
     assert transfer["mean"]["mean"] == pytest.approx(-0.25)
     assert transfer["plain"]["ci95_seeds"] is None
 

@@ -1,8 +1,4 @@
-"""No package imports a file that imports the package, which import-linter does not see: it compares siblings
-only.
-
-A process that loads a policy imports no library that only others need.
-"""
+"""No package imports a file that imports the package, which import-linter does not see."""
 
 from __future__ import annotations
 

@@ -49,10 +49,6 @@ def test_an_installation_of_the_makefile_resolves(constraints: str, extra: str, 
     assert ("vllm" in names) == (extra == "gpu")
 
 
-def test_the_makefile_installs_for_cpus_and_for_gpus() -> None:
-    assert installations() == [("constraints.txt", "cpu"), ("constraints-gpu.txt", "gpu")]
-
-
 def test_no_advice_names_a_package_of_an_index_that_is_not_ours() -> None:
     texts = [
         *ROOT.glob("pixelis/**/*.py"),

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pixelis.evaluation.batches import batch_metrics, learnt_votes
-from pixelis.evaluation.metrics import (
-    exploration_efficiency,
-    has_loop,
-    operation_counts,
-    summarise,
-)
+from pixelis.evaluation.metrics import exploration_efficiency, has_loop, operation_counts, summarise
 from pixelis.records import Action, Group, Observation, Question, StopReason, Trajectory, Turn
 
 CALL = Action(op="zoom_in", arguments={"box": [0, 0, 0.5, 0.5]})
@@ -87,13 +82,6 @@ def test_unscored_episodes_are_never_wrong_ones():
     summary = summarise([episode("a", accuracy=1.0), episode("b", unscored="judge_timeout"), episode("c")])
     assert (summary["accuracy"], summary["n"]) == (1.0, 1)
     assert summary["unscored"] == {"judge_timeout": 1, "not_scored": 1}
-
-
-def test_nothing_scored_has_no_accuracy():
-    summary = summarise([episode()])
-    assert summary["accuracy"] is None
-    assert summary["ci95"] == [0.0, 1.0]
-    assert summarise([])["n"] == 0
 
 
 def test_groups_are_clusters_not_independent_episodes():

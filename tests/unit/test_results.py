@@ -1,6 +1,4 @@
-"""`make results`: figures with their intervals are found in any result, a run is made once; the README and
-the page agree.
-"""
+"""`make results`: figures with their intervals are found in any result, a run is made once."""
 
 from __future__ import annotations
 
@@ -51,10 +49,8 @@ def test_a_run_is_made_once_and_a_failed_one_again(tmp_path: Path) -> None:
     command = run.command
     assert execute("counted", command, run, tmp_path) is None
     second = execute("counted", command, run, tmp_path)
-    assert second is not None
     assert second["figures"] == [{"path": "x", "value": 1.0, "interval": (0.0, 1.0)}]
     third = execute("counted", command, run, tmp_path)
-    assert third is not None
     assert third["figures"][0]["value"] == 1.0
     assert len(list((tmp_path / "counted").glob("n*"))) == 2
     assert inside(

@@ -1,9 +1,4 @@
-"""Calls of the seed systems beside what the systems' own code makes of them: input, upstream's value, ours,
-reason.
-
-The table is written by hand from the systems' public code and descriptions. A value is the action (target and
-arguments), the answer `answer: ...`, the code of an error, or `nothing`.
-"""
+"""Calls of the seed systems: input, upstream's value (action, answer, error or `nothing`), ours, reason."""
 
 from __future__ import annotations
 
@@ -70,13 +65,7 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
     ("deepeyes", zoom('{"bbox_2d":[-50,-9,280,280]}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
     ("deepeyes", zoom('{"bbox_2d":[600,0,900,280]}'), "error", "out_of_range", "wholly outside"),
     ("deepeyes", zoom('{"bbox_2d":[0,0,' + "9" * 4000 + ",280]}"), box(0, 0, 1, 1), box(0, 0, 1, 1), SAME),
-    (
-        "mini_o3",
-        ground("[0.5,0,1.02,1]"),
-        box(0.5, 0, 1, 1),
-        "out_of_range",
-        "dialogue.clamp=true does as upstream",
-    ),
+    ("mini_o3", ground("[0.5,0,1.02,1]"), box(0.5, 0, 1, 1), "out_of_range", "dialogue.clamp=true does as upstream"),
     (
         "qwen",
         '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[280,0,900,280]}}</tool_call>',
@@ -85,20 +74,8 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         "our own dialect",
     ),
     # -- DeepEyes' arguments
-    (
-        "deepeyes",
-        zoom('{"bbox_2d":[0.4,0.0,279.6,280.0]}'),
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "rounded, as by PIL",
-    ),
-    (
-        "deepeyes",
-        zoom('{"bbox_2d":[0.1,0.2,0.3,0.4]}'),
-        "error",
-        "bad_box",
-        "fractions are less than a pixel",
-    ),
+    ("deepeyes", zoom('{"bbox_2d":[0.4,0.0,279.6,280.0]}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "rounded, as by PIL"),
+    ("deepeyes", zoom('{"bbox_2d":[0.1,0.2,0.3,0.4]}'), "error", "bad_box", "fractions are less than a pixel"),
     ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":null}}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
     ("deepeyes", zoom(f'{{"bbox_2d":{LEFT},"label":7}}'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), SAME),
     (
@@ -132,33 +109,15 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         ("img0", {"angle": 90.0}),
         "its code turns counter-clockwise, ours as it describes",
     ),
-    (
-        "deepeyes",
-        turn("-90"),
-        ("img0", {"angle": 90}),
-        ("img0", {"angle": 270.0}),
-        "the same turn in degrees clockwise",
-    ),
+    ("deepeyes", turn("-90"), ("img0", {"angle": 90}), ("img0", {"angle": 270.0}), "the same turn in degrees clockwise"),
     ("deepeyes", turn("0"), ("img0", {"angle": 0}), ("img0", {"angle": 0.0}), SAME),
-    (
-        "deepeyes",
-        turn("45"),
-        ("img0", {"angle": -45}),
-        ("img0", {"angle": 45.0}),
-        "clockwise; nothing is cut off",
-    ),
+    ("deepeyes", turn("45"), ("img0", {"angle": -45}), ("img0", {"angle": 45.0}), "clockwise; nothing is cut off"),
     ("deepeyes", turn("22.5"), ("img0", {"angle": -22.5}), ("img0", {"angle": 22.5}), "clockwise"),
     ("deepeyes", turn('"90"'), "error", "bad_arguments", SAME),
     ("deepeyes", turn("true"), ("img0", {"angle": -1}), "bad_arguments", "no number"),
     # -- several calls in a turn
     ("pixel_reasoner", crop(LEFT) + crop(RIGHT), padded(0.5, 0, 1, 1), padded(0.5, 0, 1, 1), "the last"),
-    (
-        "pixel_reasoner",
-        crop("[1") + "\n" + crop(RIGHT),
-        padded(0.5, 0, 1, 1),
-        padded(0.5, 0, 1, 1),
-        "the last",
-    ),
+    ("pixel_reasoner", crop("[1") + "\n" + crop(RIGHT), padded(0.5, 0, 1, 1), padded(0.5, 0, 1, 1), "the last"),
     (
         "deepeyes",
         zoom(f'{{"bbox_2d":{LEFT}}}') + zoom(f'{{"bbox_2d":{RIGHT}}}')[16:],
@@ -166,20 +125,8 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0.5, 0, 1, 1),
         "the last",
     ),
-    (
-        "deepeyes",
-        turn("90") + turn("180")[16:] * 2,
-        ("img0", {"angle": -180}),
-        ("img0", {"angle": 180.0}),
-        "the last",
-    ),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]") + ground("[0.5,0,1,1]")[16:],
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "the first",
-    ),
+    ("deepeyes", turn("90") + turn("180")[16:] * 2, ("img0", {"angle": -180}), ("img0", {"angle": 180.0}), "the last"),
+    ("mini_o3", ground("[0,0,0.5,1]") + ground("[0.5,0,1,1]")[16:], box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the first"),
     (
         "qwen",
         '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,9,9]}}</tool_call>' * 2,
@@ -196,13 +143,7 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         ("img0", {"angle": 90.0}),
         "only tags end its episodes",
     ),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]") + "<answer>7</answer>",
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "the call",
-    ),
+    ("mini_o3", ground("[0,0,0.5,1]") + "<answer>7</answer>", box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the call"),
     (
         "mini_o3",
         "<think>t</think><answer>7</answer>" + ground("[0,0,0.5,1]")[16:],
@@ -210,13 +151,7 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0, 0, 0.5, 1),
         "the call",
     ),
-    (
-        "pixel_reasoner",
-        crop(LEFT) + " so \\boxed{7}",
-        "answer: 7",
-        "answer: 7",
-        "a turn is a call only if it ends with one",
-    ),
+    ("pixel_reasoner", crop(LEFT) + " so \\boxed{7}", "answer: 7", "answer: 7", "a turn is a call only if it ends with one"),
     (
         "pixel_reasoner",
         "\\boxed{7}? " + crop(LEFT),
@@ -224,13 +159,7 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         padded(0, 0, 0.5, 1),
         "a turn is a call only if it ends with one",
     ),
-    (
-        "pixel_reasoner",
-        crop(LEFT) + " Let us see.",
-        "nothing",
-        "nothing",
-        "a turn is a call only if it ends with one",
-    ),
+    ("pixel_reasoner", crop(LEFT) + " Let us see.", "nothing", "nothing", "a turn is a call only if it ends with one"),
     (
         "qwen",
         '<tool_call>{"name":"zoom_in","arguments":{"bbox_2d":[0,0,9,9]}}</tool_call><answer>7</answer>',
@@ -239,13 +168,7 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         "our own dialect",
     ),
     # -- what Mini-o3 reads
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]", '"observation_0"'),
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "the picture",
-    ),
+    ("mini_o3", ground("[0,0,0.5,1]", '"observation_0"'), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "the picture"),
     (
         "mini_o3",
         ground("[0,0,0.5,1]", '"observation_1"'),
@@ -268,20 +191,8 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         box(0, 0, 0.5, 1, target="obs1"),
         "single quotes",
     ),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]", "'original_image'"),
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "mixed quotes",
-    ),
-    (
-        "mini_o3",
-        ground("[0,0,0.5,1]", "'original_image\""),
-        box(0, 0, 0.5, 1),
-        box(0, 0, 0.5, 1),
-        "mixed quotes",
-    ),
+    ("mini_o3", ground("[0,0,0.5,1]", "'original_image'"), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
+    ("mini_o3", ground("[0,0,0.5,1]", "'original_image\""), box(0, 0, 0.5, 1), box(0, 0, 0.5, 1), "mixed quotes"),
     (
         "mini_o3",
         ground("[0,0,0.5,1]", "'observation_1 (the dog\"").replace('"source"', "'source'"),
@@ -311,13 +222,7 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         "bad_json",
         "upstream evaluates Python, ours never does",
     ),
-    (
-        "mini_o3",
-        ground("__import__('os').getcwd()"),
-        "evaluated",
-        "bad_json",
-        "upstream evaluates Python, ours never does",
-    ),
+    ("mini_o3", ground("__import__('os').getcwd()"), "evaluated", "bad_json", "upstream evaluates Python, ours never does"),
     (
         "mini_o3",
         "<think>t</think><answer>" + "7" * 1001 + "</answer>",
@@ -332,7 +237,7 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
         "answer: 7",
         "text between tags is no answer and no error",
     ),
-]
+]  # fmt: skip
 
 
 def value(dialect: str, text: str, scale: Scale = SCALE) -> Any:
@@ -391,17 +296,6 @@ def test_clamping_is_a_switch_in_every_dialect(dialect: str, clamp: bool) -> Non
         assert result == "out_of_range"
 
 
-@given(st.lists(st.floats(-3, 4, allow_nan=False), min_size=4, max_size=4))
-def test_a_clamped_box_lies_inside_and_covers_what_the_request_shows_of_the_image(edges: list[float]) -> None:
-    x0, y0, x1, y1 = edges
-    result = value("mini_o3", ground(str(edges)), Scale.of("unit", VIEWS, clamp=True))
-    inside = max(x0, 0), max(y0, 0), min(x1, 1), min(y1, 1)
-    if inside[0] < inside[2] and inside[1] < inside[3]:
-        assert result[1]["box"] == pytest.approx(inside)
-    else:
-        assert result in ("bad_box", "out_of_range")
-
-
 MINI_O3_PARSER = re.compile(r'\{"bbox_2d": \[(.*?)\], "source": "(original_image|observation_\d+)"\}')
 """The form that Mini-o3's own parser reads: a blank after colons and commas, the box first."""
 
@@ -418,7 +312,6 @@ def test_what_is_written_in_mini_o3_is_read_by_its_own_parser(
     action = Action(op="zoom_in", target=target, arguments={"box": edges})
     text = "".join(DIALECTS["mini_o3"].render(action, SCALE, "t"))
     match = MINI_O3_PARSER.search(text)
-    assert match is not None
     assert [float(number) for number in match[1].split(", ")] == edges
     assert value("mini_o3", text) == (target, {"box": edges})
 
@@ -427,7 +320,6 @@ def test_a_crop_that_deepeyes_refuses_earns_nothing() -> None:
     reply = DIALECTS["deepeyes"].parse(zoom('{"bbox_2d":[10,10,40,40]}'), OPERATIONS, SCALE)
     # So it is an error observation, and no executed operation for tool_if_correct
     assert reply.action is None
-    assert reply.error is not None
     assert reply.error.code == "too_small"
     thin = Scale.of("pixels", [ImageView(id="img0", view_size=(6000, 280))])
     assert value("deepeyes", zoom('{"bbox_2d":[0,0,3101,31]}'), thin) == "bad_box"

@@ -1,9 +1,4 @@
-r"""Where scores differ from those of the systems' public code, as a table: answer, truth, upstream's score,
-ours, the reason.
-
-Upstream's scores were measured by running that code. Where both scores are equal, the row was a defect of
-ours before.
-"""
+r"""Where scores differ from those measured with the systems' code; equal ones were defects of ours."""
 
 from __future__ import annotations
 
@@ -219,7 +214,6 @@ def test_an_update_task_learns_every_spelling_of_the_elected_answer(services):
     verdict = vote(served.trajectories, [], voting(), question, NOW, Equality(question, "math", services))
     settings = voting().model_copy(update={"gate": 0.6})
     task = make_task(served, verdict, settings, RewardsConfig())
-    assert task is not None
     assert [t.reward for t in task.trajectories] == [1.0, 1.0, 1.0, 0.0]
     assert agreeing(task.trajectories, task.pseudo_label) == task.trajectories[:3]
 
@@ -276,23 +270,6 @@ def test_a_direct_answer_of_r1_v_earns_all_without_its_format(services):
         group(said, answers=["7"], scorer="math"), RewardsConfig(preset="r1v"), services=services
     )
     assert (thought.trajectories[0].rewards["format"], thought.trajectories[0].reward) == (0.0, 1.0)
-
-
-def test_untagged_answers_vote_in_ttrl(services):
-    texts = ["The answer is 7.", r"so \boxed{7.0}", "Answer: 8"]
-    said = [
-        Trajectory(
-            question_id="q",
-            group_id="g",
-            turns=[Turn(role="assistant", text=text)],
-            stop_reason=StopReason.NO_ACTION,
-        )
-        for text in texts
-    ]
-    scored = score_group(
-        group(*said, answers=None, scorer="math"), RewardsConfig(preset="ttrl"), services=services
-    )
-    assert [t.reward for t in scored.trajectories] == [1.0, 1.0, 0.0]
 
 
 PRESETS = [

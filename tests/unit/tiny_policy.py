@@ -29,9 +29,7 @@ torch.set_num_threads(1)
 
 @functools.cache
 def folder(family: str) -> Path:
-    """A model folder on disk; heads (32 wide, the least that vLLM takes on CPU) share keys, deepstack is on
-    (Qwen3-VL).
-    """
+    """A model folder on disk; heads (32 wide, the least that vLLM takes on CPU) share keys."""
     root = Path(tempfile.mkdtemp(prefix=f"pixelis-{family}-"))
     atexit.register(shutil.rmtree, root, True)
     tokenizer = build_tokenizer()
@@ -157,9 +155,7 @@ def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
 
 
 def stock_log_probs(model: torch.nn.Module, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities of a sample's policy tokens by transformers' own forward, one unpadded sample at a
-    time.
-    """
+    """Log-probabilities of a sample's policy tokens by transformers' forward, one unpadded sample at a time."""
     logits = stock_logits(model, sample).float() / temperature
     logits = logits.index_fill(1, torch.tensor(spec(model.config.model_type).banned), float("-inf"))
     chosen = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(sample.tokens)[1:, None])[:, 0]

@@ -1,6 +1,4 @@
-"""A worker of tests/unit/policy/test_two_workers.py: trains every case on its share of the samples and writes
-its metrics.
-"""
+"""A worker of tests/unit/policy/test_two_workers.py."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=128, rows=1, keep
 
 @dataclass(frozen=True)
 class Case:
-    """One training run. chunk_values: logits that pass the LM head at once, None for the default. long: marks
-    its tests.
-    """
+    """One training run. chunk_values: logits that pass the LM head at once; long: marks its tests."""
 
     stage: int
     full: bool = False
@@ -122,9 +118,7 @@ def samples_of(family: str) -> list[TrainSample]:
 
 
 def divided(family: str) -> dict[str, Any]:
-    """Share of the parameters that this worker holds of a model that is divided while it is read, and whether
-    it is the model.
-    """
+    """This worker's share of the parameters of a model divided on reading, and whether it is the model."""
     from deepspeed import zero
 
     settings = policy(family, dtype="bfloat16")
@@ -141,10 +135,7 @@ def divided(family: str) -> dict[str, Any]:
 
 
 def main(out: str, folders: dict[str, str], long: bool) -> None:
-    """Train the cases that are long, or the others, on this worker.
-
-    The second one has fewer micro-batches, and no picture.
-    """
+    """Train the cases that are long, or the others, on this worker."""
     rank = int(os.environ["RANK"])
     dist.init_process_group(
         "gloo",

@@ -1,6 +1,4 @@
-"""Routers that load or observe versions: choice of the generator, reservations, joining and leaving members,
-timeouts.
-"""
+"""Routers that load or observe versions: choice, reservations, members that join and leave, timeouts."""
 
 from __future__ import annotations
 

@@ -175,7 +175,6 @@ def test_a_crash_during_a_promotion_keeps_the_history(tmp_path: Path, forced: bo
         restarted = new_promotion(tmp_path, store, judge)
         await restarted.open()
         assert (restarted.served, restarted.unjudged) == (2, forced)
-        assert restarted.history is not None
         assert [version for version, _ in restarted.history.entries] == [0, 1, 2]
         assert len(restarted.curve) == (1 if forced else 2)
         assert await restarted.check_served(), "it is compared with its ancestors"
@@ -199,7 +198,6 @@ def test_a_crash_during_a_rollback_forgets_withdrawn_versions_only(tmp_path: Pat
     async def after() -> None:
         restarted = new_promotion(tmp_path, store, judge)
         await restarted.open()
-        assert restarted.history is not None
         assert (restarted.served, [version for version, _ in restarted.history.entries]) == (1, [0, 1])
 
     asyncio.run(after())

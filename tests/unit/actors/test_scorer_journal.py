@@ -1,6 +1,4 @@
-"""The Scorer's journal: a restarted actor continues exactly, whenever it was killed, and callers' text stays
-out of it.
-"""
+"""The Scorer's journal: a restarted actor continues exactly, whenever it was killed."""
 
 from __future__ import annotations
 

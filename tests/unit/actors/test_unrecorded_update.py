@@ -1,6 +1,4 @@
-"""An update that a restarted Evolution has not recorded leaves the weights, because its approved tasks are
-learnt again.
-"""
+"""An update that a restarted Evolution has not recorded leaves the weights: its tasks are learnt again."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ Store = PolicyStore.__ray_metadata__.modified_class  # type: ignore[attr-defined
 
 
 class Local:
-    """An object in this process behind the interface of an actor handle; coroutines end before the call
-    returns.
-    """
+    """An object in this process behind the interface of an actor handle."""
 
     def __init__(self, target: Any):
         self.target = target

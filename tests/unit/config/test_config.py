@@ -19,12 +19,8 @@ def test_overrides_reach_their_key_and_keep_the_rest() -> None:
     c = config.load(
         None, ["learner.lr=3e-4", "rewards.weights.curiosity=0.5", "policy.adapter=runs/x", "run.seed=7"]
     )
-    assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == (
-        3e-4,
-        0.5,
-        "runs/x",
-        7,
-    )
+    expected = (3e-4, 0.5, "runs/x", 7)
+    assert (c.learner.lr, c.rewards.weights.curiosity, c.policy.adapter, c.run.seed) == expected
     assert c.rewards.weights.accuracy == 1.0
 
 
@@ -75,14 +71,8 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
         ("rft.group_size=1", "rft.group_size"),
         ("serve.sampling.temperature=0.001", "serve.sampling.temperature 0.001"),
         ("engine.name=vllm rft.sampling.temperature=3", "rft.sampling.temperature 3"),
-        (
-            "rft.sampling.top_p=0.9 rft.loss.kl=0.1 rft.loss.kl_in=reward rft.loss.kl_estimator=k1",
-            "rft.loss.kl_in=loss",
-        ),
-        (
-            "rft.sampling.top_p=0.9 rft.loss.importance=none",
-            "rft.loss.importance=truncate",
-        ),
+        ("rft.sampling.top_p=0.9 rft.loss.kl=0.1 rft.loss.kl_in=reward rft.loss.kl_estimator=k1", "rft.loss.kl_in=loss"),
+        ("rft.sampling.top_p=0.9 rft.loss.importance=none", "rft.loss.importance=truncate"),
         ("policy.lora=3", "policy.lora"),
         ("dialogue.crop.max_pixels=10", "min_pixels 4096 is above max_pixels 10"),
         ("learner.row_tokens=64", "an episode must fit into a row"),
@@ -91,29 +81,17 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
         ("nonsense", "is not an override"),
         ("run.dir=s3://bucket/run", "run.dir s3://bucket/run is no folder: mount a filesystem"),
         ("memory.dir=gs://bucket/memory", "memory.dir gs://bucket/memory is no folder"),
-        (
-            "engine.tensor_parallel=2 engine.gpus=1",
-            "engine.tensor_parallel 2 needs as many engine.gpus, not 1",
-        ),
+        ("engine.tensor_parallel=2 engine.gpus=1", "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
         ("engine.colocate=true rft.max_off_policy_steps=1", "set rft.max_off_policy_steps=0"),
-        (
-            "engine.colocate=true engine.gpus=1",
-            "needs 1 for engine.gpus, learner.gpus",
-        ),
-        (
-            "engine.colocate=true engine.gpus=1 learner.gpus=1 engine.workers=2",
-            "as many engine.workers",
-        ),
+        ("engine.colocate=true engine.gpus=1", "needs 1 for engine.gpus, learner.gpus"),
+        ("engine.colocate=true engine.gpus=1 learner.gpus=1 engine.workers=2", "as many engine.workers"),
         ("learner.min_workers=2", "learner.min_workers 2 is above learner.workers 1"),
         ("learner.sequence_parallel=2", "learner.workers 1 is no multiple of learner.sequence_parallel 2"),
         ("engine.workers=3 engine.max_workers=2", "engine.max_workers 2 is below engine.workers 3"),
         ("engine.workers={min: 1}", "engine.workers is a number or has the keys min and max, not min"),
-        (
-            "engine.max_workers=2 engine.colocate=true",
-            "unset engine.max_workers",
-        ),
+        ("engine.max_workers=2 engine.colocate=true", "unset engine.max_workers"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_names_the_key(override: str, told: str) -> None:
     with pytest.raises(BadConfig) as caught:
         config.load(None, [override] if "{" in override else override.split())

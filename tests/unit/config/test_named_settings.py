@@ -1,6 +1,4 @@
-"""Named algorithms and reward presets replace what a recipe says, and a dry run marks where each value comes
-from.
-"""
+"""Named algorithms and reward presets replace what a recipe says."""
 
 from __future__ import annotations
 
@@ -64,12 +62,8 @@ def test_keys_beside_a_name_refine_it_and_the_batch_of_the_recipe_stays() -> Non
     for order in (overrides, overrides[::-1]):
         c = config.load("configs/qwen2_5_vl_7b/rft.yaml", order)
         loss = c.rft.loss
-        assert (c.rft.advantage.scale, loss.clip_low, loss.clip_high, loss.aggregate) == (
-            "std",
-            3e-4,
-            4e-4,
-            "sequence",
-        )
+        expected = ("std", 3e-4, 4e-4, "sequence")
+        assert (c.rft.advantage.scale, loss.clip_low, loss.clip_high, loss.aggregate) == expected
         assert (loss.kl, c.rewards.curiosity.alpha, c.rewards.weights.format) == (0.1, 2.0, 0.0)
         assert (c.rft.prompts_per_step, c.rft.max_off_policy_steps, c.rft.steps) == (64, 1, 240)
 
@@ -80,12 +74,8 @@ def test_a_name_in_a_file_replaces_the_files_that_it_extends(tmp_path: Path) -> 
     )
     (tmp_path / "top.yaml").write_text("extends: base.yaml\nrft: {algorithm: grpo, loss: {clip_high: 0.3}}")
     rft = config.load(tmp_path / "top.yaml").rft
-    assert (rft.advantage.scale, rft.filter.key, rft.filter.max_oversampling, rft.loss.clip_high) == (
-        "std",
-        "none",
-        3.0,
-        0.3,
-    )
+    expected = ("std", "none", 3.0, 0.3)
+    assert (rft.advantage.scale, rft.filter.key, rft.filter.max_oversampling, rft.loss.clip_high) == expected
     assert rft.steps == 7
     assert config.load(tmp_path / "base.yaml").rft.advantage.scale == "none"
 
@@ -135,11 +125,8 @@ def test_a_dry_run_marks_the_origins_and_loads_to_the_same_configuration(
     text = capsys.readouterr().out
     marks = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in text.splitlines()}
     assert (marks["clip_low"], marks["prompts_per_step"]) == ("algorithm gspo", "qwen2_5_vl_7b/rft.yaml")
-    assert (marks["train_samples"], marks["algorithm"], marks["tool_misuse"]) == (
-        "default",
-        "command line",
-        "preset pixelis-steps",
-    )
+    expected = ("default", "command line", "preset pixelis-steps")
+    assert (marks["train_samples"], marks["algorithm"], marks["tool_misuse"]) == expected
     assert config.parse(yaml.safe_load(text)) == config.absolute(config.load(argv[0], argv[1:]))
 
 

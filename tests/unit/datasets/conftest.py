@@ -11,9 +11,7 @@ from PIL import Image
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with pictures of 80 x 40 pixels, ``images/0.png`` to ``images/3.png``, which files of rows may
-    name.
-    """
+    """A folder with pictures of 80 x 40 pixels, ``images/0.png`` to ``images/3.png``."""
     (tmp_path / "images").mkdir()
     for i in range(4):
         Image.fromarray(np.full((40, 80, 3), 60 * i, np.uint8)).save(tmp_path / "images" / f"{i}.png")

@@ -1,6 +1,4 @@
-"""Clips of the card world: a question about one second needs a frame to be selected and then a zoom, neither
-alone is enough.
-"""
+"""Clips of the card world: a question about one second needs a frame to be selected and then a zoom."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ def questions(count: int) -> list[Question]:
 
 
 def readable(session: Session, colour: str) -> set[tuple[int, int]]:
-    """What an oracle reads in the views: the seconds in which the card of a colour is legible, and its digits
-    there.
-    """
+    """What an oracle reads in the views: the seconds in which the card of a colour is legible."""
     found = set()
     for image in session.images:
         x0, y0, x1, y1 = to_root(chain(session.images, image.id))
@@ -51,9 +47,7 @@ def readable(session: Session, colour: str) -> set[tuple[int, int]]:
 
 
 def play(question: Question, operations: Sequence[str]) -> Session:
-    """All that these operations can show of the card: every frame where one can be selected, a zoom wherever
-    one is possible.
-    """
+    """All that these operations can show of the card: every frame where one can be selected."""
     session = EXECUTOR.open(question)
     if "select_frames" in operations:
         session.execute("select_frames", "vid0", frames=list(range(cards.CLIP_SECONDS)))

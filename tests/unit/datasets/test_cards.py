@@ -1,6 +1,4 @@
-"""The picture world: same name same pixels, splits that share nothing, views equal to what the product
-shows.
-"""
+"""The picture world: same name same pixels, splits that share nothing."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,4 @@
-"""Shuffled options: the same option stays right, however an answer names it; demonstrations are not
-touched.
-"""
+"""Shuffled options: the same option stays right, however an answer names it."""
 
 from __future__ import annotations
 
@@ -20,17 +18,9 @@ from pixelis.rewards.scorers import letter
 TEXTS = ["red", "vitamin A", "12 B", "none of these"]
 QUESTION = "Which?\n" + "\n".join(f"{sign}. {text}" for sign, text in zip("ABCD", TEXTS, strict=True))
 SPELLINGS = [
-    "{}",
-    " {} ",
-    "({})",
-    "{}.",
-    "({}).",
-    "[{}]",
-    "{}: it is",
-    "\\boxed{{{}}}",
-    "It is ({})",
+    "{}", " {} ", "({})", "{}.", "({}).", "[{}]", "{}: it is", "\\boxed{{{}}}", "It is ({})",
     "<answer>{}</answer>",
-]
+]  # fmt: skip
 
 
 def texts(question: Question) -> list[str]:

@@ -1,6 +1,4 @@
-"""The curriculum of demonstrations: it goes on, takes back, rests and resumes as its settings say, whatever
-it is told.
-"""
+"""The curriculum of demonstrations: it goes on, takes back, rests and resumes as its settings say."""
 
 from __future__ import annotations
 
@@ -68,12 +66,8 @@ def test_a_stage_ends_after_its_steps_and_without_accuracy_the_loss_counts() -> 
         StageConfig(name="b", mixture=(0, 0, 1)),
     ]
     curriculum = Curriculum(settings(stages=stages, drop=1))
-    assert [curriculum.evaluated(step, loss=9.0) for step in (10, 20, 30, 40)] == [
-        None,
-        None,
-        "advance",
-        None,
-    ]
+    expected = [None, None, "advance", None]
+    assert [curriculum.evaluated(step, loss=9.0) for step in (10, 20, 30, 40)] == expected
     # 1 / (1 + 0.6) = .625 is above the threshold, so patience alone decides.
     curriculum = Curriculum(settings())
     assert [curriculum.evaluated(step, loss=0.6) for step in (10, 20)] == [None, "advance"]

@@ -169,11 +169,3 @@ def test_data_is_displayed_and_never_executed(shown: Demonstration):
     assert all(attrs["src"].startswith("data:") for tag, attrs in page.seen if tag == "img")
     assert not re.search(r"https?://", document)
     assert "default-src 'none'" in document
-
-
-def test_missing_media_are_named(shown: Demonstration):
-    lost = shown.model_copy(update={"media": [shown.media[0].model_copy(update={"uri": "/no/such.png"})]})
-    assert (
-        "was not kept"
-        in Page(data_card.render_card({}, [data_card.example(lost, ToolboxConfig())], "x")).text
-    )

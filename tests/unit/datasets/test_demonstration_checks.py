@@ -1,6 +1,4 @@
-"""Demonstrations that cannot be learnt from are found when they are read, each with what is wrong and how to
-correct it.
-"""
+"""Demonstrations that cannot be learnt from are found when they are read."""
 
 from __future__ import annotations
 
@@ -142,12 +140,8 @@ def test_a_run_logs_the_row_of_a_question_that_cannot_be_shown(tmp_path: Path) -
     rollouts = Rollouts(job(tmp_path, "train", "rows.jsonl"), Router(), [object()])  # type: ignore[arg-type, list-item]
     assert asyncio.run(rollouts.group(question, 0)) == "image_too_thin"
     (event,) = events.read(tmp_path / "run", "bad_row")
-    assert (Path(event["file"]).name, event["row"], event["id"], event["message"]) == (
-        "rows.jsonl",
-        "1",
-        "t0",
-        "thin.png: too thin",
-    )
+    expected = ("rows.jsonl", "1", "t0", "thin.png: too thin")
+    assert (Path(event["file"]).name, event["row"], event["id"], event["message"]) == expected
 
 
 def test_stored_demonstrations_know_their_rows(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Which demonstrations are in which batch: by seed, step and mixture alone; each row its share, small shares
-in large ones.
-"""
+"""Which demonstrations are in which batch: by seed, step and mixture alone; each row its share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Demonstrations are played: the operation runs, its pixels are the picture's, the loss covers what the
-assistant said.
-"""
+"""Demonstrations are played: the operation runs, its pixels are the picture's."""
 
 from __future__ import annotations
 
@@ -122,9 +120,7 @@ def test_training_warns_once_of_turns_that_would_be_cut_off(
 
 @pytest.mark.parametrize("family", tiny_policy.FAMILIES)
 def test_boxes_with_equal_tokens_show_the_same_view(family: str, row: Callable[..., Demonstration]) -> None:
-    """A policy writes the numbers of the call: what they leave out of a demonstration's box cannot show
-    anything.
-    """
+    """What the numbers of a call leave out of a box cannot show anything to a policy."""
     player = Player(settings(family), str(tiny_policy.folder(family)))
     boxes = ([0.25, 0.25, 0.75, 0.75], [0.2503, 0.2503, 0.7503, 0.7503])
     (exact, seen), (rounded, shown) = (player.play(row(zoom(box), {"answer": "7"})) for box in boxes)

@@ -1,6 +1,4 @@
-"""MMMU, ScienceQA, MM-Vet, GeoQA and ViRL39K: tiny files in each official schema, and their leaderboards'
-ways of scoring.
-"""
+"""MMMU, ScienceQA, MM-Vet, GeoQA and ViRL39K: tiny files in each official schema."""
 
 from __future__ import annotations
 
@@ -64,11 +62,8 @@ def test_mmmu(tmp_path: Path) -> None:
     table(tmp_path / "Math/validation-00000-of-00001.parquet", [mmmu(1, "Math")])
     questions, bad = read(f"mmmu:{tmp_path}?cache={tmp_path / 'cache'}")
     one, two, three, opened, hidden, other = questions
-    assert (one.question, one.answers, one.scorer) == (
-        "What is in <image>?\nA. a cat\nB. a dog's",
-        ["B"],
-        "mmmu_choice",
-    )
+    expected = ("What is in <image>?\nA. a cat\nB. a dog's", ["B"], "mmmu_choice")
+    assert (one.question, one.answers, one.scorer) == expected
     assert one.meta["category"] == ["Art and Design", "Art_Theory"]
     assert two.question == "Compare them.\nA. <image>\nB. <image>", (
         "each picture is shown in the place of its option"
@@ -78,11 +73,8 @@ def test_mmmu(tmp_path: Path) -> None:
         "the second picture has no place, so both come first"
     )
     assert [Path(media.uri).read_bytes() for media in three.media] == [png(20, 10), png(30, 10)]
-    assert (opened.answers, opened.scorer, opened.question) == (
-        ["24/7", "3.429"],
-        "mmmu_open",
-        "What is in <image>?",
-    )
+    expected = (["24/7", "3.429"], "mmmu_open", "What is in <image>?")
+    assert (opened.answers, opened.scorer, opened.question) == expected
     assert hidden.answers is None
     assert (other.id, other.meta["category"]) == ("mmmu-validation-validation_Math_1", ["Science", "Math"])
     assert [row.code for row in bad] == ["no_label", "wrong_type", "no_media", "duplicate_id"]
@@ -118,14 +110,9 @@ def test_choices_are_read_by_mmmus_rules() -> None:
     services = Services(parse({}).rewards)
     score = find_scorer("mmmu_choice")
     answers = [
-        "It was painted by Claude Monet in 1875.",
-        "Claude Monet",
-        "B. Claude Monet",
-        "b",
-        "A",
-        "no idea",
+        "It was painted by Claude Monet in 1875.", "Claude Monet", "B. Claude Monet", "b", "A", "no idea",
         None,
-    ]
+    ]  # fmt: skip
     assert [score(case_of(question, answer, ["B"]), services) for answer in answers] == [1.0] * 4 + [0.0] * 3
     services.close()
 
@@ -181,24 +168,15 @@ def test_scienceqa(tmp_path: Path) -> None:
     (tmp_path / "images/test/2").mkdir(parents=True)
     (tmp_path / "images/test/2/image.png").write_bytes(png(8, 8))
     (plain, shown), bad = read(f"scienceqa:{tmp_path}")
-    assert (plain.id, plain.question, plain.media) == (
-        "scienceqa-test-1",
-        "Which?\nA. red\nB. blue\nC. green",
-        [],
-    )
-    assert (plain.answers, plain.scorer, plain.meta["category"]) == (
-        ["B"],
-        "mc_letter",
-        ["NAT", "NO", "G1-6"],
-    )
+    expected = ("scienceqa-test-1", "Which?\nA. red\nB. blue\nC. green", [])
+    assert (plain.id, plain.question, plain.media) == expected
+    expected = (["B"], "mc_letter", ["NAT", "NO", "G1-6"])
+    assert (plain.answers, plain.scorer, plain.meta["category"]) == expected
     assert shown.question.startswith("Context: Look.\nWhich?\nA. red")
     assert (shown.answers, shown.meta["category"]) == (["A"], ["SOC", "TXT", "IMG", "G7-12"])
     assert shown.media[0].uri == str(tmp_path / "images/test/2/image.png")
-    assert [(row.row, row.code) for row in bad] == [
-        ("3", "no_label"),
-        ("4", "media_traversal"),
-        ("9", "missing_column"),
-    ]
+    expected = [("3", "no_label"), ("4", "media_traversal"), ("9", "missing_column")]
+    assert [(row.row, row.code) for row in bad] == expected
     assert only(f"scienceqa:{tmp_path}?split=minitest").media[0].uri.endswith("test/2/image.png")
     with pytest.raises(BadInput, match="no split 'dev'"):
         read(f"scienceqa:{tmp_path}?split=dev")
@@ -216,10 +194,8 @@ def test_mmvet_is_graded_in_tenths_by_a_judge_and_refused_without_one(tmp_path: 
     put(tmp_path, "images", None)
     (question,), bad = read(f"mmvet:{tmp_path}")
     assert (question.id, question.answers, question.scorer) == ("mmvet-v1_0", ["-1<AND>-5"], "mm_vet")
-    assert (question.meta["category"], question.media[0].uri) == (
-        ["math", "ocr"],
-        str(tmp_path / "images/v1_0.png"),
-    )
+    expected = (["math", "ocr"], str(tmp_path / "images/v1_0.png"))
+    assert (question.meta["category"], question.media[0].uri) == expected
     assert [(row.row, row.column) for row in bad] == [("v1_1", "answer")]
 
     server = ChatServer(

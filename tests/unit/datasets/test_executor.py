@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.datasets.synthesis.executor import Executor, renamed, sample_id
+from pixelis.datasets.synthesis.executor import Executor
 from pixelis.errors import DataFailure
 from pixelis.records import Demonstration
 
@@ -49,9 +49,3 @@ def test_replayed_turns_refer_to_the_observations_of_the_new_session(golden: Dem
     other.replay(session.steps)
     assert [turn.target for turn in other.steps] == ["img0", "img0", "obs2", None]
     assert [turn.think for turn in other.steps] == ["elsewhere", "a", "in obs2", "obs3 shows it"]
-
-
-def test_renaming_is_done_once_and_by_whole_words() -> None:
-    names = {"obs1": "obs2", "obs2": "obs3"}
-    assert renamed("obs1.0 and obs2, not obs12", names) == "obs2.0 and obs3, not obs12"
-    assert sample_id(1, "a") == sample_id(1, "a") != sample_id(1, "b")

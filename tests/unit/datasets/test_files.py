@@ -108,12 +108,8 @@ def test_a_line_that_is_no_row_is_a_value_and_the_next_is_read(tmp_path: Path) -
     good, *bad, last = read_file(LOCAL, str(path))
     assert (good, last) == (Row(str(path), 1, {"a": 1}), Row(str(path), 7, {"a": 2}))
     assert all(isinstance(row, BadRow) for row in bad)
-    assert [(row[1], row[3]) for row in bad] == [
-        ("3", "not_json"),
-        ("4", "not_an_object"),
-        ("5", "not_utf8"),
-        ("6", "not_json"),
-    ]
+    expected = [("3", "not_json"), ("4", "not_an_object"), ("5", "not_utf8"), ("6", "not_json")]
+    assert [(row[1], row[3]) for row in bad] == expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Pass rates and perception utility on tables of outcomes; evaluation questions are found by text and
-picture.
-"""
+"""Pass rates and perception utility on tables of outcomes."""
 
 from __future__ import annotations
 

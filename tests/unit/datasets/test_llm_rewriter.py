@@ -62,7 +62,6 @@ def test_only_thoughts_change(writer: Callable) -> None:
     assert [turn.think for turn in written.turns] == [GOOD[0], None, GOOD[1]]
     bare = [turn.model_copy(update={"think": None}) for turn in MADE.turns]
     assert [turn.model_copy(update={"think": None}) for turn in written.turns] == bare
-    assert written.provenance is not None
     assert str(written.provenance.writer).startswith("m ")
     assert written.model_copy(update={"turns": MADE.turns, "provenance": MADE.provenance}) == MADE
     (request,) = server.requests
@@ -109,7 +108,6 @@ def test_after_all_tries_the_template_stays_and_the_provenance_says_so(writer: C
     rewriter, server = writer("nonsense")
     unchanged = rewriter.rewrite(MADE)
     assert unchanged.turns == MADE.turns
-    assert unchanged.provenance is not None
     assert unchanged.provenance.writer == UNCHANGED
     assert len(server.requests) == 3
 
@@ -123,10 +121,7 @@ def test_with_on_reject_drop_the_sample_is_dropped(writer: Callable) -> None:
 
 @pytest.mark.parametrize(
     ("reply", "code", "requests"),
-    [
-        ((400, {}), "chat_refused", 1),
-        ((503, {"Retry-After": "0"}), "chat_error", 3),
-    ],
+    [((400, {}), "chat_refused", 1), ((503, {"Retry-After": "0"}), "chat_error", 3)],
 )
 def test_a_server_that_fails_is_no_rejection(
     writer: Callable, reply: tuple, code: str, requests: int

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pixelis.datasets import packaged
-from pixelis.datasets.synthesis import naming
 from pixelis.datasets.synthesis.executor import Executor
 from pixelis.datasets.synthesis.narrator import Narrator
 from pixelis.datasets.synthesis.phrases import thoughts
@@ -18,7 +17,6 @@ from pixelis.datasets.synthesis.tasks import TASKS
 from pixelis.records import Demonstration
 
 EXECUTOR = Executor()
-KNOWN = {"yes", "no", "A", "B", "C", "D"}
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +73,3 @@ def test_the_same_seed_gives_the_same_thoughts(seed, aim, style):
         assert "3 pixels" not in runs[0][1] + runs[0][2]  # a remark is made once
     else:
         assert runs[0][2] is None
-
-
-@pytest.mark.parametrize(
-    ("label", "several"),
-    [("cup", "cups"), ("person", "people"), ("sheep", "sheep"), ("wine glass", "wine glasses")],
-)
-def test_plurals(label, several):
-    assert naming.plural(label) == several

@@ -43,7 +43,6 @@ def test_items_are_annotated_and_reproducible(name, folder):
         assert question.question == ""
         assert question.answers is None
         assert question.meta["source"] == f"packaged:{name}"
-        assert annotations is not None
         assert annotations.regions or annotations.lines
         opened = open_media(question.media[0], SETTINGS)
         size = (opened.width, opened.height) if isinstance(opened, Clip) else opened.shape[1::-1]

@@ -1,6 +1,4 @@
-"""Rows as people have them, without a system's layout: plain tables in every kind of file, and chats in every
-form.
-"""
+"""Rows as people have them, without a system's layout: plain tables in every kind of file."""
 
 from __future__ import annotations
 
@@ -190,11 +188,8 @@ def test_columns_of_any_name_are_named_and_a_missing_one_with_those_that_exist(f
     with pytest.raises(BadInput, match=r"question is missing; the columns are picture, asked, gold, photo"):
         list(read_records(source))
     record = one(f"{source}?question=asked&answer=gold&image=photo")
-    assert (record.question, record.answers, record.media[0].uri) == (
-        ASKED,
-        ["red"],
-        str(folder / "blue.png"),
-    )
+    expected = (ASKED, ["red"], str(folder / "blue.png"))
+    assert (record.question, record.answers, record.media[0].uri) == expected
     bad = refused(f"{source}?question=asked&answer=truth")
     assert (bad.column, bad.code) == ("truth", "missing_column")
     assert "picture, asked, gold, photo" in bad.message
@@ -271,17 +266,11 @@ def test_each_question_of_a_chat_is_a_demonstration_with_the_earlier_ones_as_his
     turns = [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(said)]
     first, second, third = shown(folder, {"conversations": turns})
     assert [record.id for record in (first, second, third)] == ["c.1", "c.2", "c.3"]
-    assert (first.question, first.turns[0].answer, len(first.media), first.history) == (
-        "What is it?",
-        "A square.",
-        1,
-        [],
-    )
+    expected = ("What is it?", "A square.", 1, [])
+    assert (first.question, first.turns[0].answer, len(first.media), first.history) == expected
     assert second.question == "And this <image> one?"
-    assert [(e.question, e.answer, e.media) for e in third.history] == [
-        ("What is it?", "A square.", ["img0"]),
-        ("And this <image> one?", "Also.", ["img1"]),
-    ]
+    expected = [("What is it?", "A square.", ["img0"]), ("And this <image> one?", "Also.", ["img1"])]
+    assert [(e.question, e.answer, e.media) for e in third.history] == expected
     assert [media.uri for media in third.media] == [str(folder / "red.png"), str(folder / "blue.png")]
     cut = list(
         read_records(
@@ -353,7 +342,6 @@ def test_calls_are_read_in_every_form(folder: Path, form: str) -> None:
     call, answer = record.turns
     assert (call.op, call.target, call.arguments) == ("zoom_in", "img0", {"box": [0.1, 0.1, 0.8, 0.8]})
     assert (answer.answer, record.question, len(record.media)) == ("red", "What is it?", 1)
-    assert call.verbatim is not None
     assert call.verbatim.images == [str(folder / "blue.png")]
 
 
@@ -428,10 +416,8 @@ def test_marks_of_another_number_than_the_media_are_refused_in_every_layout(fold
     first, second, third = read_records(lines(folder, *rows))
     assert isinstance(first, BadRow)
     assert isinstance(second, BadRow)
-    assert [(bad.id, bad.column, bad.code) for bad in (first, second)] == [
-        ("a", "question", "media_count"),
-        ("b", "history.0.question", "media_count"),
-    ]
+    expected = [("a", "question", "media_count"), ("b", "history.0.question", "media_count")]
+    assert [(bad.id, bad.column, bad.code) for bad in (first, second)] == expected
     assert isinstance(third, Question)
     bad = refused(
         lines(folder, {"images": ["red.png", "blue.png"], "question": "Is <image> red?", "answer": "yes"})

@@ -1,6 +1,4 @@
-"""Questions and demonstrations by source: same order for the same arguments, resuming by number, errors that
-name the place.
-"""
+"""Questions and demonstrations by source: same order for the same arguments, resuming by number."""
 
 from __future__ import annotations
 
@@ -166,7 +164,6 @@ def test_a_source_is_read_no_further_than_the_window_that_is_asked_for(tmp_path:
 
 def test_annotated_and_packaged_sources_are_read_by_the_same_function(tmp_path: Path) -> None:
     (question,) = itertools.islice(read_questions(f"packaged:coins?count=1&folder={tmp_path}"), 1)
-    assert question.annotations is not None
     assert question.annotations.regions
     with pytest.raises(MissingFile, match="instances"):
         next(read_questions(f"coco:{tmp_path}?split=val2017"))

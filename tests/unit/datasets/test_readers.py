@@ -1,6 +1,4 @@
-"""Annotated data sets: tiny files in each official schema, written here, and the questions worked out from
-them by hand.
-"""
+"""Annotated data sets: tiny files in each official schema, written here."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from pixelis.datasets import readers
 from pixelis.datasets.annotation_geometry import box_xywh, box_xyxy, mask_rle, polygon_points, time_span
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.fields import RowError
-from pixelis.datasets.questions import read_questions, read_rows
+from pixelis.datasets.questions import read_rows
 from pixelis.errors import BadInput, MissingFile
 from pixelis.operations.masks import decode
 from pixelis.records import Question
@@ -107,19 +105,11 @@ def test_coco(tmp_path: Path) -> None:
     )
     assert (question.id, question.question, question.answers) == ("coco-val2017-7", "", None)
     media = question.media[0]
-    assert (media.id, media.uri, media.width, media.height) == (
-        "img0",
-        str(tmp_path / "val2017/000000000007.jpg"),
-        100,
-        50,
-    )
+    expected = ("img0", str(tmp_path / "val2017/000000000007.jpg"), 100, 50)
+    assert (media.id, media.uri, media.width, media.height) == expected
     cup, rest = known(question).regions
-    assert (cup.id, cup.label, cup.box, cup.attributes) == (
-        "1",
-        "cup",
-        pytest.approx(BOX),
-        {"supercategory": "kitchen"},
-    )
+    expected = ("1", "cup", pytest.approx(BOX), {"supercategory": "kitchen"})
+    assert (cup.id, cup.label, cup.box, cup.attributes) == expected
     assert rest.box == pytest.approx((0.9, 0.8, 1, 1))  # clipped
     assert rest.attributes["iscrowd"] is True
     assert rest.mask is not None
@@ -175,15 +165,6 @@ def test_annotations_of_unknown_pictures_and_repeated_pictures(tmp_path: Path) -
     questions, bad = read(source)
     assert len(questions) == 1
     assert [row.code for row in bad] == ["unknown_id", "duplicate_id"]
-
-
-def test_bad_annotations_count_against_the_budget(tmp_path: Path) -> None:
-    source = coco_set(tmp_path, thing(bbox=[0, 0, 0, 0]), thing(2))
-    with pytest.raises(BadInput, match="annotation 1, column bbox"):
-        list(read_questions(source, epochs=1))
-    told: list[BadRow] = []
-    (question,) = read_questions(source, epochs=1, max_bad_rows=1, on_bad_row=told.append)
-    assert (question.id, [row.code for row in told]) == ("coco-val2017-7", ["empty_box"])
 
 
 def test_lvis(tmp_path: Path) -> None:
@@ -292,11 +273,8 @@ def docvqa(root: Path, **changes: Any) -> str:
 
 def test_docvqa(tmp_path: Path) -> None:
     question = only(docvqa(tmp_path))
-    assert (question.id, question.question, question.answers) == (
-        "docvqa-val-337",
-        "How much?",
-        ["$ 5", "$5"],
-    )
+    expected = ("docvqa-val-337", "How much?", ["$ 5", "$5"])
+    assert (question.id, question.question, question.answers) == expected
     assert (question.scorer, question.meta["types"]) == ("anls", ["form"])
     media = question.media[0]
     assert (media.uri, media.width, media.height) == (str(tmp_path / "spdocvqa_images/xn_1.png"), 100, 50)
@@ -420,7 +398,6 @@ def test_art(tmp_path: Path) -> None:
     assert [(line.text, line.level) for line in known(questions[0]).lines] == [("CAFÉ", "word")]
     sign, dark = known(questions[0]).regions
     assert sign.box == pytest.approx(BOX)
-    assert sign.outline is not None
     assert sign.outline[0][0] == pytest.approx((0.1, 0.2))
     assert (sign.label, sign.attributes["text"], dark.label) == ("text", "CAFÉ", "unreadable text")
 
@@ -444,10 +421,8 @@ def test_flickr30k(tmp_path: Path) -> None:
     )
     put(tmp_path, "val.txt", "10\n")
     questions, bad = read(f"flickr30k:{tmp_path}")
-    assert [known(question).captions for question in questions] == [
-        ["A man with a hat .", "A person ."],
-        ["A dog ."],
-    ]
+    expected = [["A man with a hat .", "A person ."], ["A dog ."]]
+    assert [known(question).captions for question in questions] == expected
     assert [(row.row, row.code) for row in bad] == [("line 4", "wrong_type")]
     questions, _ = read(f"flickr30k:{tmp_path}?split=val&boxes=yes")
     (question,) = questions
@@ -553,11 +528,8 @@ def test_mot(tmp_path: Path) -> None:
     assert (first.label, first.frame, first.track, first.box) == ("pedestrian", 0, "4", pytest.approx(BOX))
     assert (last.frame, last.track, last.box) == (2, "4", pytest.approx((0.9, 0.8, 1, 1)))
     assert first.attributes == {"visibility": 0.5}
-    assert [region.label for region in known(only(f"mot17:{tmp_path}?ignored=yes")).regions] == [
-        "pedestrian",
-        "distractor",
-        "pedestrian",
-    ]
+    expected = ["pedestrian", "distractor", "pedestrian"]
+    assert [region.label for region in known(only(f"mot17:{tmp_path}?ignored=yes")).regions] == expected
 
 
 def test_mot_windows(tmp_path: Path) -> None:
@@ -614,12 +586,8 @@ def test_youtube_vis(tmp_path: Path) -> None:
         str(tmp_path / f"train/JPEGImages/00f8/0000{i}.jpg") for i in (0, 5, 7)
     ]
     (region,) = known(question).regions
-    assert (region.frame, region.track, region.label, region.box) == (
-        0,
-        "5",
-        "giant panda",
-        pytest.approx(BOX),
-    )
+    expected = (0, "5", "giant panda", pytest.approx(BOX))
+    assert (region.frame, region.track, region.label, region.box) == expected
     assert region.mask is not None
     assert decode(region.mask).area == 20
     assert [(row.row, row.code) for row in bad] == [("annotation 5, frame 2", "not_a_number")]
@@ -727,10 +695,8 @@ def test_didemo(tmp_path: Path) -> None:
     put(tmp_path, "videos", None)
     (question,), bad = read(f"didemo:{tmp_path}?split=val&suffix=.mp4")
     assert question.media[0].uri == str(tmp_path / "videos/9@N0_1.avi.mp4")
-    assert [(e.text, e.start, e.end) for e in known(question).events] == [
-        ("a cat jumps", 5, 15),
-        ("it sits", 20, 25),
-    ]
+    expected = [("a cat jumps", 5, 15), ("it sits", 20, 25)]
+    assert [(e.text, e.start, e.end) for e in known(question).events] == expected
     assert [(row.row, row.column) for row in bad] == [("[2]", "all")]
 
 
@@ -739,10 +705,8 @@ def test_activitynet(tmp_path: Path) -> None:
     put(tmp_path, "val_1.json", {"v_ab": {"duration": 50.5, "timestamps": spans, "sentences": sentences}})
     put(tmp_path, "videos", None)
     (question,), bad = read(f"activitynet:{tmp_path}?split=val_1")
-    assert [(e.text, e.start, e.end) for e in known(question).events] == [
-        ("He runs.", 0.5, 10),
-        ("He stops.", 40, 50.5),
-    ]
+    expected = [("He runs.", 0.5, 10), ("He stops.", 40, 50.5)]
+    assert [(e.text, e.start, e.end) for e in known(question).events] == expected
     assert [(row.row, row.code) for row in bad] == [("v_ab[2]", "empty_span"), ("v_ab[3]", "outside")]
     assert question.media[0].uri.endswith("videos/v_ab.mp4")
 
@@ -760,10 +724,8 @@ def test_assembly101(tmp_path: Path) -> None:
     )
     put(tmp_path, "recordings", None)
     (first, second), bad = read(f"assembly101:{tmp_path}")
-    assert [(e.text, e.start, e.end) for e in known(first).events] == [
-        ("pick up wheel", 1, 2),
-        ("clap hand", 3, 4),
-    ]
+    expected = [("pick up wheel", 1, 2), ("clap hand", 3, 4)]
+    assert [(e.text, e.start, e.end) for e in known(first).events] == expected
     assert second.media[0].uri == str(tmp_path / "recordings/s/C2.mp4")
     assert [(row.row, row.column, row.code) for row in bad] == [("line 5", "start_frame", "not_a_number")]
 
@@ -801,20 +763,13 @@ def star(root: Path, **changes: Any) -> str:
 def test_star(tmp_path: Path) -> None:
     question = only(star(tmp_path) + "&situations=yes")
     assert question.question == "Which object did the person sit at?\nA. The sofa.\nB. The table."
-    assert (question.answers, question.scorer, question.meta["options"]) == (
-        ["B"],
-        "mc_letter",
-        ["The sofa.", "The table."],
-    )
+    expected = (["B"], "mc_letter", ["The sofa.", "The table."])
+    assert (question.answers, question.scorer, question.meta["options"]) == expected
     (span,) = known(question).events
     assert (span.text, span.start, span.end) == ("Which object did the person sit at? The table.", 11.1, 19.6)
     person, table = known(question).regions
-    assert (person.label, person.box, person.frame, table.label) == (
-        "person",
-        pytest.approx(BOX),
-        11,
-        "table",
-    )
+    expected = ("person", pytest.approx(BOX), 11, "table")
+    assert (person.label, person.box, person.frame, table.label) == expected
     assert [(r.subject, r.predicate, r.object) for r in known(question).relations] == [
         ("000012.o000", "sitting on", "000012.o002")
     ]
@@ -899,11 +854,8 @@ def test_mind2web(tmp_path: Path) -> None:
     (question,), bad = read(f"mind2web:{tmp_path}?cache={tmp_path / 'cache'}")
     assert Path(question.media[0].uri).read_bytes() == png(100, 50)
     (region,) = known(question).regions
-    assert (region.label, region.box, region.attributes) == (
-        "Find",
-        pytest.approx(BOX),
-        {"tag": "button", "target": True},
-    )
+    expected = ("Find", pytest.approx(BOX), {"tag": "button", "target": True})
+    assert (region.label, region.box, region.attributes) == expected
     assert (question.meta["goal"], question.meta["step"], question.meta["hidden"]) == ("Rent a car", 1, 1)
     assert question.meta["operation"]["op"] == "CLICK"
     assert [(row.row, row.code) for row in bad] == [("2", "bad_media")]
@@ -924,11 +876,8 @@ def test_vstar(tmp_path: Path) -> None:
         {"target_object": ["cup"], "bbox": [[10, 10, 20, 20]], "question": "", "options": []},
     )
     question = only(f"vstar:{tmp_path}")
-    assert (question.answers, question.scorer, question.meta["category"]) == (
-        ["A"],
-        "mc_letter",
-        "direct_attributes",
-    )
+    expected = (["A"], "mc_letter", "direct_attributes")
+    assert (question.answers, question.scorer, question.meta["category"]) == expected
     assert known(question).regions[0].box == pytest.approx(BOX)
 
 
@@ -998,15 +947,10 @@ def test_mvbench(tmp_path: Path) -> None:
     rows = [row, {**row, "answer": "Slept."}, {**row, "end": 1}, {**row, "video": "../a.mp4"}]
     questions, bad = read(mvbench(tmp_path, "action_sequence", "star/Charades_v1_480", *rows))
     (question,) = questions
-    assert (question.id, question.question) == (
-        "mvbench-action_sequence-0",
-        "What happened after?\nA. Ate.\nB. Tidied.",
-    )
-    assert (question.answers, question.scorer, question.meta["category"]) == (
-        ["B"],
-        "mc_letter",
-        "action_sequence",
-    )
+    expected = ("mvbench-action_sequence-0", "What happened after?\nA. Ate.\nB. Tidied.")
+    assert (question.id, question.question) == expected
+    expected = (["B"], "mc_letter", "action_sequence")
+    assert (question.answers, question.scorer, question.meta["category"]) == expected
     assert question.media[0].uri.endswith("video/star/Charades_v1_480/ZS9XR.mp4")
     assert question.media[0].spans == [(2.5, 8.1)]
     codes = [("[1]", "no_label"), ("[2]", "empty_span"), ("[3]", "media_traversal")]

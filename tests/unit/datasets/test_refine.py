@@ -1,6 +1,4 @@
-"""The whole job on files: what comes out, what is dropped and counted, what ends it, and that a second run
-changes nothing.
-"""
+"""The whole job on files: what comes out, what is dropped and counted, what ends it."""
 
 from __future__ import annotations
 
@@ -71,13 +69,7 @@ def settings(source: Path, *overrides: str, **gates: float) -> Config:
     fixed = [f"data.demonstrations={source}", f"run.dir={source.parent / 'run'}", "telemetry.progress=false"]
     return load(
         None,
-        [
-            *fixed,
-            "refinement.quality.min_score=0.5",
-            "refinement.sft.validation=0.2",
-            *given,
-            *overrides,
-        ],
+        [*fixed, "refinement.quality.min_score=0.5", "refinement.sft.validation=0.2", *given, *overrides],
     )
 
 
@@ -121,14 +113,8 @@ def test_sets_come_out_and_a_second_run_changes_nothing(source: Path):
     assert "data card" in (source.parent / "run" / "card.html").read_text(encoding="utf-8")
     assert (source.parent / "run" / "sft.jsonl.lineage.json").is_file()
     names = (
-        "simple.jsonl",
-        "medium.jsonl",
-        "hard.jsonl",
-        "sft.jsonl",
-        "rft.jsonl",
-        "summary.json",
-        "card.html",
-    )
+        "simple.jsonl", "medium.jsonl", "hard.jsonl", "sft.jsonl", "rft.jsonl", "summary.json", "card.html",
+    )  # fmt: skip
     before = {name: (source.parent / "run" / name).read_bytes() for name in names}
     refine.run(config)
     assert before == {name: (source.parent / "run" / name).read_bytes() for name in names}

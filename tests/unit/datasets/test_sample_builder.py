@@ -44,7 +44,6 @@ def test_every_kind_has_its_answer_and_weight(task: str) -> None:
         assert sample.weight == {"trap_perceptual": 1.5, "trap_logical": 1.5, "self_correction": 1.2}.get(
             sample.kind, 1.0
         )
-        assert sample.provenance is not None
         assert sample.provenance.source.startswith("packaged:digits")
         assert bool(sample.provenance.injected) == (sample.kind != "golden")
         if sample.kind != "golden":

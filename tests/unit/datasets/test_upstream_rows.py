@@ -1,9 +1,4 @@
-"""Rows of the seed systems beside what the systems' own code makes of them: input, upstream's value, ours,
-reason.
-
-The tables are written by hand from the systems' public code and descriptions; where ours differs, the reason
-says why.
-"""
+"""Rows of the seed systems beside what the systems' own code makes of them; reasons say why ours differs."""
 
 from __future__ import annotations
 
@@ -385,9 +380,7 @@ def test_a_chat_of_another_dialect_is_put_into_that_of_the_run(folder: Path) -> 
 
 
 def test_an_image_that_only_the_row_has_shifts_the_numbers_of_later_ones(folder: Path) -> None:
-    """A call that Mini-o3 evaluated as Python had an image there and has none here: its successors are called
-    by our numbers.
-    """
+    """A call that Mini-o3 evaluated as Python had an image there and has none here."""
     python = "<think>x</think><grounding>dict(bbox_2d=[0, 0, 1, 1], source='original_image')</grounding>"
     row = mini_o3_chat(
         python,
@@ -398,11 +391,8 @@ def test_an_image_that_only_the_row_has_shifts_the_numbers_of_later_ones(folder:
     )
     record = one(write(folder, row))
     assert isinstance(record, Demonstration)
-    assert [(step.op, step.target, step.learn) for step in record.turns[:3]] == [
-        (None, None, False),
-        ("zoom_in", "img0", True),
-        ("zoom_in", "obs1", True),
-    ]
+    expected = [(None, None, False), ("zoom_in", "img0", True), ("zoom_in", "obs1", True)]
+    assert [(step.op, step.target, step.learn) for step in record.turns[:3]] == expected
     trajectory, _ = player("mini_o3").play(record)
     assert [o.status for o in trajectory.observations] == ["error", "ok", "ok"]
     assert trajectory.images[-1].parent == "obs1"
@@ -512,13 +502,7 @@ COT = "<think>3 and 4.</think>\n<answer>7</answer>"
     "row",
     [
         {"id": "clevr_1", "image": "images/0.png", "problem": "How many?", "answer": "7", "cot": COT},
-        {
-            "id": "clevr_1",
-            "image": ["images/0.png", "images/1.png"],
-            "problem": "How many?",
-            "solution": "7",
-            "cot": COT,
-        },
+        {"id": "clevr_1", "image": ["images/0.png", "images/1.png"], "problem": "How many?", "solution": "7", "cot": COT},
         {"id": "text_1", "problem": "3 + 4?", "answer": "7", "cot": COT, "level": 2},
         {
             "id": "trance_1",
@@ -528,7 +512,7 @@ COT = "<think>3 and 4.</think>\n<answer>7</answer>"
             "cot": CAPTION,
         },
     ],
-)
+)  # fmt: skip
 def test_reason_rft_rows_with_a_chain_of_thought_are_demonstrations(
     folder: Path, row: dict[str, Any]
 ) -> None:
@@ -564,10 +548,8 @@ def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None
         {"role": "user", "content": "Sure?"},
     ]
     question = one(write(folder, row))
-    assert (question.question, [(e.question, e.answer, e.media) for e in question.history]) == (
-        "Sure?",
-        [("How many?", "7", ["img0"])],
-    )
+    expected = ("Sure?", [("How many?", "7", ["img0"])])
+    assert (question.question, [(e.question, e.answer, e.media) for e in question.history]) == expected
     bad = refused(write(folder, {**row, "prompt": row["prompt"][:2]}))
     assert (bad.column, bad.code) == ("prompt", "no_question")
 

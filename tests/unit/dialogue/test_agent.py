@@ -104,14 +104,10 @@ def test_zoom_twice_then_answer(name: str):
     t = sound(episode, limits, name)
     assert (t.stop_reason, t.answer, t.policy_version, t.group_id) == (StopReason.ANSWER, "7", 3, "g")
     assert [i.id for i in t.images] == ["img0", "obs1", "obs2"]
-    assert [(i.parent, i.box) for i in t.images[1:]] == [
-        ("img0", (0.0, 0.0, 0.5, 0.5)),
-        ("obs1", (0.5, 0.5, 1.0, 1.0)),
-    ]
-    assert [turn.text for turn in t.turns if turn.role == "tool"] == [
-        "obs1 = zoom_in(img0)",
-        "obs2 = zoom_in(obs1)",
-    ]
+    expected = [("img0", (0.0, 0.0, 0.5, 0.5)), ("obs1", (0.5, 0.5, 1.0, 1.0))]
+    assert [(i.parent, i.box) for i in t.images[1:]] == expected
+    expected = ["obs1 = zoom_in(img0)", "obs2 = zoom_in(obs1)"]
+    assert [turn.text for turn in t.turns if turn.role == "tool"] == expected
     step = renderer(name).spec.multiple
     budget = PixelBudget(step * step * 16, step * step * 16)
     np.testing.assert_array_equal(episode.views[1], fit(PICTURE[:400, :500], budget, step))
@@ -148,11 +144,8 @@ def test_a_turn_that_its_call_ends_is_closed_in_front_of_the_observation():
 def test_a_refused_call_takes_no_id_and_says_why():
     episode, _ = play([call([300, 300, 302, 302]), call([9, 9, 9, 9]), call(), ANSWER])
     t = sound(episode)
-    assert [(o.status, o.code, o.id) for o in t.observations] == [
-        ("error", "too_small", None),
-        ("error", "bad_box", None),
-        ("ok", None, "obs1"),
-    ]
+    expected = [("error", "too_small", None), ("error", "bad_box", None), ("ok", None, "obs1")]
+    assert [(o.status, o.code, o.id) for o in t.observations] == expected
     assert t.turns[2].text.startswith("error too_small: ")
     assert [turn.error for turn in t.turns if turn.is_policy] == [None, "bad_box", None, None]
     assert t.answer == "7"

@@ -56,12 +56,7 @@ def test_pieces_continue_each_other():
 
 @pytest.mark.parametrize(
     ("ids", "grids"),
-    [
-        ([1, IMAGE, 1], []),
-        ([1, 1], [(1, 2, 2)]),
-        ([IMAGE] * 8, [(2, 4, 4)]),
-        ([IMAGE] * 5, [(1, 4, 4)]),
-    ],
+    [([1, IMAGE, 1], []), ([1, 1], [(1, 2, 2)]), ([IMAGE] * 8, [(2, 4, 4)]), ([IMAGE] * 5, [(1, 4, 4)])],
 )
 def test_disagreement_is_refused(ids, grids):
     with pytest.raises(BadInput):

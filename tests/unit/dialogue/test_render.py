@@ -209,10 +209,8 @@ def test_without_a_system_turn_of_its_own_a_prompt_is_that_of_the_chat_template(
         "user"
     ]
     own = question.model_copy(update={"meta": {"system": "My own."}})
-    assert [t.text for t in templated(TEMPLATE, dialect=dialect, system="row").prompt(own, [])] == [
-        "My own.",
-        "Which digit?",
-    ]
+    expected = ["My own.", "Which digit?"]
+    assert [t.text for t in templated(TEMPLATE, dialect=dialect, system="row").prompt(own, [])] == expected
 
 
 def test_the_chat_template_adds_nothing_elsewhere():
@@ -337,11 +335,8 @@ def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, t
         (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **written}))
         spec, config = ModelSpec.load(tmp_path), AutoConfig.from_pretrained(tmp_path)
         vision = config.vision_config
-        assert (spec.patch, spec.merge, spec.temporal) == (
-            vision.patch_size,
-            vision.spatial_merge_size,
-            vision.temporal_patch_size,
-        )
+        expected = (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
+        assert (spec.patch, spec.merge, spec.temporal) == expected
         assert (spec.image_token, spec.video_token) == (config.image_token_id, config.video_token_id)
         assert spec.vocab == config.get_text_config().vocab_size
 

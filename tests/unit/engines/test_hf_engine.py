@@ -1,6 +1,4 @@
-"""What the embedded engine alone does: waves, priorities, retries, memory. tests/engines/test_parity.py tests
-all engines.
-"""
+"""What the embedded engine alone does: waves, priorities, retries, memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Files for vLLM: model folders with our image settings, adapters as peft writes them, merged weights,
-scratch folders.
-"""
+"""Files for vLLM: model folders with our image settings, adapters as peft writes them, merged weights."""
 
 from __future__ import annotations
 
@@ -115,10 +113,8 @@ def test_a_linked_model_has_our_image_settings(family: str, tmp_path: Path):
     linked = link_model(folder(family), tmp_path / "model", spec(family), 4096)
     settings = json.loads((linked / "preprocessor_config.json").read_text())
     assert settings["size"] == {"shortest_edge": spec(family).multiple ** 2, "longest_edge": 4096}
-    assert (settings["patch_size"], settings["image_mean"]) == (
-        spec(family).patch,
-        list(spec(family).image_mean),
-    )
+    expected = (spec(family).patch, list(spec(family).image_mean))
+    assert (settings["patch_size"], settings["image_mean"]) == expected
     assert {f.name for f in folder(family).iterdir()} <= {f.name for f in linked.iterdir()}
     film = json.loads((linked / "video_preprocessor_config.json").read_text())
     assert settings["processor_class"] == film["processor_class"] == PROCESSOR_MAPPING_NAMES[family]
@@ -139,7 +135,6 @@ def test_the_folders_of_killed_processes_are_swept_and_living_ones_kept():
     )
     code += "; time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         theirs = Path(other.stdout.readline().strip())
         mine = Scratch()
         assert theirs.is_dir()

@@ -1,6 +1,4 @@
-"""Confidence as a probability: fitted to answers that are right as often as a curve says, applied by the
-vote.
-"""
+"""Confidence as a probability: fitted to answers that are right as often as a curve says."""
 
 from __future__ import annotations
 

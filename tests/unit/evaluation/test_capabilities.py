@@ -202,12 +202,8 @@ def strip(left: float) -> tuple[float, float, float, float]:
 
 def test_a_pair_of_the_frame_before_stays_though_new_pairs_are_better():
     a, b, one, two = strip(0), strip(0.315), strip(0.29), strip(-0.025)
-    assert [round(box_iou(*pair), 2) for pair in ((a, one), (a, two), (b, one), (b, two))] == [
-        0.55,
-        0.95,
-        0.95,
-        0.49,
-    ]
+    expected = [0.55, 0.95, 0.95, 0.49]
+    assert [round(box_iou(*pair), 2) for pair in ((a, one), (a, two), (b, one), (b, two))] == expected
     scores = TrackingScores()
     scores.add([{0: a, 1: a}, {1: b}], [{0: a, 1: one}, {1: two}])
     assert scores.mota == pytest.approx(1 - 2 / 3)  # a miss and a false box, no switch

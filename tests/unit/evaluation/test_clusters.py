@@ -1,6 +1,4 @@
-"""Clusters of an evaluation's questions: which are wrong more often than the others, and how the table and
-the page show them.
-"""
+"""Clusters of an evaluation's questions: which are wrong more often than the others."""
 
 from __future__ import annotations
 
@@ -14,12 +12,7 @@ from pixelis.actors.evaluation_report import choose_wrong
 from pixelis.config import parse
 from pixelis.errors import BadInput
 from pixelis.evaluation import table
-from pixelis.evaluation.clusters import (
-    EXAMPLES,
-    balanced_vectors,
-    error_clusters,
-    is_notable,
-)
+from pixelis.evaluation.clusters import EXAMPLES, balanced_vectors, error_clusters, is_notable
 from pixelis.evaluation.metrics import summarise
 from pixelis.evaluation.samples import breakdown
 from pixelis.records import Group, ImageView, Question, StopReason, Trajectory
@@ -48,9 +41,7 @@ def group(number: int, text: str, *accuracies: float) -> Group:
 
 
 def three_kinds(wrong: tuple[int, int, int], each: int = 20) -> tuple[list[Group], np.ndarray]:
-    """Questions about red, green and blue things, of which so many are wrong; vectors near the three axes,
-    mixed in order.
-    """
+    """Questions about red, green and blue things, of which so many are wrong; vectors near the three axes."""
     rng, pairs = np.random.default_rng(0), []
     for kind, (colour, errors) in enumerate(zip(COLOURS, wrong, strict=True)):
         for i in range(each):

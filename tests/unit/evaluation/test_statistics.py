@@ -7,13 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pixelis.evaluation.statistics import (
-    bootstrap_mean,
-    compare,
-    paired_bootstrap,
-    paired_p,
-    wilson,
-)
+from pixelis.evaluation.statistics import bootstrap_mean, compare, paired_bootstrap, paired_p, wilson
 
 
 def test_wilson_at_the_edges():

@@ -86,10 +86,8 @@ def test_alerts_reach_log_file_and_ring(tmp_path, caplog):
         alerter.check({"mean_kl": 0.5}, now=8.0)
     assert [record.levelname for record in caplog.records] == ["CRITICAL", "WARNING"]
     written = [json.loads(line) for line in (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()]
-    assert [(w["time"], w["metric"], w["limit"], w["side"]) for w in written] == [
-        (7.0, "memory_usage", 0.9, "over"),
-        (8.0, "mean_kl", 0.2, "over"),
-    ]
+    expected = [(7.0, "memory_usage", 0.9, "over"), (8.0, "mean_kl", 0.2, "over")]
+    assert [(w["time"], w["metric"], w["limit"], w["side"]) for w in written] == expected
     assert [alert.metric for alert in alerter.recent(5)] == ["mean_kl", "memory_usage"]
     assert alerter.recent(0) == []
 

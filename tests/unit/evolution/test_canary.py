@@ -155,9 +155,7 @@ def test_a_promoted_candidate_lost_no_more_than_the_tolerance(pairs, tolerance, 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(20, 200))
 def test_slow_drift_is_stopped(seed, count):
-    """However a line of candidates walks, what serves is never further than the tolerance below the start or
-    the best.
-    """
+    """What serves is never further than the tolerance below the start or the best."""
     generator = random.Random(seed)
     served = {str(i): float(generator.random() < 0.8) for i in range(count)}
     history = PromotionHistory(CONFIG, 0, served)

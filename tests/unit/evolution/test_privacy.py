@@ -24,7 +24,7 @@ from pixelis.evolution.privacy import (
     redact_record,
     risk,
 )
-from pixelis.evolution.privacy_patterns import CATEGORIES, MARK
+from pixelis.evolution.privacy_patterns import MARK
 from pixelis.records import (
     Action,
     Annotations,
@@ -151,11 +151,6 @@ def test_words_before_a_number_make_it_personal(category, text):
     assert f"[{category}_" in cleaned
     assert not any(character.isdigit() for character in cleaned[: cleaned.index("[")])
     assert redact(cleaned) == cleaned
-
-
-def test_all_fifteen_categories_are_tested():
-    assert len(CATEGORIES) == 15
-    assert PERSONAL.keys() | IN_CONTEXT.keys() == set(CATEGORIES)
 
 
 @pytest.mark.parametrize("text", NUMBERS)
@@ -403,9 +398,7 @@ def test_numbers_masks_and_untouched_turns_of_an_experience_stay():
     first, second, third, last = after.trajectory.turns
     assert (first, last) == (before.trajectory.turns[0], before.trajectory.turns[3])
     assert second.tokens == second.log_probs == third.tokens == []  # they would spell it
-    assert second.action is not None
     assert second.action.arguments["box"] == [0.1, 0.2, 0.3, 0.4]
-    assert second.observation is not None
     data = second.observation.data
     assert data["lines"][0]["box"] == [0.1, 0.2, 0.3, 0.4]
     assert data["lines"][0]["words"] == []

@@ -96,7 +96,6 @@ def test_a_stored_review_reads_back(tmp_path: Path) -> None:
     queue.close()
     queue = ReviewQueue(tmp_path / "a" / "review.db")
     review = queue.get(task.id)
-    assert review is not None
     assert queue.reviews() == [review]
     assert (review.id, review.verdict, review.state, queue.waiting()) == (task.id, verdict, "waiting", 1)
     assert [t.token_ids() for t in review.task.trajectories] == [[]] * 4
@@ -128,7 +127,6 @@ def test_approving_returns_the_task_once(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db")
     id = put(queue)
     task = queue.decide(id, "approved", "ann", "fine", now=160.0)
-    assert task is not None
     # Tokens and log-probs to the bit
     assert task.model_dump(exclude={"id"}) == update()[0].model_dump(exclude={"id"})
     assert queue.decide(id, "approved", "bob") is None  # a retry teaches nothing a second time
@@ -156,12 +154,10 @@ def test_a_reviewers_answer_becomes_the_label(tmp_path: Path) -> None:
     queue = ReviewQueue(tmp_path / "review.db", RewardsConfig(weights={"accuracy": 2.0}))
     id = put(queue)
     task = queue.decide(id, "approved", "ann", answer=" 8 ")
-    assert task is not None
     assert (task.pseudo_label, [t.reward for t in task.trajectories]) == ("8", [0, 0, 0, 2])
     assert queue.decide(id, "approved", "ann", answer="8") is None
     assert queue.stats()["corrected"] == 1
     confirmed = queue.decide(put(queue, 1), "approved", "ann", answer="7")
-    assert confirmed is not None
     assert [t.reward for t in confirmed.trajectories] == [1, 1, 1, 0]
 
 
@@ -253,7 +249,6 @@ def test_personal_data_is_redacted_and_removed_when_done(
         trajectory.turns[0].text = "mail ann.smith@example.org now"
     queue.put(task, verdict, QUESTION, {}, views(task))
     review = queue.get(task.id)
-    assert review is not None
     assert "example.org" not in review.model_dump_json()
     approved = queue.decide(task.id, decision, "ann", "ask bob@example.org")
     assert approved == (task if decision == "approved" else None)
@@ -288,7 +283,6 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "review.db"
     code = WRITER.format(tests=str(Path(__file__).parent), path=str(path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
         lines = [writer.stdout.readline().split() for _ in range(31)]
         os.kill(writer.pid, signal.SIGKILL)
         lines += [line.split() for line in writer.stdout if line.endswith("\n")]

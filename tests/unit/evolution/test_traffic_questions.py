@@ -57,11 +57,8 @@ def test_confident_questions_of_several_users_are_held_out_once_each() -> None:
     assert len(questions.items) == 8
     assert max(Counter(item.source.user for item in questions.items).values()) <= 2
     (first, *_) = questions.items
-    assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == (
-        ["7"],
-        20,
-        (15, 20, 3),
-    )
+    expected = (["7"], 20, (15, 20, 3))
+    assert (first.question.answers, first.question.media[0].width, first.pictures["img0"].shape) == expected
     assert questions.forget([first.experience_id, "other"]) == 1
     assert len(questions.items) == 7
 

@@ -1,6 +1,4 @@
-"""docs/architecture.md says what is there: its hops exist and are as few as promised, its rooms are those of
-the contract.
-"""
+"""docs/architecture.md says what is there: its hops exist and are as few as promised."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What every job's driver does for its user: one owner of a run folder, clear ends, progress while work
-runs.
-"""
+"""What every job's driver does for its user: one owner of a run folder, clear ends."""
 
 from __future__ import annotations
 
@@ -106,7 +104,6 @@ def test_a_second_run_in_a_folder_in_use_is_refused_naming_its_owner(config: Con
     folder.mkdir()
     other = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdout=subprocess.PIPE)
     try:
-        assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(BadConfig) as caught, jobs.run_folder(config):
             pass
@@ -143,7 +140,6 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
         assert watching.latest_step(folder, "step/sft") == (0, {})
         assert not (folder / "consumed.jsonl").exists(), "the new run has learnt from nothing yet"
         known = lineage.read(folder)
-        assert known is not None
         assert not known.earlier, "it is made from nothing of the old one"
 
 

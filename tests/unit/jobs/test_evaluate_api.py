@@ -1,6 +1,4 @@
-"""`pixelis evaluate evaluate.api.url=...`: a model behind an OpenAI-compatible address, played by a real HTTP
-server.
-"""
+"""`pixelis evaluate evaluate.api.url=...`: a model behind an OpenAI-compatible address."""
 
 from __future__ import annotations
 
@@ -74,13 +72,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def config_for(server: ChatServer, **api: Any) -> Config:
-    keys = {
-        "url": server.url,
-        "model": "m",
-        "api_key_env": "",
-        "timeout_s": 10.0,
-        **api,
-    }
+    keys = {"url": server.url, "model": "m", "api_key_env": "", "timeout_s": 10.0, **api}
     return parse({"evaluate": {"api": keys}})
 
 

@@ -1,6 +1,4 @@
-"""Inputs of an evaluation are refused before anything runs: its baseline, answers of another model, names,
-held-out rows.
-"""
+"""Inputs of an evaluation are refused before anything runs: its baseline, answers of another model, names."""
 
 from __future__ import annotations
 

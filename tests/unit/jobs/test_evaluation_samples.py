@@ -62,21 +62,14 @@ def test_avg_pass_and_maj_at_k(services):
     ]
     scored = [score_group(g, RewardsConfig(), services=services) for g in groups]
     result = sample_metrics(scored, RewardsConfig(), services)
-    assert result.pop("pass") == {
-        "1": pytest.approx(1.25 / 4),
-        "2": pytest.approx((5 / 6 + 5 / 6 + 1 / 2) / 4),
-        "4": 0.75,
-    }
+    expected = {"1": pytest.approx(1.25 / 4), "2": pytest.approx((5 / 6 + 5 / 6 + 1 / 2) / 4), "4": 0.75}
+    assert result.pop("pass") == expected
     intervals = result.pop("ci95@k")
     for name in ("avg@k", "pass@k", "maj@k"):
         low, high = intervals[name]
         assert 0 <= low <= result[name] <= high <= 1
-    assert result == {
-        "k": 4,
-        "avg@k": pytest.approx((0.5 + 0.5 + 0.25 + 0) / 4),
-        "pass@k": 0.75,
-        "maj@k": 0.25,
-    }
+    expected = {"k": 4, "avg@k": pytest.approx((0.5 + 0.5 + 0.25 + 0) / 4), "pass@k": 0.75, "maj@k": 0.25}
+    assert result == expected
     assert (
         sample_metrics(
             [score_group(group("a", ["1/2"]), RewardsConfig(), services=services)], RewardsConfig(), services
@@ -174,12 +167,8 @@ def test_scores_by_question_are_written_and_compared_with_an_earlier_evaluation(
     other = evaluation_arms.Arm(
         "new", evaluation_arms.summary_of(config, "new", better, services), better, []
     )
-    assert evaluation_arms.compare_with(str(tmp_path), other) == {
-        "mean": 0.5,
-        "ci95": [0.5, 0.5],
-        "n": 2,
-        "p": 0.5,
-    }
+    expected = {"mean": 0.5, "ci95": [0.5, 0.5], "n": 2, "p": 0.5}
+    assert evaluation_arms.compare_with(str(tmp_path), other) == expected
     rows[0]["answers"] = ["one\u2028two\x85"]  # they end a line of text, but not one of JSON
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (tmp_path / "scores-v.jsonl").write_text(text, encoding="utf-8")

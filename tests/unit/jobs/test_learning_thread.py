@@ -1,6 +1,4 @@
-"""The learner beside a service: what fails is started again and told to Evolution, and never ends the
-service.
-"""
+"""The learner beside a service: what fails is started again and told to Evolution."""
 
 from __future__ import annotations
 

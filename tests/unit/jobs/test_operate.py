@@ -149,20 +149,12 @@ def test_a_wrong_command_line_names_the_right_one(shell, words, helped):
     ("words", "code", "helped"),
     [
         (["photo.png", "zoom_in", '{"box": [60, 80, 240, 200]}'], "out_of_range", "coordinates are 0..1"),
-        (
-            ["photo.png", "zoom_in", '{"bbox_2d": [0, 0, 1, 1]}'],
-            "bad_arguments",
-            "box: [number, number, number, number]",
-        ),
+        (["photo.png", "zoom_in", '{"bbox_2d": [0, 0, 1, 1]}'], "bad_arguments", "box: [number, number, number, number]"),
         (["photo.png", "rotate"], "bad_arguments", "angle: number (required) degrees clockwise"),
         (["photo.png", "zoom_in", WHOLE, "--target", "obs7"], "bad_target", "img0"),
-        (
-            ["photo.png", "track_object", '{"box": [0, 0, 0.5, 0.5]}'],
-            "not_a_video",
-            "needs a clip",
-        ),
+        (["photo.png", "track_object", '{"box": [0, 0, 0.5, 0.5]}'], "not_a_video", "needs a clip"),
     ],
-)
+)  # fmt: skip
 def test_an_error_of_the_operation_is_json_and_says_what_helps(shell, words, code, helped):
     exit_code, result, said = shell(*words)
     assert (exit_code, result["status"], result["code"]) == (1, "error", code)

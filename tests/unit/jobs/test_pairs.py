@@ -1,6 +1,4 @@
-"""The pairs of algorithm and preset that the documentation names start, and say what they lack before they
-start.
-"""
+"""The documented pairs of algorithm and preset start, and say what they lack before they start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The quickstart's requests: an overloaded service is asked again, one that fails is named with what to
-do.
-"""
+"""The quickstart's requests: an overloaded service is asked again, one that fails is named."""
 
 from __future__ import annotations
 

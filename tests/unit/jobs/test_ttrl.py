@@ -1,6 +1,4 @@
-"""Adapting to questions without answers: what is measured, when it ends, and that no truth reaches the
-weights.
-"""
+"""Adapting to questions without answers: measures, its end, and that no truth reaches the weights."""
 
 from __future__ import annotations
 
@@ -94,11 +92,8 @@ def test_without_truths_only_the_agreement_is_known() -> None:
 
 def test_episodes_without_an_answer_do_not_win() -> None:
     assert ttrl.votes([score_group(group([None, None, " ", "4"], truths=["4"]), TTRL)], TTRL)[2] == {"q": 1.0}
-    assert ttrl.votes([score_group(group([None, None], truths=["4"]), TTRL)], TTRL) == (
-        {"q": 0.0},
-        {"q": 0.0},
-        {"q": 0.0},
-    )
+    expected = ({"q": 0.0}, {"q": 0.0}, {"q": 0.0})
+    assert ttrl.votes([score_group(group([None, None], truths=["4"]), TTRL)], TTRL) == expected
 
 
 @pytest.mark.parametrize(

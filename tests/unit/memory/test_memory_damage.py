@@ -137,7 +137,6 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
     shard.close()
     shard = Shard(tmp_path, MemoryConfig())
     result = shard.database.salvaged
-    assert result is not None
     assert (result.experiences, result.lost_ids) == (9, ["e5"])
     assert (result.without_vector, result.without_pictures) == (["e3"], ["e6"])
     assert len(shard.search(vectors(1), 99)[0]) == 8
@@ -173,7 +172,6 @@ def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(tmp_path: Pat
     db.close()
     (tmp_path / "salvaged.sqlite").write_bytes(b"left by a start that was killed")
     shard = Shard(tmp_path, MemoryConfig())
-    assert shard.database.salvaged is not None
     assert shard.database.salvaged.lost_ids == ["e4"]
     assert shard.succeeded("r", ["e1"]) == 0, "is still counted"
     assert shard.stats()["added"] == 6, "no number is used again"

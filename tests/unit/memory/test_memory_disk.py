@@ -76,9 +76,7 @@ def test_a_killed_shard_comes_back_on_the_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_write_error_is_named_and_ends(tmp_path: Path) -> None:
-    """EFBIG, from a limit on the size of files, as an error that is neither a full disk nor a read-only
-    one.
-    """
+    """EFBIG is an error that is neither a full disk nor a read-only one."""
     script = (
         "import resource, signal, sys; sys.path[:0] = sys.argv[2:]\n"
         "from test_memory_disk import *\n"

@@ -34,7 +34,6 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has the shard in ``tmp_path/shard`` open, until its input ends."""
     command = [sys.executable, "-c", HOLD, str(tmp_path / "shard"), str(Path(__file__).parents[1])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process
         process.kill()

@@ -89,7 +89,6 @@ def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_n
     assert damage != intact
     (tmp_path / "shard.sqlite").write_bytes(damage)
     shard = Shard(tmp_path, MemoryConfig())
-    assert shard.database.salvaged is not None
     assert shard.database.salvaged.without_pictures == ["e0", "e1"]
     assert [shard.pictures(f"e{i}") for i in range(3)] == [{"img1": CONTENTS[1]}, {}, {"img0": CONTENTS[1]}]
     with connect(tmp_path / "shard.sqlite") as db:  # while it is open

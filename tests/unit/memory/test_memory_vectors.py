@@ -66,9 +66,7 @@ def test_an_image_vector_depends_neither_on_a_constant_nor_on_the_size() -> None
 
 @pytest.mark.slow
 def test_the_nearest_neighbour_of_a_compressed_image_is_the_image() -> None:
-    """With the embedded model, compressed copies pass the default similarity of a neighbour, other images do
-    not.
-    """
+    """With the embedded model, compressed copies pass the default similarity of a neighbour."""
     from pixelis.config import EvolutionConfig, MemoryConfig, load
     from pixelis.datasets.cards import render
     from pixelis.datasets.questions import read_questions

@@ -1,6 +1,4 @@
-"""FIND: detectors of random weights in local folders, with boxes as transformers maps them, and errors for
-wrong folders.
-"""
+"""FIND: detectors of random weights in local folders, with boxes as transformers maps them."""
 
 from __future__ import annotations
 

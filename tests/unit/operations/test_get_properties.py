@@ -233,14 +233,10 @@ def test_colours_of_real_photos():
 
 
 def test_colours_between_two_hues_name_both():
-    assert (colours.name(np.array([255, 80, 0])), colours.between(np.array([255, 80, 0]))) == (
-        "red",
-        "orange",
-    )
-    assert (colours.name(np.array([128, 0, 255])), colours.between(np.array([128, 0, 255]))) == (
-        "purple",
-        "blue",
-    )
+    expected = ("red", "orange")
+    assert (colours.name(np.array([255, 80, 0])), colours.between(np.array([255, 80, 0]))) == expected
+    expected = ("purple", "blue")
+    assert (colours.name(np.array([128, 0, 255])), colours.between(np.array([128, 0, 255]))) == expected
     for plain in ([255, 0, 0], [0, 200, 0], [128, 128, 128], [0, 0, 0]):
         assert colours.between(np.array(plain)) is None or plain == [255, 0, 0]
     picture = np.full((40, 40, 3), (255, 80, 0), np.uint8)

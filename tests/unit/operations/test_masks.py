@@ -84,21 +84,17 @@ def of(counts, size=(3, 4)):
         ({}, "bad_arguments"),
         ({"size": [3, 4]}, "bad_arguments"),
         (of("52203", ("3", 4)), "bad_arguments"),
-        (of("52203", (True, 4)), "bad_arguments"),
         (of("52203", (0, 4)), "bad_arguments"),
         (of("52203", (3, 4, 1)), "bad_arguments"),
         (of("52203", (10**9, 10**9)), "limit"),
         (of([10**18], (10**9, 10**9)), "bad_arguments"),
         (of("0" * 4_000_001), "limit"),
-        (of(12), "bad_arguments"),
-        (of(["3", 9]), "bad_arguments"),
         (of([3, -1, 10]), "bad_arguments"),
         (of([3, 10]), "bad_arguments"),
         (of([2**62, 2**62, 2**62, 2**62]), "bad_arguments"),
         (of("3:"), "bad_arguments"),
         (of("P"), "bad_arguments"),  # says that more follows, and nothing does
         (of("oooooooooooooooooooooooooo0"), "bad_arguments"),
-        (of("\x00\x01"), "bad_arguments"),
         (of("\ud800"), "bad_arguments"),
         (of("<"), "nothing_found"),
         (of([12]), "nothing_found"),
@@ -124,9 +120,7 @@ def test_any_string_is_a_mask_or_an_error(text: str):
 
 
 def test_a_bomb_takes_no_memory():
-    """A few characters may claim all of MAX_PIXELS: the window is made only for columns that hold
-    something.
-    """
+    """A few characters may claim MAX_PIXELS: only columns that hold something are made."""
     height, width = 14_000, 14_000
     assert height * width < masks.MAX_PIXELS
     with peak() as most:

@@ -33,10 +33,8 @@ def drawing() -> np.ndarray:
 def test_a_line_is_measured_in_pixels_shares_and_degrees():
     observation, (view,) = run("measure", WHITE, point=[0.25, 0.5], end_point=[0.5, 0.25])
     assert observation.data["length"] == pytest.approx(125)  # 100 right, 75 up
-    assert observation.data["share"] == [
-        pytest.approx(125 / 400, abs=1e-4),
-        pytest.approx(125 / 300, abs=1e-4),
-    ]
+    expected = [pytest.approx(125 / 400, abs=1e-4), pytest.approx(125 / 300, abs=1e-4)]
+    assert observation.data["share"] == expected
     assert observation.data["direction"] == pytest.approx(math.degrees(math.atan2(75, 100)), abs=0.01)
     assert "125.0 px" in observation.text
     assert "53.1 deg clockwise from up" in observation.text
@@ -123,10 +121,8 @@ def test_a_region_with_numbered_marks():
         "mark", COFFEE, "obs1", (crop,), points=[[0.25, 0.25], [0.1, 0.9]], box=[0, 0, 0.5, 1]
     )
     assert view.shape == (400, 150, 3)
-    assert [(p["label"], p["point"]) for p in observation.data["points"]] == [
-        ("1", [0.625, 0.25]),
-        ("2", [0.55, 0.9]),
-    ]
+    expected = [("1", [0.625, 0.25]), ("2", [0.55, 0.9])]
+    assert [(p["label"], p["point"]) for p in observation.data["points"]] == expected
     assert (view[100, 75] != COFFEE[100, 375]).any()
 
 

@@ -185,60 +185,18 @@ for number in {numbers}:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86_64")
 def test_raw_system_calls_are_refused_too():
-    """open, socket, clone, fork, vfork, execve, kill, ptrace, openat, process_vm_readv, io_uring_setup,
-    clone3, openat2, ...
-    """
+    """open, socket, clone, fork, vfork, execve, kill, ptrace, openat, io_uring_setup, clone3, openat2, ..."""
     numbers = [
         int(n)
         for n in [
-            "0",
-            "2",
-            "3",
-            "17",
-            "19",
-            "20",
-            "32",
-            "33",
-            "41",
-            "42",
-            "44",
-            "46",
-            "56",
-            "57",
-            "58",
-            "59",
-            "62",
-            "101",
-            "105",
-            "157",
-            "160",
-            "165",
-            "200",
+            "0", "2", "3", "17", "19", "20", "32", "33", "41", "42", "44", "46", "56", "57", "58", "59", "62",
+            "101", "105", "157", "160", "165", "200",
         ]
-    ]
+    ]  # fmt: skip
     numbers += [
-        234,
-        250,
-        257,
-        272,
-        308,
-        310,
-        311,
-        317,
-        319,
-        321,
-        322,
-        323,
-        425,
-        426,
-        434,
-        435,
-        437,
-        438,
-        440,
-        451,
+        234, 250, 257, 272, 308, 310, 311, 317, 319, 321, 322, 323, 425, 426, 434, 435, 437, 438, 440, 451,
         462,
-    ]
+    ]  # fmt: skip
     observation, _ = run(CTYPES.format(numbers=numbers, arguments="(-100, path, 0, 0, 0, 0)"))
     assert observation.status == "ok"
     lines = observation.text.splitlines()

@@ -1,6 +1,4 @@
-"""Reading real scans, photos with text drawn on them, tight crops, turned and large pages; and what the
-policy is told.
-"""
+"""Reading real scans, photos with text drawn on them, tight crops, turned and large pages."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def said(result) -> str:
 
 
 def recall(words, text: str) -> float:
-    """Share of the words that stand in the text, each used up by one word; spaces, case and punctuation do
-    not count.
-    """
+    """Share of the words that stand in the text, each used up once; spaces, case and punctuation are alike."""
     result = 0
     for word in map(plain, words):
         if word in text:
@@ -123,19 +119,9 @@ def test_a_scanned_page():
 
 
 WORDS = [
-    "Platform",
-    "coffee",
-    "89.50",
-    "EXIT",
-    "Market",
-    "Street",
-    "invoice",
-    "2026",
-    "lazily",
-    "jumped",
-    "every",
+    "Platform", "coffee", "89.50", "EXIT", "Market", "Street", "invoice", "2026", "lazily", "jumped", "every",
     "North",
-]
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -218,10 +204,8 @@ def test_small_text_on_a_large_page_is_found_in_bounded_time():
         (200, 200), "HEADLINE", font=ImageFont.truetype(str(FONTS / "DejaVuSans.ttf"), 300), fill="black"
     )
     result = read(np.asarray(image))
-    assert [plain(line["text"]) for line in result.data["lines"]] == [
-        "headline",
-        plain("Footnote 4711 in small letters"),
-    ]
+    expected = ["headline", plain("Footnote 4711 in small letters")]
+    assert [plain(line["text"]) for line in result.data["lines"]] == expected
 
 
 @pytest.mark.slow
@@ -304,9 +288,7 @@ def test_a_short_line_read_with_high_confidence_is_marked_not_dropped(monkeypatc
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_search_for_small_text_follows_the_text_not_the_pixels(monkeypatch):
-    """Twelve megapixels of fine detail, and as many with one line of text: the detector sees a part of
-    them.
-    """
+    """Twelve megapixels of fine detail, and of one line of text: the detector sees a part of them."""
     engine, seen = ocr.engine(), []
     search = engine._map
     monkeypatch.setattr(ocr, "FINE_BUDGET", 1_000_000)  # a quarter of it, for time

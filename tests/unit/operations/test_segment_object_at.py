@@ -1,6 +1,4 @@
-"""SEGMENT_OBJECT_AT on real photos with known masks, on hostile calls, and with SAM checkpoints of random
-weights.
-"""
+"""SEGMENT_OBJECT_AT on real photos with known masks, on hostile calls."""
 
 from __future__ import annotations
 
@@ -82,12 +80,8 @@ def test_the_record_the_text_and_the_overlay_agree():
     assert observation.status == "ok", observation.text
     (record,) = observation.data["objects"]
     assert set(record) == {"id", "kind", "root", "frame", "box", "area", "score", "method", "mask"}
-    assert (record["kind"], record["root"], record["frame"], record["method"]) == (
-        "object",
-        "img0",
-        None,
-        "mobilenet",
-    )
+    expected = ("object", "img0", None, "mobilenet")
+    assert (record["kind"], record["root"], record["frame"], record["method"]) == expected
     assert json.loads(json.dumps(record)) == record
     assert len(record["id"]) == 8
     assert int(record["id"], 16) >= 0
@@ -323,9 +317,7 @@ def test_inputs_of_sam_equal_those_of_its_processor(checkpoints):
 
 
 def test_sam_looks_at_the_target_and_maps_back(checkpoints):
-    """A crop is segmented at the crop's own resolution: the same as the picture cut out, moved to its
-    place.
-    """
+    """A crop is segmented at the crop's own resolution: the same as the picture cut out."""
     picture = skimage.data.astronaut()
     loaded = str(checkpoints["sam"])
     part = sam.segment(picture, (100, 200, 400, 500), (250.0, 300.0), None, loaded)
@@ -388,11 +380,8 @@ def test_a_frame_of_a_clip_is_a_picture_and_a_clip_is_none():
     )
     assert result.status == "ok", result.text
     (record,) = result.data["objects"]
-    assert (record["root"], record["frame"], record["mask"]["size"]) == (
-        "vid0",
-        20,
-        [clip.height, clip.width],
-    )
+    expected = ("vid0", 20, [clip.height, clip.width])
+    assert (record["root"], record["frame"], record["mask"]["size"]) == expected
     assert len(views) == 1
     # its properties can be asked for by its id alone, whatever the target
     track = {**record, "id": "0badcafe", "kind": "track", "mask": None}

@@ -55,13 +55,8 @@ def test_by_number_in_the_order_asked():
 
 
 def test_by_time_is_the_frame_shown_then():
-    assert [image.frame for image in run(times=[0.0, 0.039, 0.04, 1.999, 2.0, 2.88]).images] == [
-        0,
-        1,
-        49,
-        50,
-        71,
-    ]
+    expected = [0, 1, 49, 50, 71]
+    assert [image.frame for image in run(times=[0.0, 0.039, 0.04, 1.999, 2.0, 2.88]).images] == expected
     assert "1 duplicate frame omitted" in run(times=[0.0, 0.039]).text
 
 
@@ -70,12 +65,6 @@ def test_by_rate():
     assert [image.frame for image in run(rate=5, start=1, end=2).images] == [25, 30, 35, 40, 45, 50]
     assert [image.frame for image in run(rate=100, start=1.0, end=1.05).images] == [25, 26]
     assert [image.frame for image in run(rate=1, start=2.84, end=2.84).images] == [71]
-
-
-def test_one_that_is_named_twice_is_shown_once():
-    result = run(frames=[5, 5, 6, 5])
-    assert [image.frame for image in result.images] == [5, 6]
-    assert "2 duplicate frames omitted" in result.text
 
 
 def test_a_frame_of_a_clip_stands_for_its_clip():
@@ -97,10 +86,8 @@ def test_out_of_range():
         kind, message = code(frames=bad)
         assert kind == "out_of_range"
         assert "0..71" in message
-    assert code(times=[3.5]) == (
-        "out_of_range",
-        "time 3.5 s is outside the clip, which runs from 0.00 to 2.88 s",
-    )
+    expected = ("out_of_range", "time 3.5 s is outside the clip, which runs from 0.00 to 2.88 s")
+    assert code(times=[3.5]) == expected
     assert code(times=[-0.5])[0] == code(rate=1, end=9)[0] == code(rate=1, start=-1)[0] == "out_of_range"
     assert code(rate=1, start=2, end=1) == ("out_of_range", "start 2 s is after end 1 s")
 

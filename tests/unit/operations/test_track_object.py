@@ -1,6 +1,4 @@
-"""TRACK_OBJECT: real photos with a known motion over real footage, what is lost, statistics, and bad
-calls.
-"""
+"""TRACK_OBJECT: real photos with a known motion over real footage, what is lost, statistics."""
 
 from __future__ import annotations
 
@@ -270,9 +268,7 @@ def test_cuts_of_footage_are_marked_and_flashes_are_not():
 
 @pytest.mark.parametrize("photo", ["brick", "rocket", "moon"])
 def test_featureless_ground_is_nothing_to_track(photo):
-    """A wall out of focus, the sky behind a rocket, the plain between craters: there is nothing whose place
-    could be told.
-    """
+    """A wall out of focus, the sky behind a rocket, the plain between craters."""
     boxes = {
         "brick": [0.2, 0.2, 0.6, 0.6],
         "rocket": [0.29, 0.08, 0.47, 0.31],
@@ -299,12 +295,8 @@ def test_what_is_reported():
     track, results = result.data["tracks"][0], result.data["objects"][0]
     assert json.loads(json.dumps(result.data)) == result.data
     assert pickle.loads(pickle.dumps(result)).text == result.text
-    assert (results["kind"], results["frame"], results["box"], results["method"]) == (
-        "track",
-        49,
-        track["boxes"][-1],
-        "csrt",
-    )
+    expected = ("track", 49, track["boxes"][-1], "csrt")
+    assert (results["kind"], results["frame"], results["box"], results["method"]) == expected
     assert results["id"] == track["id"]
     assert len(results["id"]) == 8
     assert all(0 <= score <= 1 for score in track["scores"])

@@ -1,6 +1,4 @@
-"""Every named algorithm against its paper's formula, written out sequence by sequence in float64, with
-gradients.
-"""
+"""Every named algorithm against its paper's formula, written out sequence by sequence in float64."""
 
 from __future__ import annotations
 
@@ -302,9 +300,7 @@ def sample_std(values: list[float]) -> float:
 
 
 def whitened(groups: list[list[float]]) -> list[list[float]]:
-    """verl's masked whitening: every token carries its rollout's value, the mean and variance are the
-    tokens'.
-    """
+    """verl's masked whitening: every token carries its rollout's value; mean and variance are the tokens'."""
     flat = [
         v
         for row, counts in zip(groups, TOKENS, strict=True)
@@ -324,9 +320,7 @@ def centred() -> list[list[float]]:
 
 
 def every_subset(k: int, eps: float) -> list[list[float]]:
-    """Pass@k by enumeration: a subset's reward is its best, a rollout's the mean over the subsets that hold
-    it.
-    """
+    """Pass@k by enumeration: a subset's reward is its best, a rollout's the mean over its subsets."""
     out = []
     for g in GROUPS:
         subsets = list(itertools.combinations(range(len(g)), k))
@@ -382,13 +376,6 @@ def test_advantages_are_those_of_the_formula(name: str):
 # -- how they are named --------------------------------------------------------------------------------------
 
 
-def test_explicit_keys_win_over_the_name():
-    r = named("dapo", "rft.loss.clip_high=0.4", "rft.advantage.scale=none")
-    assert (r.loss.clip_high, r.loss.clip_low, r.advantage.scale) == (0.4, 0.2, "none")
-    result = config.RftConfig(algorithm="gspo", loss=config.LossConfig(clip_low=1e-3))
-    assert (result.loss.clip_low, result.loss.clip_high, result.loss.ratio) == (1e-3, 4e-4, "sequence")
-
-
 def test_the_constant_length_is_that_of_the_dialogue_unless_given():
     c = config.load(None, ["rft.algorithm=dr_grpo", "dialogue.max_turns=5", "dialogue.max_turn_tokens=20"])
     assert c.rft.loss.constant_tokens == 100
@@ -400,19 +387,13 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
     [
         (["rft.algorithm=dapoo"], "did you mean `dapo`"),
         (["rft.algorithm=xyz"], "one of grpo, dr_grpo"),
-        (
-            ["rft.advantage.baseline=mena"],
-            "rft.advantage.baseline: no baseline `mena` (did you mean `mean`?)",
-        ),
+        (["rft.advantage.baseline=mena"], "rft.advantage.baseline: no baseline `mena` (did you mean `mean`?)"),
         (
             ["rft.loss.surrogate=xyz"],
             "rft.loss.surrogate: no surrogate `xyz` (one of clip, cispo, sapo, reinforce, or your own",
         ),
         (["rft.algorithm=pass_at_k", "rft.group_size=4"], "rft.advantage.k 4 is not below rft.group_size 4"),
-        (
-            ["rft.algorithm=remax", "rft.advantage.scale=std"],
-            "set scale=none or batch_std",
-        ),
+        (["rft.algorithm=remax", "rft.advantage.scale=std"], "set scale=none or batch_std"),
         (["rft.algorithm=grpo", "rft.advantage.min_group=1"], "compares rollouts of a group"),
         (["rft.algorithm=rloo", "rft.loss.kl_estimator=k3"], "needs kl_estimator=k1"),
         (["rft.algorithm=rloo", "rft.loss.ratio=sequence"], "surrogate reinforce has no ratio"),
@@ -426,7 +407,7 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.advantage.exclude=[answer]"], "rft.advantage.exclude"),
         (["rft.group_size=1"], "rft.advantage.min_group 2 is above rft.group_size 1"),
     ],
-)
+)  # fmt: skip
 def test_a_contradiction_is_an_error_that_says_what_to_change(overrides: list[str], told: str):
     with pytest.raises(BadConfig) as caught:
         config.load(None, overrides)

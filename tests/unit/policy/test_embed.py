@@ -1,6 +1,4 @@
-"""Hidden states of episodes: before the first policy turn and after each, independent of other episodes in
-the batch.
-"""
+"""Hidden states of episodes: before the first policy turn and after each."""
 
 from __future__ import annotations
 
@@ -68,8 +66,6 @@ def test_the_last_state_follows_an_observation_that_ends_the_episode() -> None:
         turn_states(model, spec, [t], [v], 512) for t, v in ((trajectory, views), (done, shown))
     )
     together, beside = turn_states(model, spec, [done, other], [shown, other_views], 512)
-    assert before is not None
-    assert alone is not None
     assert alone.shape == before.shape == (3, model.config.text_config.hidden_size)
     np.testing.assert_allclose(alone[:2], before[:2], atol=2e-5)
     assert np.abs(alone[2] - before[2]).max() > 1e-2
@@ -82,6 +78,5 @@ def test_an_unusable_trajectory_has_no_states() -> None:
     good, views = episode(0, 2, spec)
     silent = good.model_copy(update={"turns": good.turns[:1]})
     states = turn_states(model, spec, [good, silent, good], [views, views, []], 512)
-    assert states[0] is not None
     assert states[1] is states[2] is None
     assert not torch.is_grad_enabled() or states[0].dtype == np.float32

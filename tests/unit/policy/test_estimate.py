@@ -1,6 +1,4 @@
-"""The estimate of a dry run against the public models' sizes, and against real models where they fit in a
-test.
-"""
+"""The estimate of a dry run against the public models' sizes and against real small models."""
 
 from __future__ import annotations
 
@@ -189,31 +187,16 @@ def test_deepspeed_accepts_the_shipped_files(name: str) -> None:
         (["learner.zero_stage=3"], "learner.zero_stage is 3, but learner.deepspeed zero2.json: 2"),
         (["rft.sampling.temperature=0"], "rft.sampling.temperature 0"),
         (["engine.tensor_parallel=2"], "engine.tensor_parallel 2 needs as many engine.gpus, not 1"),
-        (
-            ["engine.tensor_parallel=3", "engine.gpus=3"],
-            "engine.tensor_parallel 3 does not divide the 28 heads",
-        ),
+        (["engine.tensor_parallel=3", "engine.gpus=3"], "engine.tensor_parallel 3 does not divide the 28 heads"),
         (["dialogue.max_context=3000"], "the pictures of the longest prompt (2562 tokens)"),
-        (
-            ["dialogue.frames=39", "dialogue.max_images=38"],
-            "dialogue.frames 39 is above dialogue.max_images 38",
-        ),
+        (["dialogue.frames=39", "dialogue.max_images=38"], "dialogue.frames 39 is above dialogue.max_images 38"),
         (["dialogue.frames=40"], "a clip's first look (16080 tokens)"),
-        (
-            ["dialogue.max_context=200000", "learner.row_tokens=200000"],
-            "above the 128000 positions of policy.model",
-        ),
-        (
-            ["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"],
-            "does not fit",
-        ),
-        (
-            ["engine.gpu_memory_utilization=0.2"],
-            "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel",
-        ),
+        (["dialogue.max_context=200000", "learner.row_tokens=200000"], "above the 128000 positions of policy.model"),
+        (["policy.full=true", "learner.zero_stage=1", "learner.deepspeed=null", "learner.workers=1"], "does not fit"),
+        (["engine.gpu_memory_utilization=0.2"], "0 fit the rest of 80 GiB at once: raise engine.tensor_parallel"),
         (["policy.lora.targets=[q_proj,k_porj]"], "policy.lora.targets: the model has no layer 'k_porj'"),
     ],
-)
+)  # fmt: skip
 def test_a_contradiction_names_its_key(public: dict[str, str], overrides: list[str], message: str) -> None:
     try:
         c = recipe("qwen2_5_vl_7b/rft.yaml", public, *overrides)

@@ -1,6 +1,4 @@
-"""`pixelis export`: what transformers and PEFT load gives the learner's log-probabilities; mistakes are
-explained.
-"""
+"""`pixelis export`: transformers and PEFT give the learner's log-probabilities; mistakes are explained."""
 
 from __future__ import annotations
 

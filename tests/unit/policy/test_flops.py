@@ -1,6 +1,4 @@
-"""Operations of a training step against those that torch counts, the share of a GPU's peak, and training in
-bfloat16.
-"""
+"""Operations of a training step against those that torch counts, the share of a GPU's peak."""
 
 from __future__ import annotations
 

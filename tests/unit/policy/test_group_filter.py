@@ -1,6 +1,4 @@
-"""Which groups are learnt from and which are replaced: the filter sees the same rollouts as the
-advantages.
-"""
+"""Which groups are learnt from and which are replaced."""
 
 from __future__ import annotations
 
@@ -156,7 +154,6 @@ def test_each_batch_ahead_keeps_its_own_groups_without_a_signal() -> None:
         buffer.add_unusable(ScoredGroup(group([1.0, 1.0]), None, number=number), abstained=False)  # type: ignore[arg-type]
     for step in range(2):
         selection = buffer.take(lambda _: 0)
-        assert selection is not None
         assert selection.numbers == [2 * step, 2 * step + 1]
         batch = source.assemble(step, selection)
         assert len(batch.groups) == 2

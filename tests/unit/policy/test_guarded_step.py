@@ -1,6 +1,4 @@
-"""What evolution asks of the learner's step: rate and KL weight of a batch, a step too far, the average, the
-way back.
-"""
+"""What evolution asks of the learner's step: rate and KL weight of a batch, a step too far, the average."""
 
 from __future__ import annotations
 

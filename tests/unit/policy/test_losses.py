@@ -9,13 +9,7 @@ import torch
 
 from pixelis import config
 from pixelis.policy.log_probs import ReferenceStates, banned_mask, project
-from pixelis.policy.losses import (
-    DIVERGENCES,
-    entropy_bonus,
-    k3,
-    policy_loss,
-    sft_loss,
-)
+from pixelis.policy.losses import DIVERGENCES, entropy_bonus, k3, policy_loss, sft_loss
 
 ON = config.LossConfig()
 

@@ -1,6 +1,4 @@
-"""Qwen3-VL's mixture of experts: parity with transformers, rollouts, exports in the published layout,
-estimates.
-"""
+"""Qwen3-VL's mixture of experts: parity with transformers, rollouts, exports in the published layout."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ LEARNER = config.LearnerConfig(lr=3e-3, warmup=0.0, row_tokens=512, rows=2)
 
 
 def train(full: bool) -> tuple[Adapter, list[TrainSample], list[np.ndarray], set[str]]:
-    """An adapter, samples, their log-probabilities under it, and the names of the parameters that training
-    changed.
-    """
+    """An adapter, samples, their log-probabilities under it, and the names of what training changed."""
     maker = Maker(FAMILY)
     samples = [maker.sample() for _ in range(4)]
     trainer = Trainer(policy(FAMILY, full=full, lora=LORA), LEARNER, total_steps=10, device="cpu")

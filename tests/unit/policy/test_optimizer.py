@@ -28,17 +28,6 @@ def test_rounding_gives_a_neighbour_and_its_mean_is_the_value(value: float, seed
     assert abs(float(rounded.mean()) - value) <= 5 * spacing / 2 / 4096**0.5
 
 
-def test_a_slow_average_arrives_where_rounding_to_the_nearest_would_stop() -> None:
-    generator = torch.Generator().manual_seed(0)
-    average = torch.zeros(1000).bfloat16()
-    nearest = torch.zeros(1000).bfloat16()
-    for _ in range(4000):
-        average = round_at_random(average.float().lerp_(torch.ones(1000), 1e-3), generator)
-        nearest = nearest.float().lerp_(torch.ones(1000), 1e-3).bfloat16()
-    assert float(average.float().mean()) == pytest.approx(1 - (1 - 1e-3) ** 4000, abs=0.01)
-    assert float(nearest.float().mean()) < 0.6
-
-
 def test_it_takes_about_the_steps_of_torch_and_in_chunks_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adamw, "CHUNK", 1000)
     torch.manual_seed(0)

@@ -1,6 +1,4 @@
-"""Adapters of other libraries in `policy.adapter`: PEFT's log-probabilities, names of all versions, refusals
-by name.
-"""
+"""Adapters of other libraries in `policy.adapter`: PEFT's log-probabilities, names of all versions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Qwen2-VL: the flat config.json that its folders have.
-
-Parity and training are tested with the other families.
-"""
+"""Qwen2-VL: the flat config.json that its folders have."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Ranks from what a full fine-tune changed: against numpy's decomposition, and as adapters of every part that
-takes them.
-"""
+"""Ranks from what a full fine-tune changed, against numpy's decomposition, and adapters that use them."""
 
 from __future__ import annotations
 
@@ -255,15 +253,6 @@ def test_a_rank_file_of_another_model_or_of_other_targets_is_refused(tmp_path: P
             add_lora(stock(), refused)
     fewer = add_lora(stock(), lora.model_copy(update={"targets": ["q_proj"]}))
     assert {name.rsplit(".", 2)[-2] for name in adapter_state(fewer)} == {"q_proj"}
-
-
-def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    whole = config.absolute(config.load(None, ["policy.lora.ranks=ranks.json", "ranks.tuned=full"]))
-    assert (whole.policy.lora.ranks, whole.ranks.tuned) == (
-        str(tmp_path / "ranks.json"),
-        str(tmp_path / "full"),
-    )
 
 
 # -- the job -------------------------------------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""Qwen2.5 and Qwen3 of text alone: they train and roll out as the others, and equal transformers' own
-classes.
-"""
+"""Qwen2.5 and Qwen3 of text alone train, roll out, and equal transformers' own classes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""PPO's advantages of tokens against their definitions; the critic in a learner: its loss, its resume, its
-absence elsewhere.
-"""
+"""PPO's advantages of tokens against their definitions; the critic in a learner: its loss, its resume."""
 
 from __future__ import annotations
 
@@ -40,16 +38,6 @@ def test_gae_is_the_weighted_sum_of_the_errors_that_follow(
     advantages, returns = token_returns(reward, penalties, values, gamma, lam)
     assert advantages == pytest.approx(expected, abs=1e-6)
     assert returns == pytest.approx(advantages + values, abs=1e-9)
-
-
-@given(rows, number)
-def test_without_a_critic_a_token_gets_what_follows_it(row: tuple, reward: float) -> None:
-    penalties = np.asarray(row[0], np.float32)
-    advantages, returns = token_returns(reward, penalties, None, 1.0, 0.3)
-    assert advantages == pytest.approx(
-        [reward - float(penalties[t:].sum(dtype=np.float64)) for t in range(len(penalties))], abs=1e-5
-    )
-    assert returns == pytest.approx(advantages)
 
 
 def test_a_perfect_critic_leaves_no_advantage_and_lambda_1_is_the_return_less_the_value() -> None:

@@ -38,11 +38,7 @@ SAME = 0.01 * LEARNER.lr  # tolerance of weights: a hundredth of an update
 def reference_run(
     family: str, samples: list[TrainSample], steps: int, kind: str, loss: config.LossConfig
 ) -> tuple[list[float], dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
-    """The same training in twenty lines of plain torch: one unpadded sample at a time, torch's AdamW and
-    clipping.
-
-    Returns the losses, the weights and AdamW's first moments after each step.
-    """
+    """Plain torch, one unpadded sample at a time: losses, weights and AdamW's first moments of each step."""
     model = add_lora(stock(family), LORA, seed=0)
     parameters = lora_parameters(model)
     optimizer = torch.optim.AdamW(parameters.values(), lr=LEARNER.lr, betas=LEARNER.betas, weight_decay=0.0)
@@ -424,7 +420,6 @@ def test_a_frozen_vision_tower_keeps_its_bits_and_the_rest_learns(full: bool):
         changed = {name for name, p in parameters.items() if not torch.equal(before[name], p)}
         assert not any(".visual." in name for name in changed)
         assert changed == {name for name, p in parameters.items() if p.requires_grad}
-        assert learner.model.features is not None
         assert learner.model.features.misses > 0, "the features of a frozen tower are computed once"
         published = learner.served()
         assert not any(".visual." in name for name in published.tensors)
@@ -529,9 +524,7 @@ def test_the_learning_rate_warms_up_and_decays():
 
 
 def test_deepspeed_uses_the_learners_device_whatever_the_environment_says():
-    """`make` exports DS_ACCELERATOR=cuda on a machine with a GPU; a learner without one must not move its
-    model there.
-    """
+    """`make` exports DS_ACCELERATOR=cuda on a machine with a GPU: a learner without one stays off it."""
     code = """
 import torch
 from pixelis.policy.deepspeed_engine import ensure_process_group

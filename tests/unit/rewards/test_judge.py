@@ -39,13 +39,7 @@ def judge(server, monkeypatch):
 
     def build(*replies, cache=None, **settings) -> Judge:
         server.replies = list(replies) or server.replies
-        values = {
-            "url": server.url,
-            "model": "tiny",
-            "api_key_env": KEY,
-            "timeout_s": 5,
-            **settings,
-        }
+        values = {"url": server.url, "model": "tiny", "api_key_env": KEY, "timeout_s": 5, **settings}
         opened.append(Judge(config.JudgeConfig(**values), cache))
         return opened[-1]
 
@@ -64,16 +58,10 @@ def test_a_verdict(server, judge, monkeypatch):
     monkeypatch.setenv("OPENAI_ORG_ID", "mine")
     assert judge(verdict(1)).score("Which colour?", ["red"], "crimson") == 1.0
     (request,) = server.requests
-    assert (request["path"], request["model"], request["temperature"]) == (
-        "/v1/chat/completions",
-        "tiny",
-        0.0,
-    )
-    assert json.loads(request["messages"][1]["content"]) == {
-        "accepted": ["red"],
-        "question": "Which colour?",
-        "student": "crimson",
-    }
+    expected = ("/v1/chat/completions", "tiny", 0.0)
+    assert (request["path"], request["model"], request["temperature"]) == expected
+    expected = {"accepted": ["red"], "question": "Which colour?", "student": "crimson"}
+    assert json.loads(request["messages"][1]["content"]) == expected
     sent = {name.lower(): value for name, value in server.headers[0].items()}
     assert sent["authorization"] == "Bearer sesame"
     assert not {"openai-organization", "openai-project"} & set(sent), (
@@ -93,15 +81,8 @@ def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
     "reply",
     [
         *[
-            "1",
-            "right",
-            '{"score": 2, "why": ""}',
-            '{"score": "1"}',
-            '{"score": true}',
-            '{"score": NaN}',
-            '{"why": "x"}',
-            "[1]",
-            "",
+            "1", "right", '{"score": 2, "why": ""}', '{"score": "1"}', '{"score": true}', '{"score": NaN}',
+            '{"why": "x"}', "[1]", "",
         ],
         *[
             '{"score": 1, "why": "x", "more": 1}',
@@ -109,7 +90,7 @@ def test_requests_to_busy_and_broken_servers_are_retried(server, judge):
             '{"score": 0.5, "why": ""}',
         ],
     ],
-)
+)  # fmt: skip
 def test_invalid_verdicts_are_rejected(reply):
     with pytest.raises(ValueError):
         read_verdict(reply)

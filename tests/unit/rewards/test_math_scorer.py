@@ -1,13 +1,10 @@
-r"""The scorer ``math`` on rows of answer, truth and score: what is the same mathematics, and what only has a
-number in common.
-"""
+r"""The scorer ``math`` on rows of answer, truth and score: what is the same mathematics."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from math_pairs import Pair, pairs
 
 from pixelis.config import RewardsConfig
 from pixelis.rewards.mathematics import equal
@@ -180,25 +177,10 @@ def test_a_list_without_brackets_is_equal_in_any_order(numbers, random):
 
 PIECES = st.sampled_from(
     [
-        "7",
-        "30",
-        "5.2",
-        "million",
-        "hour",
-        "not",
-        "at least",
-        "red",
-        "x",
-        "-",
-        "/",
-        "am",
-        "=",
-        ",",
-        "(",
-        ")",
-        ":",
+        "7", "30", "5.2", "million", "hour", "not", "at least", "red", "x", "-", "/", "am", "=", ",", "(",
+        ")", ":",
     ]
-)
+)  # fmt: skip
 TEXTS = st.lists(PIECES, max_size=6).map(" ".join) | st.text(max_size=12)
 
 
@@ -211,15 +193,3 @@ def test_equality_is_symmetric_and_every_text_equals_itself(a, b):
     assert equal(a, b, same_text) == equal(b, a, same_text)
     assert equal(a, a, same_text) == bool(clean(a))
     assert clean(clean(a)) == clean(a)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.long)])
-def test_pairs_that_are_equal_or_unequal_by_construction(services, count):
-    """No unequal pair may be accepted; of the equal ones half a percent may be refused."""
-    wrong: dict[bool, list[Pair]] = {True: [], False: []}
-    for pair in pairs(count, seed=count):
-        if math_equal(Case(pair.a, (pair.b,)), services) != float(pair.equal):
-            wrong[pair.equal].append(pair)
-    assert wrong[False] == []
-    assert len(wrong[True]) <= 0.005 * count / 2, wrong[True]

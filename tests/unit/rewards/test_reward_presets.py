@@ -21,9 +21,7 @@ CALL = '<tool_call>{"name":"zoom_in","arguments":{}}</tool_call>'
 
 
 def said(answer: str | None, *calls: str, last: str | None = None, tokens: int = 0) -> Trajectory:
-    """An episode with calls that are ``ok`` or ``error``, each after a thought, and an answer after a
-    thought.
-    """
+    """An episode with calls that are ``ok`` or ``error``, and an answer, each after a thought."""
     turns = [Turn(role="user", text="?")]
     for status in calls:
         turns.append(Turn(role="assistant", text=T + CALL, action=Action(op="zoom_in")))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scored_episodes import group
-from test_rewards import POINT, chain
+from test_rewards import chain
 
 from pixelis import config
 from pixelis.config import RewardsConfig
@@ -18,7 +18,7 @@ from pixelis.errors import BadInput, DataFailure
 from pixelis.records import Action, Question, Trajectory
 from pixelis.rewards import dynamics as dynamics_module
 from pixelis.rewards.curriculum import Curriculum
-from pixelis.rewards.dynamics import Dynamics, encode_action
+from pixelis.rewards.dynamics import Dynamics
 from pixelis.rewards.grader import Grader
 from pixelis.rewards.normalise import Normaliser
 
@@ -179,24 +179,6 @@ def test_learning_resumes_exactly_and_does_not_change_torchs_random_state():
     assert torch.equal(after, torch.rand(1))
 
 
-def test_encode_action_is_deterministic():
-    box = Action(op="zoom_in", arguments={"box": [0.1, 0.2, 0.5, 0.75]})
-    vector = encode_action(box, None)
-    assert vector == encode_action(box, None)
-    assert (vector[0], vector[10:14], sum(vector)) == (1.0, [0.1, 0.2, 0.5, 0.75], pytest.approx(2.55))
-    assert encode_action(POINT, None)[14:16] == [0.5, 0.5]
-    assert (
-        encode_action(None, "7")[6]
-        == encode_action(None, None)[8]
-        == encode_action(Action(op="own"), None)[7]
-        == 1
-    )
-    de, en = (
-        encode_action(Action(op="read_text", arguments={"language": lang}), None) for lang in ("de", "en")
-    )
-    assert de != en
-
-
 @pytest.mark.parametrize("states", [[], [[0.0] * 8] * 3, [[0.0] * 7] * 5, [[0.0] * 7 + [math.nan]] * 5])
 def test_states_of_another_shape_are_a_data_failure(states):
     with pytest.raises(DataFailure) as caught:
@@ -292,7 +274,6 @@ def test_the_dynamics_model_has_the_size_of_the_states_that_arrive():
     assert grader.dynamics is None
     empty = grader.state()
     play(grader, range(3))
-    assert grader.dynamics is not None
     assert grader.dynamics.size == SIZE
     resumed.load(grader.state())
     assert resumed.state() == grader.state()

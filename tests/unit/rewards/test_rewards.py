@@ -82,13 +82,8 @@ def test_calls_and_unrepaired_errors_cost_a_part_of_the_score():
         episode("1", failed=1),
     ]
     assert values("tool_penalty", only("tool_penalty"), *episodes) == [-1.0, -1.0, -1.0, 0.0, 0.0]
-    assert values("unrepaired_error_zero", only("unrepaired_error_zero"), *episodes) == [
-        -1.0,
-        -1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
+    expected = [-1.0, -1.0, 0.0, 0.0, 0.0]
+    assert values("unrepaired_error_zero", only("unrepaired_error_zero"), *episodes) == expected
     turns = list(episode("7", failed=1).turns)
     repaired = episode("7").model_copy(update={"turns": turns[:-1] + episode("7", ok=1).turns[1:]})
     assert values("unrepaired_error_zero", only("unrepaired_error_zero"), repaired) == [0.0]
@@ -143,13 +138,8 @@ def test_the_majority_scores_without_a_truth_and_the_same_with_a_scrambled_one()
 def test_votes_for_a_choice_are_letters():
     episodes = [episode("B. cat"), episode("(b)"), episode("A"), episode("A"), episode("cat")]
     more = {"answers": None, "scorer": "mc_letter", "meta": {"options": ["dog", "cat"]}}
-    assert values("majority_vote", RewardsConfig(preset="ttrl"), *episodes, **more) == [
-        1.0,
-        1.0,
-        0.0,
-        0.0,
-        1.0,
-    ]
+    expected = [1.0, 1.0, 0.0, 0.0, 1.0]
+    assert values("majority_vote", RewardsConfig(preset="ttrl"), *episodes, **more) == expected
 
 
 def test_episodes_that_the_system_ended_are_unscored_and_do_not_count():
@@ -159,10 +149,8 @@ def test_episodes_that_the_system_ended_are_unscored_and_do_not_count():
         group(episode("7", ok=1), *[episode("7") for _ in range(7)], broken, late), ALL
     ).trajectories
     assert scored[0].rewards["curiosity"] == pytest.approx(0.0875)
-    assert [(t.reward, t.rewards, t.unscored) for t in scored[-2:]] == [
-        (None, {}, "bad_token"),
-        (None, {}, "deadline"),
-    ]
+    expected = [(None, {}, "bad_token"), (None, {}, "deadline")]
+    assert [(t.reward, t.rewards, t.unscored) for t in scored[-2:]] == expected
 
 
 @pytest.mark.parametrize(
@@ -170,11 +158,8 @@ def test_episodes_that_the_system_ended_are_unscored_and_do_not_count():
 )
 def test_episodes_that_the_policy_wasted_score_zero(stop):
     (trajectory,) = score_group(group(episode(None, stop=stop)), ALL).trajectories
-    assert (trajectory.reward, trajectory.rewards["accuracy"], trajectory.rewards["format"]) == (
-        0.0,
-        0.0,
-        0.0,
-    )
+    expected = (0.0, 0.0, 0.0)
+    assert (trajectory.reward, trajectory.rewards["accuracy"], trajectory.rewards["format"]) == expected
 
 
 def test_no_truth_is_unscored_and_a_pseudo_label_scores_without_looking_at_the_truth():
@@ -408,8 +393,6 @@ def test_metrics_hold_raw_and_weighted_terms_and_causes_of_mixed_questions():
     )
     assert metrics["reward/accuracy"] == metrics["reward_weighted/accuracy"] == 0.5
     assert (metrics["reward/format"], metrics["reward_weighted/format"]) == (1.0, 0.5)
-    assert (metrics["reward/total"], metrics["unscored/no_truth"]) == (
-        pytest.approx(1.0),
-        pytest.approx(1 / 3),
-    )
+    expected = (pytest.approx(1.0), pytest.approx(1 / 3))
+    assert (metrics["reward/total"], metrics["unscored/no_truth"]) == expected
     assert reward_metrics([]) == {}

@@ -176,14 +176,8 @@ def test_numeric_band(answer, truth, score):
 
 def test_count():
     services, scorer = RecordingServices(), SCORERS["count"]
-    assert [scorer(Case(a, ("7",)), services) for a in ("7", "7.0", "+7", "8", "7.2", None)] == [
-        1.0,
-        1.0,
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
+    expected = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert [scorer(Case(a, ("7",)), services) for a in ("7", "7.0", "+7", "8", "7.2", None)] == expected
     assert services.statuses == []
     assert scorer(Case("seven", ("7",)), services) == 1.0
     assert scorer(Case("many", ("7",)), services) == 0.0

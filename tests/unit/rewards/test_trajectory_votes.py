@@ -1,6 +1,4 @@
-"""Votes of whole trajectories: answers weighted by how alike the operations behind them are, with
-abstention.
-"""
+"""Votes of whole trajectories: answers weighted by how alike the operations behind them are."""
 
 from __future__ import annotations
 

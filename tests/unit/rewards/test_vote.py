@@ -13,16 +13,7 @@ from pixelis.config import EvolutionConfig, RewardsConfig, parse
 from pixelis.errors import BadInput
 from pixelis.evolution.gate import gate
 from pixelis.evolution.updates import as_group, make_task, relabel
-from pixelis.records import (
-    Group,
-    ImageView,
-    Question,
-    StopReason,
-    Trajectory,
-    Turn,
-    UpdateTask,
-    Verdict,
-)
+from pixelis.records import Group, ImageView, Question, StopReason, Trajectory, Turn, UpdateTask, Verdict
 from pixelis.rewards.vote import TIE, majority
 
 
@@ -92,7 +83,6 @@ def test_a_task_scores_each_sample_by_its_own_answer() -> None:
         RewardsConfig(),
         now=12.0,
     )
-    assert task is not None
     assert [t.rewards["accuracy"] for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 1, 0, 0]
     assert (task.pseudo_label, task.confidence, task.created_at) == ("7", pytest.approx(4 / 6), 12.0)
@@ -118,7 +108,6 @@ def test_options_are_part_of_the_question_not_of_its_truth() -> None:
     task = make_task(
         served.model_copy(update={"question": question}), verdict, EvolutionConfig(), RewardsConfig()
     )
-    assert task is not None
     assert [t.reward for t in task.trajectories] == [1, 1, 1, 0]
 
 

@@ -51,11 +51,6 @@ def neighbour(answer: str | None, similarity: float = 1.0, **changes: Any) -> Ne
 # -- the pinned values ---------------------------------------------------------------------------------------
 
 
-def test_four_of_six_is_two_thirds() -> None:
-    verdict = vote(samples(*[("7", 0.9)] * 4, ("8", 0.9), ("9", 0.9)), [], voting(), QUESTION, NOW)
-    assert (verdict.answer, verdict.confidence, verdict.reason) == ("7", pytest.approx(0.667, abs=1e-3), "")
-
-
 def test_weighted_is_the_share_of_weight_times_the_agreement_factor() -> None:
     verdict = vote(samples(("7", 0.9), ("7", 0.6), ("8", 0.5)), [], voting("weighted"), QUESTION, NOW)
     assert verdict.answer == "7"
@@ -78,15 +73,8 @@ def test_an_ensemble_is_the_mean_and_a_fifth_more_when_unanimous() -> None:
     assert united.strategies == {"majority": "7", "weighted": "7", "confidence": "7"}
     split = vote(samples(("7", 0.5), ("7", 0.5), ("8", 0.9)), [], voting("ensemble"), QUESTION, NOW)
     assert split.strategies == {"majority": "7", "weighted": "7", "confidence": "8"}
-    assert (split.answer, split.confidence) == (
-        "7",
-        pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3),
-    )
-
-
-def test_an_unknown_strategy_is_an_error() -> None:
-    with pytest.raises(ValueError, match="strategy"):
-        voting("loudest")
+    expected = ("7", pytest.approx((2 / 3 + 1 / 1.9 * agreement_factor(2 / 3) + 0.9) / 3))
+    assert (split.answer, split.confidence) == expected
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,6 +1,4 @@
-"""Processes for formulas and users' functions: right answers, and hangs, crashes and invalid values cost one
-sample each.
-"""
+"""Processes for formulas and users' functions: a hang, a crash or an invalid value costs one sample."""
 
 from __future__ import annotations
 
@@ -168,7 +166,6 @@ def test_a_worker_does_not_outlive_a_killed_parent():
         "time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
     parent.wait()

@@ -70,7 +70,6 @@ def doubling(depth: int) -> dict[str, Any]:
         {"patternProperties": {"(a+)+$": {}}},
         {"uniqueItems": True},
         {"$ref": "https://example.com/schema.json"},
-        {"$ref": "file:///etc/passwd"},
         {"$ref": "#"},
         {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}},
         {"$ref": "#/$defs/none"},
@@ -78,9 +77,6 @@ def doubling(depth: int) -> dict[str, Any]:
         {"$dynamicRef": "#x"},
         {"unevaluatedProperties": False},
         {"type": "strin"},
-        {"properties": 7},
-        {"anyOf": {}},
-        {"required": "a"},
         {"description": "x" * 10_000},
         {"minimum": float("nan")},
         {"$ref": "#/$defs/a%62", "$defs": {"a%62": {}, "ab": {"pattern": "(a+)+$"}}},
@@ -150,19 +146,9 @@ def test_answers_are_checked_beside_the_event_loop() -> None:
 
 
 KEYWORDS = [
-    "type",
-    "properties",
-    "items",
-    "anyOf",
-    "$ref",
-    "$defs",
-    "enum",
-    "required",
-    "minimum",
-    "not",
-    "multipleOf",
-    "const",
-]
+    "type", "properties", "items", "anyOf", "$ref", "$defs", "enum", "required", "minimum", "not",
+    "multipleOf", "const",
+]  # fmt: skip
 VALUES = st.recursive(
     st.none()
     | st.booleans()

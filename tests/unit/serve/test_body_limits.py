@@ -50,9 +50,7 @@ def errors_of(kind: type[BaseModel], body: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("kind", VALID)
 def test_a_body_with_many_faults_has_few_errors(kind: type[BaseModel]) -> None:
-    """pydantic records an error for each, and describing a million of them froze the gateway for half a
-    minute.
-    """
+    """pydantic records each error, and describing a million of them froze the gateway for half a minute."""
     names = [field.alias or name for name, field in kind.model_fields.items()]
     bodies = [{**VALID[kind], name: value} for name in names for value in MANY]
     for body in [*bodies, {**VALID[kind], **MANY[4]}]:

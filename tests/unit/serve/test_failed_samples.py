@@ -122,11 +122,6 @@ def test_a_temperature_that_no_engine_samples_at_is_raised() -> None:
         )
         return agent_query(load(None, list(options)), body).sampling.temperature
 
-    assert [temperature(sent) for sent in (0, 1e-38, 0.001, 0.5, 2)] == [
-        0,
-        MIN_TEMPERATURE,
-        MIN_TEMPERATURE,
-        0.5,
-        2,
-    ]
+    expected = [0, MIN_TEMPERATURE, MIN_TEMPERATURE, 0.5, 2]
+    assert [temperature(sent) for sent in (0, 1e-38, 0.001, 0.5, 2)] == expected
     assert temperature(None, "serve.sampling.temperature=0.7") == 0.7

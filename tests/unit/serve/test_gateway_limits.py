@@ -19,14 +19,7 @@ from pixelis.serve.cache import ReplyCache, key_of
 from pixelis.serve.counters import Counters
 from pixelis.serve.dependencies import require_json, require_own_origin
 from pixelis.serve.keys import digest
-from pixelis.serve.limits import (
-    BURST_S,
-    Admission,
-    ByteBudget,
-    RateLimits,
-    Uploads,
-    admission_limits,
-)
+from pixelis.serve.limits import BURST_S, Admission, ByteBudget, RateLimits, Uploads, admission_limits
 from pixelis.serve.protocol.errors import ApiError
 from pixelis.serve.responses import add_exception_handlers, api_error, until
 
@@ -189,7 +182,6 @@ def test_rates_are_limited_per_minute_and_hour() -> None:
     clock = Clock()
     rates = RateLimits(2, 3, clock)
     first = rates.take("a")
-    assert first is not None
     assert first.headers() == {
         "x-ratelimit-limit-requests": "2",
         "x-ratelimit-remaining-requests": "1",
@@ -198,7 +190,6 @@ def test_rates_are_limited_per_minute_and_hour() -> None:
     clock.now += 30
     assert rates.take("a").retry_after_s is None  # type: ignore[union-attr]
     refused = rates.take("a")
-    assert refused is not None
     assert refused.retry_after_s == 30
     assert refused.remaining == 0
     assert rates.take("b").retry_after_s is None  # type: ignore[union-attr]  # another client's share is its own
@@ -206,7 +197,6 @@ def test_rates_are_limited_per_minute_and_hour() -> None:
     assert rates.take("a").retry_after_s is None  # type: ignore[union-attr]
     clock.now += 60
     last = rates.take("a")
-    assert last is not None
     assert last.retry_after_s == pytest.approx(3600 - 120)  # the hour's
     assert last.limit == 3
     assert rates.refused == 2
@@ -255,7 +245,6 @@ def test_a_cached_reply_is_returned_until_it_expires() -> None:
     cache = ReplyCache(2, 10, clock=clock)
     cache.put("a", {"answer": "7"}, 3, "exp_1")
     reply = cache.get("a")
-    assert reply is not None
     assert (json.loads(reply.body), reply.version, reply.experience_id) == ({"answer": "7"}, 3, "exp_1")
     cache.put("b", {}, 3, None)
     cache.get("a")

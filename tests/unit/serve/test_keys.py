@@ -67,7 +67,6 @@ def test_a_key_is_created_listed_and_revoked(
     assert "digest" not in listed
     accepted = Keys(file, None, "X")
     caller = accepted.caller(digest(key))
-    assert caller is not None
     assert (caller.label, caller.scopes) == ("key shop", {"ask", "users"})
     order(monkeypatch, capsys, "revoke", tmp_path, "shop")
     assert accepted.caller(digest(key)) is None
@@ -129,10 +128,8 @@ def test_the_environments_key_has_every_scope_beside_the_file(tmp_path: Path) ->
     accepted = Keys(tmp_path / "keys.json", digest("secret"), "PIXELIS_API_KEY")
     key = KeyFile(accepted.path).create("shop", ["ask"])
     caller = accepted.caller(digest("secret"))
-    assert caller is not None
     assert (caller.label, caller.scopes) == ("key PIXELIS_API_KEY", frozenset(keys.SCOPES))
     shop = accepted.caller(digest(key))
-    assert shop is not None
     assert shop.scopes == {"ask"}
     assert accepted.caller(digest("other")) is None
 
@@ -272,11 +269,8 @@ def test_a_verdict_shows_nothing_of_another_keys_experience() -> None:
     answer = Answer(verdict, group, winner, None, neighbours=neighbours)
     shown = shown_to(shop, answer).verdict
     assert "secret" not in shown.model_dump_json()
-    assert [(v.id, v.answer, v.weight) for v in shown.votes] == [
-        ("t", "4", 1.0),
-        ("own", "4", 0.5),
-        ("", None, 0.5),
-    ]
+    expected = [("t", "4", 1.0), ("own", "4", 0.5), ("", None, 0.5)]
+    assert [(v.id, v.answer, v.weight) for v in shown.votes] == expected
     assert (shown.answer, shown.confidence) == ("4", 0.7)
     assert answer.verdict.votes[2].answer == "secret"
     assert shown_to(reader, answer) is answer

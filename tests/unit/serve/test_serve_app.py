@@ -22,13 +22,8 @@ def test_a_key_is_required_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None
     for host in ("0.0.0.0", "10.0.0.1", "my-machine"):
         with pytest.raises(BadConfig, match="PIXELIS_API_KEY"):
             app.api_key_digest(load(None, [f"serve.host={host}"]))
-    assert [app.is_loopback(host) for host in ("::1", "[::1]", "127.8.9.1", "::", "")] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    expected = [True, True, True, False, False]
+    assert [app.is_loopback(host) for host in ("::1", "[::1]", "127.8.9.1", "::", "")] == expected
     monkeypatch.setenv("PIXELIS_API_KEY", "secret")
     assert app.api_key_digest(load(None, ["serve.host=0.0.0.0"])) == digest("secret") != digest("secret2")
 

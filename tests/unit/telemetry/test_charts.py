@@ -29,7 +29,6 @@ def test_ticks_rise_and_enclose_the_values(a: float, b: float) -> None:
 @given(st.lists(finite, min_size=1, max_size=20))
 def test_any_curve_can_be_drawn(values: list[float]) -> None:
     chart = line_chart({"curve": list(enumerate(values))})
-    assert chart is not None
     (line,) = chart.lines
     assert all(
         chart.left <= x <= chart.right and chart.top - 1 <= y <= chart.bottom + 1 for x, y in line.points
@@ -41,7 +40,6 @@ def test_a_band_encloses_its_line_within_the_chart(rows: list[list[float]]) -> N
     line = [(float(x), middle) for x, (_, middle, _) in enumerate(rows)]
     band = [(float(x), low, high) for x, (low, _, high) in enumerate(rows)]
     chart = line_chart({"curve": line, "other": line}, bands={"curve": band, "unknown": band})
-    assert chart is not None
     drawn, other = chart.lines
     assert other.band == []
     upper, lower = drawn.band[: len(rows)], drawn.band[len(rows) :][::-1]

@@ -1,6 +1,4 @@
-"""What a run, an evaluation or a service that achieves nothing says, while it happens, at its end, in `top`
-and on its page.
-"""
+"""What a run, an evaluation or a service that achieves nothing says, while it happens, at its end."""
 
 from __future__ import annotations
 
@@ -56,7 +54,6 @@ GOOD = step_of([group(WRONG, RIGHT)], norm=0.3)
 
 def test_a_run_that_learns_nothing_says_what_happened_and_what_helps() -> None:
     told = diagnosis.of_run([FUTILE] * 20)
-    assert told is not None
     happened, helps = told.split(" What helps: ")
     assert happened.startswith("20 of 20 steps taught nothing: all rewards of every group were equal (0)")
     assert "88 % were cut at their token limit, 12 % had neither a call nor an answer" in happened
@@ -147,7 +144,6 @@ def test_an_evaluation_without_answers_says_so() -> None:
     answered, cut = group(RIGHT), group(CUT, CUT)
     assert diagnosis.of_evaluation(summarise([answered])) is None
     told = diagnosis.of_evaluation(summarise([answered, cut]))
-    assert told is not None
     assert told.startswith(
         "2 of 3 episodes gave no answer: 67 % were cut at their token limit. What helps: longer turns"
     )

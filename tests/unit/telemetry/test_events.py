@@ -12,7 +12,7 @@ import pytest
 
 from pixelis.records import Question, StopReason
 from pixelis.telemetry.events import REPLAYED, EventLog, Tail, drop_steps, last, mark_replayed, read
-from pixelis.telemetry.progress import Progress, clock
+from pixelis.telemetry.progress import Progress
 
 
 def test_events_are_read_in_the_order_written(tmp_path):
@@ -147,10 +147,6 @@ def test_progress_draws_a_bar_on_a_terminal():
         progress.update(2, note="[bold]hostile[/] markup")
     assert "2/2" in out.getvalue()
     assert "[bold]hostile[/] markup" in out.getvalue()
-
-
-def test_clock():
-    assert [clock(s) for s in (0.4, 42, 185, 7380)] == ["0 s", "42 s", "3:05 min", "2:03 h"]
 
 
 def test_replayed_steps_stand_once_in_the_log_while_others_append(tmp_path):

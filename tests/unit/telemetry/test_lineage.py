@@ -52,7 +52,6 @@ def test_a_chain_is_traced_to_its_sources(chain: Path) -> None:
     }  # fmt: skip
     assert not node.broken
     record = node.record
-    assert record is not None
     assert (record.seed, record.config_sha256) == (42, Config().sha256)
     assert record.code == lineage.code()
     shown = "\n".join(chain_of.tree(node))
@@ -159,7 +158,6 @@ def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
     save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
     with jobs.run_folder(settings(tmp_path), sources={"demonstrations": "cards:?split=train"}) as folder:
         known = lineage.read(folder)
-        assert known is not None
         assert [i.role for i in known.inputs] == ["model", "adapter", "demonstrations"]
         step = folder / "checkpoints" / "step_00000002"
         notes = lineage.of_run(step, "checkpoint")
@@ -173,7 +171,6 @@ def test_a_run_and_its_checkpoints_record_their_inputs(tmp_path: Path) -> None:
     with jobs.run_folder(settings(tmp_path), sources={"demonstrations": "cards:?split=validation"}):
         pass
     known = lineage.read(folder)
-    assert known is not None
     assert [len(known.earlier), known.earlier[0].inputs[-1].source] == [1, "cards:?split=train"]
 
 

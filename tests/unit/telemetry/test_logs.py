@@ -47,11 +47,8 @@ def test_a_record_is_one_line_with_its_trace_and_its_traceback(tmp_path: Path) -
     outside, inside, failed = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert "trace_id" not in outside
     assert inside["trace_id"] == failed["trace_id"] == trace_id
-    assert (inside["message"], inside["level"], inside["service"]) == (
-        "a line\nand another",
-        "warning",
-        "generator",
-    )
+    expected = ("a line\nand another", "warning", "generator")
+    assert (inside["message"], inside["level"], inside["service"]) == expected
     assert "OSError: disk <full>" in failed["message"]
 
 

@@ -1,7 +1,4 @@
-"""Dashboards, alerts and actors name the same metrics.
-
-Tests of rollouts and of the service compare them with real exports.
-"""
+"""Dashboards, alerts and actors name the same metrics."""
 
 from __future__ import annotations
 

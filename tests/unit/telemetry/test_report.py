@@ -1,6 +1,4 @@
-"""Reports: one self-contained file with all results, in which no text of a model, dataset or user becomes
-markup.
-"""
+"""Reports: one self-contained file, in which no text of a model, dataset or user becomes markup."""
 
 from __future__ import annotations
 
@@ -8,16 +6,13 @@ import base64
 import io
 import re
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import numpy as np
 from PIL import Image
 
 from pixelis.records import Action, ImageView, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.telemetry.html.charts import line_chart
 from pixelis.telemetry.html.episode import EpisodePage
 from pixelis.telemetry.html.filters import data_url
-from pixelis.telemetry.html.render import render
 from pixelis.telemetry.html.report import render_report, write_report
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202edcba\x00</style></pre></article>"
@@ -123,13 +118,6 @@ def page_of(episode: EpisodePage, number: int = 1) -> Page:
     return Page(re.findall(r"<article.*?</article>", document, re.DOTALL)[number - 1])
 
 
-def svg_of(series: dict) -> ElementTree.Element:
-    """The drawing of a chart."""
-    document = render("curves.html", title="x", curves={"x": series}, shares=["x"])
-    (svg,) = re.findall(r"<svg.*?</svg>", document, re.DOTALL)
-    return ElementTree.fromstring(svg)
-
-
 def arm(name: str, accuracy: float, rapr: float) -> dict:
     ends = [accuracy - 0.03, accuracy + 0.03]
     return {
@@ -215,10 +203,6 @@ def test_an_empty_run_still_gives_a_page(tmp_path):
     assert not page.all("table")
 
 
-def test_an_arm_without_scored_episodes_is_no_error():
-    Page(render_report({"arms": [{"name": "rft", "accuracy": None, "ci95": None}]}, [], []))
-
-
 def test_hostile_text_stays_text():
     bad = {"name": HOSTILE, "accuracy": 0.5, "ci95": [0.4, 0.6], "n": HOSTILE, "rapr": 0.1}
     summary = {
@@ -256,23 +240,12 @@ def test_boxes_are_drawn_where_the_policy_zoomed():
 def test_an_episode_tells_its_story_in_order():
     words = page_of(episode(accuracy=1.0, curiosity=0.05), 3).text
     order = [
-        "Episode 3",
-        "Which digit?",
-        "right",
-        "Answer: 7",
-        "truth: 7",
-        "1024 × 768 pixels",
-        "64 × 48 pixels",
-        "[picture: 12 tokens]",
-        "Turn 1: the policy calls zoom_in on img0",
-        "512 × 384 pixels of the picture, seen at 64 × 48",
-        "Turn 2: the policy calls zoom_in on obs1",
-        "Turn 3: the policy makes a call that cannot be read",
-        "The call fails: bad_json",
-        "Turn 4: the policy answers",
-        "reward 1.05",
-        "2 tokens generated",
-    ]
+        "Episode 3", "Which digit?", "right", "Answer: 7", "truth: 7", "1024 × 768 pixels", "64 × 48 pixels",
+        "[picture: 12 tokens]", "Turn 1: the policy calls zoom_in on img0",
+        "512 × 384 pixels of the picture, seen at 64 × 48", "Turn 2: the policy calls zoom_in on obs1",
+        "Turn 3: the policy makes a call that cannot be read", "The call fails: bad_json",
+        "Turn 4: the policy answers", "reward 1.05", "2 tokens generated",
+    ]  # fmt: skip
     places = [words.index(part) for part in order]
     assert places == sorted(places)
 
@@ -300,17 +273,3 @@ def test_pictures_are_scaled_and_small_ones_kept_exactly():
     kind, _, data = data_url(picture(48, 64)).partition(";base64,")
     assert kind == "data:image/png"
     assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) == picture(48, 64)).all()
-
-
-def test_charts_are_well_formed_and_inside_their_frame():
-    svg = svg_of({"a<b": [(0, 0.1), (10, 0.9)], "flat": [(0, 0.5), (10, 0.5)], "empty": []})
-    _, _, width, height = map(float, svg.attrib["viewBox"].split())
-    lines = svg.findall("polyline")
-    assert len(lines) == 2
-    for line in lines:
-        for point in line.attrib["points"].split():
-            x, y = map(float, point.split(","))
-            assert 0 <= x <= width
-            assert 0 <= y <= height
-    assert "100 %" in "".join(svg.itertext())
-    assert line_chart({"empty": []}) is None
