@@ -105,9 +105,11 @@ def annotation_of(kind: type[BaseModel], path: str) -> Any:
 
 
 RENAMED = {
+    "evaluate.operations": "toolbox.operations",
+    "evaluate.trajectories": "telemetry.trajectories",
+    "refinement.quality.least": "refinement.quality.min_score",
     "rewards.math": "rewards.timeout_s",
     "rewards.own_timeout_s": "rewards.timeout_s",
-    "refinement.quality.least": "refinement.quality.min_score",
     "synthesis.distillation": "synthesis.teacher",
     "synthesis.imitation": "synthesis.teacher",
     "telemetry.comet": "telemetry.trackers",

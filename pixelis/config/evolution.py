@@ -89,7 +89,7 @@ class ReviewConfig(Section):
 
 class AuditConfig(Section):
     rotate_bytes: int = Field(100_000_000, ge=1000)
-    """size at which a log file is closed and compressed, and a new one is started"""
+    """size at which the log continues in a new file"""
     retention_days: PositiveFloat = 365.0
     """age in days at which a closed log file is deleted"""
 
