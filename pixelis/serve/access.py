@@ -70,7 +70,8 @@ class Access:
         if 0 < self.proxies <= len(hops) and hops[-self.proxies]:
             address = hops[-self.proxies]
         elif not self.proxies and address in forwarded:
-            address = "127.0.0.1"  # uvicorn believes callers on this machine
+            # uvicorn believes callers on this machine: all that name an address are one client.
+            address = "forwarded"
         try:
             ip = ipaddress.ip_address(address)
         except ValueError:
