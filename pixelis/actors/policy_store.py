@@ -54,7 +54,7 @@ class PolicyStore:
         ``restart``: the learner restarts from these weights, so later versions are rolled back.
         """
         digest = adapter.sha256()
-        record = self._equal(digest)
+        record = self._equal(digest, promote)
         if record is None:
             record = self._new(stage, step, metrics, promote)
         for later in self.list() if restart else []:
@@ -73,7 +73,7 @@ class PolicyStore:
         address: Any = None,
     ) -> int:
         """Version of weights, given as (hash, bytes), which the learner broadcasts before `keep`."""
-        record = self._equal(content[0])
+        record = self._equal(content[0], promote)
         if record is None or not self._has_weights(record):
             record = record or self._new(stage, step, metrics, promote)
             record.sha256, record.bytes = content
@@ -93,9 +93,18 @@ class PolicyStore:
         self.streams.pop(version, None)
         self._save()
 
-    def _equal(self, digest: str) -> PolicyVersion | None:
-        kept = [record for record in self.list() if record.status is not VersionStatus.ROLLED_BACK]
-        return next((record for record in reversed(kept) if record.sha256 == digest), None)
+    def _equal(self, digest: str, promote: bool) -> PolicyVersion | None:
+        """The newest version of these weights that may be served.
+
+        A training step that is repeated after a restart serves its version again: sampling depends on the
+        number, and the repeated run must draw what an uninterrupted one draws.
+        """
+        equal = [record for record in self.list() if record.sha256 == digest]
+        kept = [record for record in equal if record.status is not VersionStatus.ROLLED_BACK]
+        if not kept and equal and promote:
+            equal[-1].status = VersionStatus.PROMOTED
+            kept = equal
+        return kept[-1] if kept else None
 
     def _new(self, stage: str, step: int, metrics: dict[str, float] | None, promote: bool) -> PolicyVersion:
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
