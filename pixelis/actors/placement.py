@@ -91,10 +91,10 @@ def _start(config: Config, actors: Actors, initial: str | None, more: int) -> li
     def names(role: str, count: int) -> list[str]:
         return [f"{actors.name}-{role}-{index}" for index in range(count)]
 
-    workers, (store,), kept = config.engine.workers, names("store", 1), config.policy_store
+    workers, (store,), versions = config.engine.workers, names("store", 1), config.policy_store
     actors.store_name = store
     actors.names, elastic = names("generator", workers), names("generator", workers + more)[workers:]
-    retained = kept.newest(config.policy.full), kept.promoted(config.policy.full)
+    retained = versions.newest(config.policy.full), versions.promoted(config.policy.full)
     actors.store = spawn(PolicyStore, config.run.dir, initial, *retained, name=store)
     for index, name in enumerate(actors.names):
         generator, actors.groups[name] = start_generator(config, store, index, name)

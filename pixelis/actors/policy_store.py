@@ -100,11 +100,11 @@ class PolicyStore:
         number, and the repeated run must draw what an uninterrupted one draws.
         """
         equal = [record for record in self.list() if record.sha256 == digest]
-        kept = [record for record in equal if record.status is not VersionStatus.ROLLED_BACK]
-        if not kept and equal and promote:
+        servable = [record for record in equal if record.status is not VersionStatus.ROLLED_BACK]
+        if not servable and equal and promote:
             equal[-1].status = VersionStatus.PROMOTED
-            kept = equal
-        return kept[-1] if kept else None
+            servable = equal
+        return servable[-1] if servable else None
 
     def _new(self, stage: str, step: int, metrics: dict[str, float] | None, promote: bool) -> PolicyVersion:
         status = VersionStatus.PROMOTED if promote else VersionStatus.CANDIDATE
@@ -141,8 +141,8 @@ class PolicyStore:
         return not record.sha256 or self._path(record.version).is_dir()
 
     def promoted(self) -> int:
-        kept = filter(self._has_weights, self.versions.values())
-        return max((v.version for v in kept if v.status is VersionStatus.PROMOTED), default=0)
+        stored = filter(self._has_weights, self.versions.values())
+        return max((v.version for v in stored if v.status is VersionStatus.PROMOTED), default=0)
 
     def get(self, version: int) -> list[Any]:
         """``[ref]`` of the version's Adapter, in a list so that Ray passes the reference; bare model: None.
