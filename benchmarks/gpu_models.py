@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pixelis.dialogue.spec import ModelSpec
+from pixelis.families.family import ModelSpec
 from pixelis.nano.architecture import build, save
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.model import model_class

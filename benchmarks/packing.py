@@ -26,7 +26,7 @@ from benchmarks.harness import CLOCKS, Report, compare, parse_args
 from pixelis import config
 from pixelis.datasets.demonstrations import Player
 from pixelis.datasets.questions import read_demonstrations
-from pixelis.dialogue.spec import ModelSpec
+from pixelis.families.family import ModelSpec
 from pixelis.policy.forward import FeatureCache, Features, concatenate, hidden_states, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, project, token_log_probs
 from pixelis.policy.lora import add_lora

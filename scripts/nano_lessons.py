@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from pixelis.datasets import cards
-from pixelis.dialogue.positions import mrope_positions
+from pixelis.families.positions import mrope_positions
 from pixelis.nano.tokenizer import PIECES, SPECIAL, TAGS
 from pixelis.operations.pixel_budget import fit
 

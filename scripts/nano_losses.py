@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pixelis.datasets import cards
-from pixelis.dialogue.positions import mrope_positions
+from pixelis.families.positions import mrope_positions
+from pixelis.families.vision import patchify
 from pixelis.nano.tokenizer import BINS
-from pixelis.policy.vision import patchify
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -30,9 +30,9 @@ from nano_losses import Heads, evaluate, lesson_loss
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput, MissingFile
+from pixelis.families.vision import batch_windows
 from pixelis.nano.architecture import build, save
 from pixelis.nano.tokenizer import BINS, build_tokenizer
-from pixelis.policy.vision import batch_windows
 
 VISION_SHARE = 0.2
 """Share of the lessons in which only the vision tower is trained, through the auxiliary heads."""
@@ -77,7 +77,7 @@ class Pretraining:
         self.heads = Heads(self.model.config.text_config.hidden_size).to(self.device)
         self.average = copy.deepcopy(self.model).eval()
         for model in (self.model, self.average):
-            batch_windows(model)
+            batch_windows(model, "Qwen3VLVisionAttention")
         self.parameters = [*self.model.parameters(), *self.heads.parameters()]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=VISION_RATE, betas=(0.9, 0.95), weight_decay=0.02, fused=True

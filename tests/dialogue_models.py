@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer
+from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations import select
 from pixelis.records import ImageView
@@ -117,7 +117,7 @@ def renderer(name: str) -> Renderer:
     """
     folder = {"nano": nano_folder, "large": large_folder}[name]()
     tokenizer = load_tokenizer(folder)
-    return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), DialogueConfig(), select(["zoom_in"]))
+    return Renderer(tokenizer, load_spec(folder, tokenizer), DialogueConfig(), select(["zoom_in"]))
 
 
 def image_view(name: str, image: str = "img0", tiles: tuple[int, int] = (4, 4)) -> ImageView:

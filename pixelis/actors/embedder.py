@@ -26,7 +26,7 @@ class Embedder:
         use_reserved_gpus()
         import torch
 
-        from pixelis.policy.forward import use_packed_attention
+        from pixelis.families.attention import use_packed_attention
         from pixelis.policy.model import load_model
 
         torch.set_num_threads(config.engine.threads)

@@ -32,8 +32,9 @@ class LoraConfig(Section):
 
 class PolicyConfig(Section):
     model: str = "nano"
-    """`nano` (the embedded model), or a Hugging Face folder of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, its mixture of
-    experts, or of text alone Qwen2.5 or Qwen3"""
+    """`nano` (the embedded model), or a Hugging Face folder of a family (docs/families.md)"""
+    family: str | None = None
+    """package.module:NAME of a model family of your own; unset: by `model_type` of config.json"""
     adapter: str | None = None
     """checkpoint to start from, a run (its best checkpoint, else its newest) or a folder that PEFT saved: its
     adapter, or with policy.full its model"""

@@ -15,8 +15,8 @@ from pixelis.datasets.media import open_media
 from pixelis.dialogue.agent import is_done, name_observation, show_start
 from pixelis.dialogue.dialects import default_target
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.errors import BadInput, DataFailure, OperationError
+from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.operations import Operation, Scene, execute, select
 from pixelis.operations.environment import Environment, environment_of, observe, select_environments, start
 from pixelis.operations.media import first_look
@@ -41,7 +41,7 @@ class Player:
 
     def __init__(self, config: Config, model_folder: str):
         self.config, tokenizer = config, load_tokenizer(model_folder)
-        self.spec = ModelSpec.load(model_folder, tokenizer)
+        self.spec = load_spec(model_folder, tokenizer, config.policy.family)
         self.crop = PixelBudget(config.dialogue.crop.min_pixels, config.dialogue.crop.max_pixels)
         environments = select_environments(config.toolbox.environments)
         self.renderer = Renderer(

@@ -17,8 +17,9 @@ import jinja2
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.dialects import DIALECTS, Piece, Reply, Tag
 from pixelis.dialogue.session import TokenCallback
-from pixelis.dialogue.spec import ModelSpec, is_control, token_id
 from pixelis.errors import BadConfig, BadInput, OperationError
+from pixelis.families.family import ModelSpec
+from pixelis.families.spec import is_control, token_id
 from pixelis.operations.environment import Environment, environment_of
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
@@ -27,8 +28,6 @@ from pixelis.records import Action, ImageView, Observation, Question, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-START, END = Tag("<|im_start|>"), Tag("<|im_end|>")
-VISION_START, VISION_END = Tag("<|vision_start|>"), Tag("<|vision_end|>")
 _SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _BYTES = {chr(byte): byte for byte in _SHOWN}
 _BYTES |= {
@@ -54,6 +53,7 @@ class Renderer:
         environments: Mapping[str, type[Environment]] | None = None,
     ):
         self.tokenizer, self.spec = tokenizer, spec
+        self.start, self.end = Tag(spec.family.marks.start), Tag(spec.family.marks.end)
         self.dialect = DIALECTS[config.dialect]
         self.operations = {
             operation.name: operation for operation in operations if self.dialect.offers(operation)
@@ -79,8 +79,7 @@ class Renderer:
         self._banned = frozenset(spec.banned)
         added = tokenizer.added_tokens_decoder.values()
         controls = {token.content for token in added if is_control(token.content, bool(token.special))}
-        for tag in (START, END, VISION_START, VISION_END):
-            token_id(tokenizer, tag)
+        token_id(tokenizer, self.start)
         self._control = re.compile(
             "|".join(re.escape(text) for text in sorted(controls, key=len, reverse=True))
         )
@@ -112,12 +111,12 @@ class Renderer:
             )
         if system:
             text = _clean("".join(piece for piece in system if isinstance(piece, str)))
-            tokens = self._encode([START, "system\n", *system, END, "\n"])
+            tokens = self._encode([self.start, "system\n", *system, self.end, "\n"])
             turns.append(Turn(role="system", text=text, tokens=tokens))
         for exchange in question.history:
             shown = [view for view in views if (view.parent or view.id) in exchange.media]
             views = [view for view in views if view not in shown]
-            answer = [*self.dialect.render(exchange.answer, self._scale(shown)), END, "\n"]
+            answer = [*self.dialect.render(exchange.answer, self._scale(shown)), self.end, "\n"]
             turns.append(self._exchange(exchange.question, shown, bool(offered), instruct, answer))
         return [*turns, self._exchange(question.question, views, bool(offered), instruct, [])]
 
@@ -135,7 +134,11 @@ class Renderer:
             raise BadInput(
                 f"the tokenizer's chat template fails: {error}", fix="set dialogue.system=none"
             ) from None
-        before, opening, closing = text.partition(f"{START}user\n")[0], f"{START}system\n", f"{END}\n"
+        before, opening, closing = (
+            text.partition(f"{self.start}user\n")[0],
+            f"{self.start}system\n",
+            f"{self.end}\n",
+        )
         if not (before.startswith(opening) and before.endswith(closing)):
             return []
         return [Tag(before.removeprefix(opening).removesuffix(closing))]
@@ -144,9 +147,11 @@ class Renderer:
         self, question: str, views: Sequence[ImageView], tools: bool, instruct: bool, answer: Sequence[str]
     ) -> Turn:
         pieces = self.dialect.question(question, views, tools, instruct)
-        said = ("".join(p for p in part if isinstance(p, str) and p != END) for part in (pieces, answer))
+        said = ("".join(p for p in part if isinstance(p, str) and p != self.end) for part in (pieces, answer))
         text = "\n".join(filter(None, said))
-        tokens = self._encode([START, "user\n", *pieces, END, "\n", START, "assistant\n", *answer])
+        tokens = self._encode(
+            [self.start, "user\n", *pieces, self.end, "\n", self.start, "assistant\n", *answer]
+        )
         return Turn(
             role="user",
             text=_clean(text).rstrip("\n") if answer else _clean(text),
@@ -167,8 +172,8 @@ class Renderer:
         text = _clean(
             "".join(piece for piece in pieces if isinstance(piece, str) and not isinstance(piece, Tag))
         )
-        opener = [] if place else [START, "user\n"]
-        closer = [END, "\n", START, "assistant\n"] if last else []
+        opener = [] if place else [self.start, "user\n"]
+        closer = [self.end, "\n", self.start, "assistant\n"] if last else []
         tokens = self._encode(["\n", *opener, *pieces, *closer])
         images = [view.id for view in observation.images]
         return Turn(role="tool", text=text, tokens=tokens, images=images, observation=observation)
@@ -274,7 +279,7 @@ class Renderer:
         return self._said(self.dialect.pieces(text))
 
     def _said(self, pieces: Sequence[str]) -> Turn:
-        tokens = self._encode([*pieces, END])
+        tokens = self._encode([*pieces, self.end])
         return Turn(role="assistant", text=_clean("".join(pieces)), tokens=tokens)
 
     def _scale(self, images: Sequence[ImageView]) -> Scale:
@@ -295,7 +300,7 @@ class Renderer:
                 continue
             if not self.spec.reads_images:
                 raise BadInput(
-                    f"a model of type {self.spec.family} reads text alone",
+                    f"a model of type {self.spec.family_name} reads text alone",
                     code="no_vision",
                     fix="name a vision-language model in policy.model, or questions without media",
                 )

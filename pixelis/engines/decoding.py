@@ -18,16 +18,17 @@ import torch
 from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams
-from pixelis.policy.forward import FeatureCache, Features, VisionLanguageModel, concatenate, hidden_states
+from pixelis.families.features import Features, concatenate
+from pixelis.families.positions import mrope_positions
+from pixelis.policy.forward import FeatureCache, VisionLanguageModel
 from pixelis.policy.log_probs import banned_mask
 from pixelis.policy.samples import view_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.families.family import ModelSpec
 
 MIN_TOP_P = 1e-6
 """Lower values keep no other tokens, and the lowest are 0 in float32, which would keep none."""
@@ -207,12 +208,12 @@ class Decoder:
         store: KeyValues,
         features: Features | None = None,
     ) -> Float[Tensor, "rows new width"]:
-        hidden = hidden_states(
+        hidden = self.spec.family.hidden_states(
             self.model,
+            self.spec,
             tokens,
             positions,
             features,
-            self.spec.image_token,
             attention_mask=mask,
             past_key_values=store,
             use_cache=True,

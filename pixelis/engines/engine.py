@@ -15,7 +15,7 @@ from pixelis.errors import BadInput, InfraFailure
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.families.family import ModelSpec
     from pixelis.policy.adapters import Adapter
 
 

@@ -23,8 +23,8 @@ from pixelis.dialogue.session import Completion, SamplingParams, TokenCallback
 from pixelis.engines.decoding import Decoder, Past, Row
 from pixelis.engines.engine import Engine, EngineSession
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.families.attention import use_cached_attention
 from pixelis.policy.adapters import is_vision
-from pixelis.policy.forward import use_cached_attention
 from pixelis.policy.lora import BaseWeights, merge_into
 from pixelis.policy.model import load_model
 from pixelis.policy.model_path import fingerprint

@@ -23,9 +23,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pixelis.dialogue.positions import mrope_positions
 from pixelis.dialogue.session import MIN_TEMPERATURE, Completion, SamplingParams, TokenCallback
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.engine import Engine, EngineSession
 from pixelis.engines.vllm_files import OWNER, Scratch, child_environment, link_model, quantized_copy
 from pixelis.errors import (
@@ -36,6 +34,8 @@ from pixelis.errors import (
     PixelisError,
     install_extra,
 )
+from pixelis.families.positions import mrope_positions
+from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.policy.export import BaseFile, write_peft
 from pixelis.policy.model import pick_dtype
 from pixelis.policy.model_path import fingerprint
@@ -153,7 +153,7 @@ class VllmEngine(Engine[VllmSession]):
             raise MissingDependency("engine.name=vllm requires vLLM", fix=install_extra("gpu"))
         folder = Path(model_folder)
         self.tokenizer = load_tokenizer(folder)
-        self.spec = ModelSpec.load(folder, self.tokenizer)
+        self.spec = load_spec(folder, self.tokenizer, policy.family)
         super().__init__(fingerprint(folder), drains=engine.on_update == "drain")
         self.seed = seed
         self.max_context = dialogue.max_context
@@ -162,7 +162,7 @@ class VllmEngine(Engine[VllmSession]):
         budgets = dialogue.input, dialogue.crop, dialogue.frame
         self.max_pixels = max(self.spec.multiple**2, *(budget.max_pixels for budget in budgets))
         self.merges = merges(policy, engine)
-        self._base = BaseFile(folder)
+        self._base = BaseFile(folder, self.spec.family)
         self._scratch = Scratch()
         self._lora: Any = None
         self._lora_turns: Counter[int] = Counter()
@@ -349,7 +349,7 @@ class VllmEngine(Engine[VllmSession]):
     def check_views(self, images: int, views: Sequence[np.ndarray]) -> None:
         """Raise BadInput for views that vLLM would resize or refuse; `images` counts earlier views."""
         if views and not self.spec.reads_images:
-            raise BadInput(f"a model of type {self.spec.family} reads text alone", code="no_vision")
+            raise BadInput(f"a model of type {self.spec.family_name} reads text alone", code="no_vision")
         if images + len(views) > self.max_images:
             raise BadInput(f"more images in an episode than dialogue.max_images = {self.max_images}")
         for view in views:

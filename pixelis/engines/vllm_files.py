@@ -18,8 +18,9 @@ from uuid import uuid4
 
 import filelock
 
-from pixelis.dialogue.spec import ModelSpec, model_config
 from pixelis.errors import BadConfig
+from pixelis.families.family import ModelSpec
+from pixelis.families.spec import load_spec, model_config
 from pixelis.files import locked
 
 if TYPE_CHECKING:
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
 PREFIX = "pixelis-vllm-"
 OWNER = "PIXELIS_VLLM_OWNER"
 """Environment variable of vLLM's processes with the id of the process that started them."""
-_PROCESSORS = {
-    "qwen2_vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
-    "qwen2_5_vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
-    "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
-}
 _PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 
 
@@ -64,8 +60,8 @@ class Scratch:
 
 def require_served(spec: ModelSpec) -> None:
     """Raise BadConfig for a vision model whose log-probabilities no test compares with the learner's."""
-    if spec.reads_images and spec.family not in _PROCESSORS:
-        message = f"the engine vllm is not certified for models of type {spec.family}"
+    if spec.reads_images and spec.family.vllm_processors is None:
+        message = f"the engine vllm is not certified for models of type {spec.family_name}"
         raise BadConfig(message, fix="set engine.name=hf, or use a dense model")
 
 
@@ -83,14 +79,17 @@ def quantized_copy(folder: Path, settings: EngineConfig, spec: ModelSpec, on_gpu
     if settings.model is None:
         return folder
     copy = Path(settings.model)
-    own, original = model_config(copy), model_config(folder)
+    own, original = (model_config(path, spec.family_name) for path in (copy, folder))
     method = (own.get("quantization_config") or {}).get("quant_method")
     if method != QUANT_METHODS[settings.quantization]:
         message = f"engine.model {copy} has the quantisation {method}, not {settings.quantization}"
         raise BadConfig(message, fix="name a copy of that quantisation")
     texts = [raw.get("text_config") or raw for raw in (own, original)]
     sizes = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"
-    if any(texts[0].get(key) != texts[1].get(key) for key in sizes) or ModelSpec.load(copy) != spec:
+    if (
+        any(texts[0].get(key) != texts[1].get(key) for key in sizes)
+        or load_spec(copy, family=spec.family_name) != spec
+    ):
         raise BadConfig(f"engine.model {copy} is no copy of {folder}", fix="quantise policy.model itself")
     return copy
 
@@ -108,7 +107,7 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, max_pixels: int) -> 
     if not spec.reads_images:
         return target
     require_served(spec)
-    processor, video = _PROCESSORS[spec.family]
+    processor, video = spec.family.vllm_processors or ("", "")
     settings = {
         "processor_class": processor,
         "patch_size": spec.patch,

@@ -23,8 +23,8 @@ from pixelis.config import Config, PolicyConfig
 from pixelis.config.base import merge
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
-from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, PixelisError
+from pixelis.families.spec import load_spec
 from pixelis.files import disk_failures, locked, write_json
 from pixelis.operations import select
 from pixelis.policy import ranks
@@ -125,7 +125,7 @@ def stop_file(config: Config) -> Path:
 def _check_policy(config: Config) -> dict[str, list[lineage.Source]]:
     """Returns the policy's files by role."""
     policy, model = config.policy, resolve(config.policy.model)
-    ModelSpec.load(model)
+    load_spec(model, family=policy.family)
     if policy.adapter and load_adapter(policy.adapter, lazily=True).kind == "lora" and policy.full:
         raise BadConfig(
             f"policy.full trains all parameters, but {policy.adapter} is a LoRA adapter",

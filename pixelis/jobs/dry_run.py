@@ -21,8 +21,8 @@ from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import BadRowBudget, read_questions
 from pixelis.dialogue.dialects import offered
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
+from pixelis.families.spec import load_spec, load_tokenizer, model_family
 from pixelis.operations import select
 from pixelis.operations.environment import select_environments
 from pixelis.policy import ranks
@@ -100,7 +100,7 @@ def check_inputs(inputs: Iterable[Input]) -> None:
 def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
     """The model with its adapter and ranks; for training the DeepSpeed file too."""
     policy = config.policy
-    yield Input("policy.model", policy.model, lambda name: ModelSpec.load(resolve(name)))
+    yield Input("policy.model", policy.model, lambda name: load_spec(resolve(name), family=policy.family))
     if policy.adapter:
         yield Input("policy.adapter", policy.adapter, functools.partial(_read_adapter, config, trains))
     if policy.lora.ranks:
@@ -123,9 +123,9 @@ def _read_adapter(config: Config, trains: bool, folder: str) -> None:
     adapter, base = load_adapter(folder, lazily=True), resolve(policy.model)
     if adapter.kind != "lora" or policy.full:
         return
-    BaseFile(base).updates(adapter)
+    BaseFile(base, model_family(base, policy.family)).updates(adapter)
     if trains:
-        architecture, shapes = Architecture(policy.model), dict[str, tuple[int, ...]]()
+        architecture, shapes = Architecture(policy), dict[str, tuple[int, ...]]()
         layers = architecture.shapes(policy.lora.targets, policy.lora.vision_tower)
         for name, rank in architecture.ranks(policy.lora).items():
             shapes |= {f"{name}.A": (rank, layers[name][1]), f"{name}.B": (layers[name][0], rank)}
@@ -210,7 +210,7 @@ def prompts(config: Config) -> list[Prompt]:
         tokenizer = load_tokenizer(folder := resolve(config.policy.model))
         renderer = Renderer(
             tokenizer,
-            ModelSpec.load(folder, tokenizer),
+            load_spec(folder, tokenizer, config.policy.family),
             config.dialogue,
             select(config.toolbox.operations),
             select_environments(config.toolbox.environments),

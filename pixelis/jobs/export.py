@@ -42,7 +42,12 @@ def export(
     if folder is None or not folder.is_dir():
         raise MissingFile(f"no checkpoint in {source}", fix="name a run, or RUN/checkpoints/step_00000010")
     policy = load_adapter(folder, lazily=True)
-    base = _base_model(folder, model, policy.base_sha256)
+    run = folder.parent.parent / "config.yaml"
+    trained = yaml.safe_load(run.read_text(encoding="utf-8"))["policy"] if run.is_file() else {}
+    base, family = (
+        _base_model(folder, model or trained.get("model"), policy.base_sha256),
+        trained.get("family"),
+    )
     if policy.kind == "full" and not merge:
         raise BadInput(f"{folder} holds all parameters, which are no adapter", fix="add --merge")
     size = sum(file.stat().st_size for file in base.glob("*.safetensors")) if merge else policy.nbytes
@@ -58,16 +63,17 @@ def export(
         return f"{text}: would be written to {out}"
     import torch  # takes seconds to import, which a refusal does without
 
-    from pixelis.dialogue.spec import TEXT_FAMILIES, model_config
+    from pixelis.families.spec import model_family
     from pixelis.policy import export as formats
 
     aside = out.with_name(f".{out.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     try:
         if merge:
-            formats.write_merged_model(policy, base, aside, getattr(torch, dtype) if dtype else None)
+            own_dtype = getattr(torch, dtype) if dtype else None
+            formats.write_merged_model(policy, base, aside, own_dtype, family)
         else:
-            text_only = model_config(base)["model_type"] in TEXT_FAMILIES
+            text_only = not model_family(base, family).reads_images
             formats.write_peft(policy, aside, str(base), text_only=text_only)
         # A crash after the rename must not leave empty files under the final name
         for file in aside.iterdir():
@@ -82,12 +88,9 @@ def export(
 
 
 def _base_model(folder: Path, name: str | None, sha256: str) -> Path:
-    """Folder of the base model: ``name``, or that of the run. BadInput if it is another model."""
+    """Folder of the base model. MissingFile without a name, BadInput if it is another model."""
     if name is None:
-        config = folder.parent.parent / "config.yaml"
-        if not config.is_file():
-            raise MissingFile(f"{config} is missing", fix="name the base model with --model FOLDER")
-        name = str(yaml.safe_load(config.read_text(encoding="utf-8"))["policy"]["model"])
+        raise MissingFile(f"{folder} is in no run folder", fix="name the base model with --model FOLDER")
     model = resolve(name)
     if sha256 and fingerprint(model) != sha256:
         raise BadInput(f"{folder} belongs to another base model than {name}", fix="name it with --model")

@@ -14,9 +14,9 @@ import torch
 
 from pixelis.actors.reservations import Need, describe
 from pixelis.config import Config
-from pixelis.dialogue.spec import ModelSpec
 from pixelis.engines.vllm_files import require_served
 from pixelis.errors import BadConfig, PixelisError
+from pixelis.families.spec import load_spec
 from pixelis.policy.estimate import Finding
 from pixelis.policy.model_path import resolve
 from pixelis.rewards.services import Services
@@ -47,7 +47,7 @@ def check(config: Config, needs: Sequence[Need]) -> list[Finding]:
     findings = _placement(config, needs)
     if config.engine.name == "vllm" and any(need.role.startswith("generator") for need in needs):
         try:
-            require_served(ModelSpec.load(resolve(config.policy.model)))
+            require_served(load_spec(resolve(config.policy.model), family=config.policy.family))
         except BadConfig as error:
             findings.append(Finding("error", "engine", f"{error.message} ({error.fix})"))
         except PixelisError:  # a missing model, which the check of the inputs reports

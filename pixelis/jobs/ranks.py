@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pixelis.config import Config, from_command_line
 from pixelis.errors import BadConfig, BadInput
+from pixelis.families.spec import model_family
 from pixelis.files import write_json
 from pixelis.jobs.driver import driver, run_folder
 from pixelis.policy import checkpoint
@@ -59,8 +60,10 @@ def tuned_file(config: Config) -> Path:
 def analyse(config: Config, folder: Path) -> RankFile:
     """Decompose every layer of `policy.lora.targets` and choose ranks; finished layers are in changes.jsonl."""
     model, device = resolve(config.policy.model), default_device()
-    files, base_sha256 = (BaseFile(model), BaseFile(tuned_file(config))), fingerprint(model)
-    layers = list(Architecture(config.policy.model).shapes(config.policy.lora.targets))
+    family = model_family(model, config.policy.family)
+    files = BaseFile(model, family), BaseFile(tuned_file(config), family)
+    base_sha256 = fingerprint(model)
+    layers = list(Architecture(config.policy).shapes(config.policy.lora.targets))
     record = lineage.read(folder)
     settings = [
         config.ranks.model_dump(mode="json"),
@@ -91,7 +94,7 @@ def analyse(config: Config, folder: Path) -> RankFile:
 def _check(config: Config) -> None:
     """The tuned weights exist and the model has the target layers."""
     file = tuned_file(config)
-    layers = Architecture(config.policy.model).shapes(config.policy.lora.targets)
+    layers = Architecture(config.policy).shapes(config.policy.lora.targets)
     print(f"{len(layers)} layers of {file}", file=sys.stderr)
 
 

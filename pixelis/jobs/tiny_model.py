@@ -1,6 +1,6 @@
-"""Create a small random Qwen2-VL, Qwen2.5-VL or Qwen3-VL folder offline, to try a recipe or a cluster.
+"""Create a small random model folder offline, to try a recipe or a cluster.
 
-usage: pixelis tiny-model FOLDER [--family qwen2_vl|qwen2_5_vl|qwen3_vl|qwen3_vl_moe|qwen2|qwen3] [--seed N]
+usage: pixelis tiny-model FOLDER [--family NAME] [--seed N]
 
 The folder has the file layout, architecture class and patch sizes of the real model, about 260,000 random
 parameters and a byte-level tokenizer. Use it as policy.model=FOLDER. Its answers are random; training and
@@ -12,10 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pixelis.errors import BadInput
+from pixelis.families import FAMILIES
 from pixelis.jobs.command import command
 
-PATCH = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16, "qwen2": 14, "qwen3": 14}
-"""Families, and the sides of their image patches; qwen2 and qwen3 are models of text alone."""
 SIZES = {
     "hidden": 64,
     "heads": 2,
@@ -32,11 +31,13 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
     """Write the folder; returns the number of parameters. Raises BadInput if it is not empty."""
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise BadInput(f"{folder} exists", fix="name a new folder, or remove this one")
+    from pixelis.families.spec import find_family
     from pixelis.nano.architecture import build, save
     from pixelis.nano.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(POSITIONS)
-    model = build(tokenizer, family, seed, **SIZES, patch=PATCH[family], positions=POSITIONS)  # type: ignore[arg-type]
+    patch = find_family(family).patch
+    model = build(tokenizer, family, seed, **SIZES, patch=patch, positions=POSITIONS)
     # Use the real model's prompts, with a system turn and tool schemas, which the embedded model omits.
     del model.config.pixelis_nano
     save(model, tokenizer, folder)
@@ -46,7 +47,7 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
 def main() -> None:
     with command("tiny-model", __doc__) as parser:
         parser.add_argument("folder", type=Path)
-        parser.add_argument("--family", choices=sorted(PATCH), default="qwen2_5_vl")
+        parser.add_argument("--family", choices=sorted(FAMILIES), default="qwen2_5_vl")
         parser.add_argument("--seed", type=int, default=0)
         a = parser.parse_args()
         count = make(a.folder, a.family, a.seed)

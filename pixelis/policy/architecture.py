@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pixelis.families.spec import model_family
 from pixelis.policy.lora import adapted_layers
-from pixelis.policy.model import model_class
 from pixelis.policy.model_path import resolve
 from pixelis.policy.ranks import ranks_of
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 class Architecture:
     """Raises MissingFile without config.json, BadConfig for an unsupported model family."""
 
-    def __init__(self, name: str, dtype: torch.dtype = torch.bfloat16):
-        self.dtype, model = dtype, model_class(folder := resolve(name))
+    def __init__(self, policy: config.PolicyConfig, dtype: torch.dtype = torch.bfloat16):
+        folder = resolve(policy.model)
+        self.dtype, model = dtype, model_family(folder, policy.family).model_class()
         self.config = model.config_class.from_pretrained(folder, local_files_only=True)
-        self.family: str = self.config.model_type
+        self.model_type: str = self.config.model_type
         with torch.device("meta"):
             self.model: Any = model._from_config(self.config, dtype=dtype)
         self.parameters = sum(p.numel() for p in self.model.parameters())

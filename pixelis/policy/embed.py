@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pixelis.errors import DataFailure
-from pixelis.policy.forward import VisionLanguageModel, concatenate, encode_views, packed_hidden_states
+from pixelis.families.features import concatenate
+from pixelis.policy.forward import VisionLanguageModel, packed_hidden_states
 from pixelis.policy.packing import collate, pack
 from pixelis.policy.samples import TrainSample, from_trajectory, unusable
 
 if TYPE_CHECKING:
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.families.family import ModelSpec
     from pixelis.records import Trajectory
 
 
@@ -60,8 +61,8 @@ def turn_states(
     device = next(model.parameters()).device
     for members in pack([len(sample.tokens) for _, sample, _ in samples], row_tokens):
         batch = collate([samples[i][1] for i in members], spec).to(device)
-        features = concatenate(encode_views(model, spec, batch.views)) if batch.views else None
-        hidden = packed_hidden_states(model, batch, features, spec.image_token)
+        features = concatenate(spec.family.encode_views(model, spec, batch.views)) if batch.views else None
+        hidden = packed_hidden_states(model, spec, batch, features)
         start = 0
         for i in members:
             index, sample, ends = samples[i]
@@ -108,7 +109,7 @@ def question_vectors(
     """(mean of the normalised image vectors, mean of the token embeddings) of each question, float32 or None."""
     flat = [view for images in views for view in images]
     vectors = []
-    for view, features in zip(flat, encode_views(model, spec, flat) if flat else [], strict=True):
+    for view, features in zip(flat, spec.family.encode_views(model, spec, flat) if flat else [], strict=True):
         vector = pool(features.embeds, view.shape[0] // spec.multiple, view.shape[1] // spec.multiple)
         vectors.append(functional.normalize(vector, dim=0).cpu().numpy())
     ordered = iter(vectors)

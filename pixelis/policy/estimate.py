@@ -177,7 +177,7 @@ def check(
     """
     findings = list(_settings(config, job))
     try:
-        arch = Architecture(config.policy.model, learner_dtype(config.policy, config.learner.gpus > 0))
+        arch = Architecture(config.policy, learner_dtype(config.policy, config.learner.gpus > 0))
     except MissingFile as error:
         return [*findings, Finding("note", "model", f"{error.message}: lengths and memory are not checked")]
     if gpu_bytes is None and config.cluster.nodes.gpu_gib is not None:
@@ -189,7 +189,7 @@ def check(
         f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
         for count in (arch.parameters, arch.vision_parameters)
     )
-    text = f"{arch.family}, {total} parameters, {vision} of them in the vision tower"
+    text = f"{arch.model_type}, {total} parameters, {vision} of them in the vision tower"
     findings.append(Finding("ok", "model", text))
     if not config.policy.full:
         findings.append(_adapters(config, arch, job))
@@ -328,7 +328,7 @@ def _training(c: config.Config, arch: Architecture, job: str, gpu_bytes: int) ->
 def _generator(c: config.Config, arch: Architecture, gpu_bytes: int) -> Iterator[Finding]:
     engine = c.engine
     if (dtype := learner_dtype(c.policy, engine.gpus > 0)) != arch.dtype:
-        arch = Architecture(c.policy.model, dtype)
+        arch = Architecture(c.policy, dtype)
     if (heads := int(arch.text.num_attention_heads)) % engine.tensor_parallel:
         text = f"engine.tensor_parallel {engine.tensor_parallel} does not divide the {heads} heads"
         yield Finding("error", "engine", f"{text} of policy.model")

@@ -17,17 +17,15 @@ from safetensors.torch import save_file as save_torch_file
 from torch import Tensor
 
 from pixelis.errors import BadInput
+from pixelis.families.spec import model_family
 from pixelis.policy.lora import weight_updates
 
 if TYPE_CHECKING:
+    from pixelis.families.family import Family
     from pixelis.policy.adapters import Adapter
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 """Files of a model folder that a merged folder replaces."""
-
-
-STACKED = {"experts.gate_up_proj": 2, "experts.down_proj": 1}
-"""Parameters of a Qwen3-VL mixture of experts -> dimension of the hidden size in transformers' layout."""
 
 
 def checkpoint_files(path: str | Path) -> list[Path]:
@@ -42,22 +40,13 @@ def checkpoint_tensors(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, tensors.get_tensor(name)
 
 
-def parameter_name(name: str) -> str:
-    """The parameter name in transformers; older checkpoints use shorter names."""
-    if name.startswith("visual."):
-        return f"model.{name}"
-    if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
-        return f"model.language_model.{name.removeprefix('model.')}"
-    return name
-
-
 class BaseFile:
     """The base model's parameters by their names in transformers, read on demand.
 
     transposed: stacked experts of published mixtures of experts, stored the other way round.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, family: Family):
         self.folder = Path(folder)
         self.transposed: set[str] = set()
         path = self.folder / "config.json"
@@ -67,14 +56,15 @@ class BaseFile:
         self.shapes: dict[str, torch.Tensor] = {}
         for file in checkpoint_files(folder):
             with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (no mapping)
-                    self.locations[parameter_name(name)] = file, name
-                    shape = list(tensors.get_slice(name).get_shape())
-                    side = STACKED.get(name.rsplit(".mlp.", 1)[-1])
+                for original in tensors.keys():  # noqa: SIM118 (no mapping)
+                    name = family.parameter_name(original)
+                    self.locations[name] = file, original
+                    shape = list(tensors.get_slice(original).get_shape())
+                    side = family.stacked.get(name.rsplit(".mlp.", 1)[-1])
                     if side is not None and shape[side] != hidden:
-                        self.transposed.add(parameter_name(name))
+                        self.transposed.add(name)
                         shape[1], shape[2] = shape[2], shape[1]
-                    self.shapes[parameter_name(name)] = torch.empty(shape, device="meta")
+                    self.shapes[name] = torch.empty(shape, device="meta")
 
     def read(self, name: str) -> Float[Tensor, ...]:
         if name not in self.locations:
@@ -154,12 +144,14 @@ def write_peft(
     return folder
 
 
-def write_merged_model(adapter: Adapter, base: Path, folder: Path, dtype: torch.dtype | None = None) -> Path:
+def write_merged_model(
+    adapter: Adapter, base: Path, folder: Path, dtype: torch.dtype | None = None, family: str | None = None
+) -> Path:
     """Write a model folder like `base` with the policy's weights; `folder` must not exist.
 
-    dtype: of the floating-point weights, None for that of each in `base`.
+    dtype: of the floating-point weights, None for that of each in `base`; family: `policy.family`.
     """
-    source = BaseFile(base)
+    source = BaseFile(base, model_family(base, family))
     updates = {
         source.locations[name][1]: (source.in_layout(name, left) if right is None else left, right)
         for name, (left, right) in source.updates(adapter).items()

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from pixelis import config
 from pixelis.errors import BadConfig
+from pixelis.families.attention import use_packed_attention
+from pixelis.families.features import Features, concatenate
 from pixelis.policy.adapters import Adapter, check_adapter, without_change
 from pixelis.policy.critic import Critic
 from pixelis.policy.deepspeed_engine import Shards, ZeroEngine, deepspeed_config, ensure_process_group
 from pixelis.policy.distributed import sum_over_workers
-from pixelis.policy.forward import FeatureCache, Features, concatenate, use_packed_attention
+from pixelis.policy.forward import FeatureCache
 from pixelis.policy.log_probs import PolicyModule, ReferenceStates
 from pixelis.policy.lora import add_lora, lora_parameters
 from pixelis.policy.model import default_device, load_model, pick_dtype

@@ -14,18 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pixelis.policy.forward import (
-    Features,
-    VisionLanguageModel,
-    concatenate,
-    encode_views,
-    packed_hidden_states,
-)
+from pixelis.families.features import Features, concatenate
+from pixelis.policy.forward import VisionLanguageModel, packed_hidden_states
 from pixelis.policy.lora_linear import LoraLinear
 from pixelis.policy.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.families.family import ModelSpec
     from pixelis.policy.packing import PackedBatch
 
 CHUNK_VALUES = 2**24
@@ -59,9 +54,9 @@ def banned_mask(
 
 def token_log_probs(
     model: VisionLanguageModel,
+    spec: ModelSpec,
     batch: PackedBatch,
     features: Features | None,
-    image_token: int,
     banned: Float[Tensor, " vocab"],
     temperature: float = 1.0,
     chunk_values: int = CHUNK_VALUES,
@@ -76,7 +71,7 @@ def token_log_probs(
     sequence: the workers that share the row; observe: gets the predicting hidden states; reference: adds
     KL(policy || reference) over the vocabulary.
     """
-    predicting, own = predicting_states(model, batch, features, image_token, sequence)
+    predicting, own = predicting_states(model, spec, batch, features, sequence)
     if observe is not None and own is None:
         observe(predicting.detach())
     targets = batch.targets if own is None else batch.targets[own]
@@ -90,15 +85,15 @@ def token_log_probs(
 
 def predicting_states(
     model: VisionLanguageModel,
+    spec: ModelSpec,
     batch: PackedBatch,
     features: Features | None,
-    image_token: int,
     sequence: SequenceGroup | None = None,
 ) -> tuple[Float[Tensor, "own width"], Int[Tensor, " own"] | None]:
     """Hidden states that predict the policy tokens, and which these are if workers share the row."""
     if sequence is None or sequence.size == 1:
-        return packed_hidden_states(model, batch, features, image_token).index_select(0, batch.previous), None
-    hidden = packed_hidden_states(model, batch, features, image_token, sequence=sequence)
+        return packed_hidden_states(model, spec, batch, features).index_select(0, batch.previous), None
+    hidden = packed_hidden_states(model, spec, batch, features, sequence=sequence)
     places = batch.previous - sequence.rank * len(hidden)
     own = ((places >= 0) & (places < len(hidden))).nonzero()[:, 0]
     return hidden.index_select(0, places[own]), own
@@ -371,15 +366,16 @@ class PolicyModule(nn.Module):
                 if weight is not None and (self.one_pass or weight.requires_grad):
                     views = [np.zeros((self.spec.multiple, self.spec.multiple, 3), dtype=np.uint8)]
             if views:
-                features = concatenate(encode_views(self.model, self.spec, views, self.one_pass))
-        image = self.spec.image_token
+                features = concatenate(
+                    self.spec.family.encode_views(self.model, self.spec, views, self.one_pass)
+                )
         if states_only:
-            return (predicting_states(self.model, batch, features, image, self.sequence)[0],)
+            return (predicting_states(self.model, self.spec, batch, features, self.sequence)[0],)
         return token_log_probs(
             self.model,
+            self.spec,
             batch,
             features,
-            image,
             self.banned,
             self.temperature,
             self.chunk_values,

@@ -14,33 +14,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from pixelis.dialogue.spec import TEXT_FAMILIES, ModelSpec, load_tokenizer, model_config
 from pixelis.errors import BadInput, MissingDependency
+from pixelis.families.family import ModelSpec
+from pixelis.families.spec import load_spec, load_tokenizer, model_family
 from pixelis.policy.model_path import resolve
-from pixelis.policy.text_models import CHECKPOINT_NAMES, Qwen2Text, Qwen3Text
-from pixelis.policy.transformers_compat import (
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-)
-from pixelis.policy.vision import batch_windows
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from pixelis import config
-
-
-CLASSES: dict[str, Any] = {
-    "qwen2_vl": Qwen2VLForConditionalGeneration,
-    "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
-    "qwen3_vl": Qwen3VLForConditionalGeneration,
-    "qwen3_vl_moe": Qwen3VLMoeForConditionalGeneration,
-    "qwen2": Qwen2Text,
-    "qwen3": Qwen3Text,
-}
 
 
 def default_device() -> torch.device:
@@ -74,15 +57,6 @@ def pick_attention(name: str, device: torch.device) -> str:
     return name
 
 
-def model_class(folder: Path) -> Any:
-    return CLASSES[model_config(folder)["model_type"]]
-
-
-def checkpoint_names(folder: Path) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that map the names of a text model's weights."""
-    return {"key_mapping": CHECKPOINT_NAMES} if model_config(folder)["model_type"] in TEXT_FAMILIES else {}
-
-
 def load_model(
     policy: config.PolicyConfig,
     device: torch.device | str | None = None,
@@ -107,12 +81,13 @@ def load_model(
         if zero3 is not None
         else None
     )
-    model, report = model_class(folder).from_pretrained(
+    family = model_family(folder, policy.family)
+    model, report = family.model_class().from_pretrained(
         folder,
         dtype=dtype,
         attn_implementation=pick_attention(policy.attention, target),
         output_loading_info=True,
-        **checkpoint_names(folder),
+        key_mapping=dict(family.key_mapping),
     )
     del division
     for module in model.modules():
@@ -125,14 +100,14 @@ def load_model(
         message = f"{folder}: {len(names)} weights are missing or have the wrong shape, first {names[0]}"
         raise BadInput(message, code="bad_model", fix="download the model again, or correct its config.json")
     model.to(target).eval()
-    batch_windows(model)
+    family.prepare(model)
     if target.type == "cuda":
         fuse_norms(model)
         # In the convolution that embeds patches TF32 would make a float32 policy's log-probabilities differ
         # between learner and engine.
         torch.backends.cudnn.allow_tf32 = False
     tokenizer = load_tokenizer(folder)
-    return model, tokenizer, ModelSpec.load(folder, tokenizer)
+    return model, tokenizer, load_spec(folder, tokenizer, policy.family)
 
 
 def fuse_norms(model: nn.Module) -> None:

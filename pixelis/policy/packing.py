@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pixelis.dialogue.positions import mrope_positions
 from pixelis.errors import DataFailure
+from pixelis.families.attention import Segments
+from pixelis.families.positions import mrope_positions
 
 if TYPE_CHECKING:
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.families.family import ModelSpec
     from pixelis.policy.samples import TrainSample
 
 BUCKET_RATIO = 0.8
@@ -30,18 +31,6 @@ class Prompt(NamedTuple):
 
     key: Hashable
     length: int
-
-
-@dataclass(slots=True)
-class Segments:
-    """Positions of the samples in a row, for attention.
-
-    buckets: row index of each token of samples of similar length, padded with the last; inverse: of each
-    token, its place in the flattened buckets.
-    """
-
-    buckets: list[Int[Tensor, "samples length"]]
-    inverse: Int[Tensor, " row"]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 from pixelis.errors import DataFailure
 
 if TYPE_CHECKING:
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.families.family import ModelSpec
     from pixelis.records import Trajectory
 
 CAUSES = (

@@ -17,16 +17,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from pixelis.errors import BadConfig
+from pixelis.families.attention import PACKED, Segments, packed_attention
+from pixelis.families.transformers_compat import AttentionInterface, AttentionMaskInterface
 from pixelis.policy.distributed import rank_and_world_size, sum_over_workers
-from pixelis.policy.forward import PACKED, packed_attention
-from pixelis.policy.transformers_compat import AttentionInterface, AttentionMaskInterface
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from pixelis.dialogue.spec import ModelSpec
+    from pixelis.families.family import ModelSpec
     from pixelis.policy.forward import VisionLanguageModel
-    from pixelis.policy.packing import PackedBatch, Segments
+    from pixelis.policy.packing import PackedBatch
 
 SEQUENCE_PARALLEL = "pixelis_sequence_parallel"
 """Name in transformers' attention registry."""

@@ -75,5 +75,5 @@ def needed_bytes(c: config.Config) -> tuple[int, int]:
     """(bytes that a job's object stores should have together, bytes of its largest object)."""
     from pixelis.policy.architecture import Architecture, learner_dtype
 
-    version = version_bytes(c, Architecture(c.policy.model, learner_dtype(c.policy, c.learner.gpus > 0)))
+    version = version_bytes(c, Architecture(c.policy, learner_dtype(c.policy, c.learner.gpus > 0)))
     return max(MIN_BYTES, int(RESERVE * sum(parts(c, version, "serve").values()))), version

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pixelis import config
-from pixelis.dialogue.spec import ModelSpec
 from pixelis.engines import Engine
+from pixelis.families.family import ModelSpec
 
 DIALOGUE = config.DialogueConfig(
     input=config.PixelRangeConfig(min_pixels=256, max_pixels=16384),

@@ -26,9 +26,9 @@ from tiny_policy import (
 )
 
 from pixelis.dialogue.session import Completion, SamplingParams, Session
-from pixelis.dialogue.spec import load_tokenizer
 from pixelis.engines import Engine
 from pixelis.errors import BadInput, InfraFailure
+from pixelis.families.spec import load_tokenizer
 from pixelis.policy.adapters import Adapter
 from pixelis.policy.export import write_peft
 from pixelis.policy.forward import concatenate, encode_views, use_packed_attention

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from pixelis import config
-from pixelis.dialogue.spec import ModelSpec
+from pixelis.families.family import ModelSpec
+from pixelis.families.spec import load_spec
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.policy.adapters import Adapter
@@ -54,7 +55,7 @@ def policy(family: str = "qwen3_vl", **values: object) -> config.PolicyConfig:
 
 @functools.cache
 def spec(family: str = "qwen3_vl") -> ModelSpec:
-    return ModelSpec.load(folder(family))
+    return load_spec(folder(family))
 
 
 def stock(family: str = "qwen3_vl") -> torch.nn.Module:
@@ -137,7 +138,7 @@ class Maker:
 
 def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
     """Logits [n, vocab] of a sample by transformers' own forward, unpadded."""
-    from pixelis.policy.vision import patchify
+    from pixelis.families.vision import patchify
 
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]

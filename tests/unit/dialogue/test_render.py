@@ -17,8 +17,8 @@ from transformers import AutoConfig
 import pixelis.nano
 from pixelis.config import DialogueConfig
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.spec import FAMILIES, TEXT_FAMILIES, ModelSpec, load_tokenizer
 from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.families.spec import FAMILIES, TEXT_FAMILIES, load_spec, load_tokenizer
 from pixelis.operations import OPERATIONS
 from pixelis.records import Action, Exchange, ImageView, Media, Observation, Question
 
@@ -317,7 +317,7 @@ def test_spec_reads_both_architectures():
 def test_the_committed_base_is_the_embedded_model():
     folder = Path(pixelis.nano.__file__).parent / "base"
     tokenizer = load_tokenizer(folder)
-    spec = ModelSpec.load(folder, tokenizer)
+    spec = load_spec(folder, tokenizer)
     base = Renderer(tokenizer, spec, DialogueConfig(), list(OPERATIONS.values()))
     question, view = ask("Which digit is in the red frame?"), image_view("nano")
     assert spec.embedded
@@ -333,7 +333,7 @@ def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, t
     beside = [{"vocab_size": 200_000}] if family == "qwen2_5_vl" else []
     for written in ({}, {"text_config": {"vocab_size": 200_000}}, *beside):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **written}))
-        spec, config = ModelSpec.load(tmp_path), AutoConfig.from_pretrained(tmp_path)
+        spec, config = load_spec(tmp_path), AutoConfig.from_pretrained(tmp_path)
         vision = config.vision_config
         expected = (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size)
         assert (spec.patch, spec.merge, spec.temporal) == expected
@@ -343,8 +343,8 @@ def test_missing_settings_of_a_folder_are_the_defaults_of_transformers(family, t
 
 def test_a_process_that_only_writes_dialogues_loads_no_torch():
     code = (
-        "import sys; from pixelis.dialogue.spec import ModelSpec; from pixelis.policy.model_path import NANO;"
-        "ModelSpec.load(NANO); sys.exit('torch' in sys.modules)"
+        "import sys; from pixelis.families.spec import ModelSpec; from pixelis.policy.model_path import NANO;"
+        "load_spec(NANO); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
@@ -362,18 +362,18 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, changes, message):
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
     with pytest.raises(BadInput, match=message):
-        ModelSpec.load(tmp_path)
+        load_spec(tmp_path)
 
 
 def test_spec_says_what_is_wrong_with_a_folder(tmp_path):
     with pytest.raises(MissingFile, match=r"config\.json"):
-        ModelSpec.load(tmp_path)
+        load_spec(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(BadInput, match="not JSON"):
-        ModelSpec.load(tmp_path)
+        load_spec(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(BadConfig, match="llama"):
-        ModelSpec.load(tmp_path)
+        load_spec(tmp_path)
     (tmp_path / "config.json").write_bytes((nano_folder() / "config.json").read_bytes())
     with pytest.raises(MissingFile, match="tokenizer"):
         load_tokenizer(tmp_path)

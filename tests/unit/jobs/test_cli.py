@@ -11,8 +11,8 @@ import pytest
 from command_line import pixelis
 
 from pixelis.config import load
-from pixelis.dialogue.spec import ModelSpec
 from pixelis.errors import BadConfig, BadInput
+from pixelis.families.spec import load_spec
 from pixelis.jobs import cli, completion, recipes, tiny_model
 
 
@@ -85,7 +85,7 @@ def test_bash_completes(words: list[str], offered: set[str]) -> None:
 @pytest.mark.parametrize("family", tiny_model.PATCH)
 def test_a_tiny_model_is_a_folder_of_its_family(tmp_path: Path, family: str) -> None:
     assert tiny_model.make(tmp_path / "model", family) < 10**6
-    spec = ModelSpec.load(tmp_path / "model")
+    spec = load_spec(tmp_path / "model")
     assert spec.patch == tiny_model.PATCH[family]
     with pytest.raises(BadInput, match="exists"):
         tiny_model.make(tmp_path / "model", family)

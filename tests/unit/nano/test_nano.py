@@ -13,10 +13,10 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, Qwen3VLForC
 
 from pixelis.datasets import cards
 from pixelis.errors import BadInput
+from pixelis.families.vision import batch_windows, patchify
 from pixelis.nano import BASE
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import BINS, SPECIAL, ZOOM_CALL, build_tokenizer
-from pixelis.policy.vision import batch_windows, patchify
 
 TOKENIZER = build_tokenizer()
 

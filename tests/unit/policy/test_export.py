@@ -17,9 +17,9 @@ from tiny_policy import FAMILIES, folder, policy, random_adapter, stock, stock_l
 from tiny_trainer import batch, trainer
 
 from pixelis.config import EngineConfig, load
-from pixelis.dialogue.spec import ModelSpec
 from pixelis.engines.vllm_files import quantized_copy
 from pixelis.errors import BadConfig, PixelisError
+from pixelis.families.spec import load_spec
 from pixelis.jobs import export as job
 from pixelis.policy.adapters import Adapter, save_adapter
 from pixelis.policy.model import load_model
@@ -153,7 +153,7 @@ def test_quantised_generation_needs_what_belongs_to_it(tmp_path: Path) -> None:
         with pytest.raises(BadConfig, match=message):
             load(None, overrides)
     engine = EngineConfig(name="vllm", quantization="int8", model=str(copy))
-    own, other = (ModelSpec.load(folder(family)) for family in ("qwen3_vl", "qwen2_5_vl"))
+    own, other = (load_spec(folder(family)) for family in ("qwen3_vl", "qwen2_5_vl"))
     assert quantized_copy(folder("qwen3_vl"), engine, own, False) == copy
     with pytest.raises(BadConfig, match="no copy of"):
         quantized_copy(folder("qwen2_5_vl"), engine, other, False)

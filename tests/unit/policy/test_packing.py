@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_policy import FAMILIES, Maker, spec, stock, stock_log_probs
 
-from pixelis.dialogue.positions import mrope_positions
 from pixelis.errors import DataFailure
+from pixelis.families.positions import mrope_positions
 from pixelis.policy.forward import FeatureCache, concatenate, encode_views, use_packed_attention
 from pixelis.policy.log_probs import banned_mask, token_log_probs
 from pixelis.policy.packing import Prompt, collate, pack, prompt_of

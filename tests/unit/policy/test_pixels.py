@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tiny_policy import policy
 
 from pixelis.errors import BadInput
+from pixelis.families.vision import batch_windows, patchify
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations.pixel_budget import PixelBudget, fit, fitted_size
 from pixelis.policy.forward import encode_views
 from pixelis.policy.model import fuse_norms, load_model
-from pixelis.policy.vision import batch_windows, patchify
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

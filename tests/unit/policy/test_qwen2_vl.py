@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pixelis.dialogue.spec import ModelSpec, model_config
+from pixelis.families.spec import load_spec, model_config
 from pixelis.jobs import tiny_model
 from pixelis.policy.architecture import Architecture
 
@@ -74,6 +74,6 @@ def test_the_flat_configuration_of_a_published_folder_is_read(tmp_path: Path, si
 def test_a_tiny_folder_is_like_a_real_one(tmp_path: Path) -> None:
     tiny_model.make(tmp_path / "tiny", "qwen2_vl")
     assert model_config(tmp_path / "tiny")["model_type"] == "qwen2_vl"
-    spec = ModelSpec.load(tmp_path / "tiny")
+    spec = load_spec(tmp_path / "tiny")
     # Qwen2-VL reads and writes places as 0..1000, Qwen2.5-VL as pixels.
     assert (spec.family, spec.coordinates, spec.multiple) == ("qwen2_vl", "thousand", 28)

@@ -35,7 +35,7 @@ def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
     allowed[list(s.banned)] = False
     total = size = 0.0
     for sample in samples:
-        from pixelis.policy.vision import patchify
+        from pixelis.families.vision import patchify
 
         ids = torch.from_numpy(sample.tokens)[None]
         pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)

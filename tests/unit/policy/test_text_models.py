@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 from pixelis import config
 from pixelis.dialogue.render import Renderer
 from pixelis.dialogue.session import SamplingParams
-from pixelis.dialogue.spec import ModelSpec, load_tokenizer
 from pixelis.engines.hf import HfEngine
 from pixelis.errors import BadInput
+from pixelis.families.family import ModelSpec
+from pixelis.families.spec import load_spec, load_tokenizer
 from pixelis.jobs import tiny_model
 from pixelis.policy.adapters import load_adapter
 from pixelis.policy.architecture import Architecture
@@ -129,7 +130,7 @@ def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(family: str
 def test_pictures_are_refused_with_the_way_out(family: str, tmp_path: Path) -> None:
     tiny_model.make(tmp_path / "tiny", family)
     tokenizer = load_tokenizer(tmp_path / "tiny")
-    spec = ModelSpec.load(tmp_path / "tiny", tokenizer)
+    spec = load_spec(tmp_path / "tiny", tokenizer)
     assert not spec.reads_images
     r = Renderer(tokenizer, spec, config.DialogueConfig(dialect="plain"), [])
     assert r.prompt(Question(id="q", question="3 + 4?"), [])[-1].tokens

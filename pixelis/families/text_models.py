@@ -1,4 +1,4 @@
-"""Text-only Qwen2.5 and Qwen3 in the structure of the vision-language models, with an empty vision tower."""
+"""Models of text alone in the structure of the vision-language models, with an empty vision tower."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from pixelis.policy.transformers_compat import (
-    Qwen2Config,
-    Qwen2Model,
-    Qwen2PreTrainedModel,
-    Qwen3Config,
-    Qwen3Model,
-    Qwen3PreTrainedModel,
-)
+from pixelis.families.transformers_compat import quick_imports
 
-CHECKPOINT_NAMES = {r"^model\.": "model.language_model."}
-"""`key_mapping` of `from_pretrained`."""
+with quick_imports():
+    from transformers import (
+        Qwen2Config,
+        Qwen2Model,
+        Qwen2PreTrainedModel,
+        Qwen3Config,
+        Qwen3Model,
+        Qwen3PreTrainedModel,
+    )
 
 
 class _TextPositions:

@@ -19,14 +19,6 @@ from pixelis.errors import BadInput
 if TYPE_CHECKING:
     from torch import nn
 
-_ATTENTIONS = (
-    "Qwen3VLVisionAttention",
-    "Qwen3VLMoeVisionAttention",
-    "Qwen2_5_VLVisionAttention",
-    "VisionAttention",
-)
-"""Of Qwen3-VL and its mixture of experts, Qwen2.5-VL and Qwen2-VL, whose weights and arguments are the same."""
-
 _LONGEST = WeakTensorKeyDictionary()
 
 
@@ -70,12 +62,15 @@ def patchify(
     return torch.cat(groups), torch.tensor(grids, dtype=torch.int64, device=device).view(-1, 3)
 
 
-def batch_windows(model: nn.Module) -> int:
-    """Replace a Qwen vision tower's sdpa attention; returns the number of replaced layers."""
+def batch_windows(model: nn.Module, attention: str | None) -> int:
+    """Replace the sdpa attention of this class in a vision tower; returns the number of replaced layers.
+
+    The classes of all Qwen families have the same weights and arguments.
+    """
     changed = 0
     module: Any
     for module in model.modules():
-        if type(module).__name__ in _ATTENTIONS and module.config._attn_implementation == "sdpa":
+        if type(module).__name__ == attention and module.config._attn_implementation == "sdpa":
             module.forward = types.MethodType(_batched_attention, module)
             changed += 1
     return changed

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pixelis.dialogue.positions import mrope_positions
 from pixelis.errors import BadInput
+from pixelis.families.positions import mrope_positions
 from pixelis.nano.architecture import build
 from pixelis.nano.tokenizer import build_tokenizer
 

@@ -1,0 +1,12 @@
+"""Model families: one file each with all that distinguishes its models."""
+
+from pixelis.config.references import Registry
+
+FAMILIES = Registry(
+    "policy.family",
+    {
+        name: f"pixelis.families.{name}:FAMILY"
+        for name in ("qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3", "qwen3_vl", "qwen3_vl_moe")
+    },
+)
+"""`model_type` of a config.json -> its family, imported when first looked up."""

@@ -1,0 +1,115 @@
+"""Attention functions for packed rows (learner) and for a KV cache (engine), in transformers' registry."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from pixelis.families.transformers_compat import AttentionInterface, AttentionMaskInterface
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PACKED = "pixelis_packed"
+CACHED = "pixelis_cached"
+"""Names in the registry."""
+
+
+@dataclass(slots=True)
+class Segments:
+    """Positions of the samples in a row, for attention.
+
+    buckets: row index of each token of samples of similar length, padded with the last; inverse: of each
+    token, its place in the flattened buckets.
+    """
+
+    buckets: list[Int[Tensor, "samples length"]]
+    inverse: Int[Tensor, " row"]
+
+
+def use_packed_attention(model: Any) -> bool:
+    """Switch to `packed_attention`, with which samples can share prompts; False with flash attention."""
+    text = model.model.language_model.config
+    if text._attn_implementation == "sdpa":
+        text._attn_implementation = PACKED
+    return bool(text._attn_implementation == PACKED)
+
+
+def use_cached_attention(model: Any) -> None:
+    """Switch to `cached_attention`. Callers must pass 4-D masks."""
+    model.model.language_model.config._attn_implementation = CACHED
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Float[Tensor, "1 heads tokens width"],
+    key: Float[Tensor, "1 kv_heads tokens width"],
+    value: Float[Tensor, "1 kv_heads tokens width"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    segments: Segments,
+    **kwargs: object,
+) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
+    """Causal attention inside each sample of a packed row.
+
+    Samples of similar length form a batch, whose padding at the ends the causal mask hides. Samples that
+    share a prompt gather the same keys.
+    """
+    heads, width = query.shape[1], query.shape[3]
+    attend = functools.partial(
+        functional.scaled_dot_product_attention,
+        dropout_p=dropout,
+        scale=scaling,
+        enable_gqa=key.shape[1] != heads,
+    )
+    if [bucket.shape for bucket in segments.buckets] == [(1, query.shape[2])]:
+        # A single sample needs no gathering
+        return attend(query, key, value, is_causal=query.shape[2] > 1).transpose(1, 2), None
+    flat = [t[0].transpose(0, 1) for t in (query, key, value)]
+    index = torch.cat([bucket.reshape(-1) for bucket in segments.buckets])
+    sizes = [bucket.numel() for bucket in segments.buckets]
+    outputs = []
+    for bucket, *parts in zip(
+        segments.buckets, *(t.index_select(0, index).split(sizes) for t in flat), strict=True
+    ):
+        rows, length = bucket.shape
+        # [rows * length, heads, width] -> [rows, heads, length, width]
+        q, k, v = (part.view(rows, length, -1, width).transpose(1, 2) for part in parts)
+        attended = attend(q, k, v, is_causal=length > 1)
+        outputs.append(attended.transpose(1, 2).reshape(rows * length, heads, width))
+    return torch.cat(outputs).index_select(0, segments.inverse).unsqueeze(0), None
+
+
+def cached_attention(
+    module: nn.Module,
+    query: Float[Tensor, "rows heads n width"],
+    key: Float[Tensor, "rows kv_heads columns width"],
+    value: Float[Tensor, "rows kv_heads columns width"],
+    attention_mask: Bool[Tensor, "rows 1 n columns"] | None,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[Float[Tensor, "rows n heads width"], None]:
+    """Attention over cached keys and values; heads that share a key become further queries of it, not copies."""
+    rows, heads, length, width = query.shape
+    group_size = heads // key.shape[1]
+    mask = attention_mask
+    if group_size > 1:
+        query = query.reshape(rows, key.shape[1], group_size * length, width)
+        mask = mask.repeat(1, 1, group_size, 1) if mask is not None and length > 1 else mask
+    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return attended.reshape(rows, heads, length, width).transpose(1, 2), None
+
+
+AttentionInterface.register(PACKED, packed_attention)
+AttentionInterface.register(CACHED, cached_attention)
+# No mask: the buckets separate the samples.
+AttentionMaskInterface.register(PACKED, lambda *args, **kwargs: None)
+AttentionMaskInterface.register(CACHED, lambda *args, **kwargs: None)

@@ -1,0 +1,164 @@
+"""The interface of a model family. The defaults are those that Qwen's models share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pixelis.errors import BadInput
+from pixelis.records import Coordinates
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float, Int, UInt8
+    from torch import Tensor
+
+    from pixelis.families.features import Features
+
+HALF = (0.5, 0.5, 0.5)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class Marks(NamedTuple):
+    """Special tokens of the chat format. A turn is `start`, its role, a line break, its content and `end`."""
+
+    start: str = "<|im_start|>"
+    end: str = "<|im_end|>"
+    pad: str = "<|endoftext|>"
+    vision_start: str = "<|vision_start|>"
+    vision_end: str = "<|vision_end|>"
+    image: str = "<|image_pad|>"
+    video: str = "<|video_pad|>"
+
+
+CHATML = Marks()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What distinguishes the models of a family. Facts that a model's own files state take precedence.
+
+    `patch`, `merge`, `temporal`: pixels of a patch's side, patches of an image token's side, frames of a patch.
+    """
+
+    vocab: int
+    patch: int = 14
+    merge: int = 2
+    temporal: int = 2
+    coordinates: Coordinates = "thousand"
+    image_mean: tuple[float, ...] = HALF
+    image_std: tuple[float, ...] = HALF
+    image_token: int = 151655
+    video_token: int = 151656
+    marks: Marks = CHATML
+    reads_images: bool = True
+    """False for models of text alone: questions with pictures are refused."""
+    vision_attention: str | None = None
+    """Class of the vision tower's attention over windows that is computed without a loop over them."""
+    vllm_processors: tuple[str, str] | None = None
+    """Classes of the processor and the video processor that vLLM loads; None: not certified on vLLM."""
+    stacked: Mapping[str, int] = field(default_factory=dict)
+    """Stacked experts below `mlp.` -> dimension of the hidden size in transformers' layout."""
+    key_mapping: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of names in checkpoints -> names in the model, for `from_pretrained`."""
+
+    def model_class(self) -> Any:
+        """The class of transformers, or ours with its interface."""
+        raise NotImplementedError
+
+    def prepare(self, model: Any) -> None:
+        """Adjust a loaded model, without changing what it computes."""
+
+    def parameter_name(self, name: str) -> str:
+        """The name of a parameter in transformers from that in a checkpoint."""
+        return name
+
+    def encode_views(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        views: Sequence[UInt8[np.ndarray, "h w 3"]],
+        one_pass: bool = False,
+    ) -> list[Features]:
+        """Features of each view, in order.
+
+        one_pass: all in one call of the vision tower, as ZeRO-3 needs equally many on all workers.
+        """
+        raise NotImplementedError
+
+    def hidden_states(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        tokens: Int[Tensor, "rows length"],
+        positions: Int[Tensor, "axes rows length"],
+        features: Features | None,
+        **attention: Any,
+    ) -> Float[Tensor, "rows length hidden"]:
+        """Hidden states of the last layer.
+
+        positions: 3 M-RoPE axes, optionally preceded by text positions; features: of all image tokens, in
+        row-major order.
+        """
+        raise NotImplementedError
+
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
+        """Class and configuration in transformers of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""
+        raise NotImplementedError
+
+    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
+        """Write the settings of the image processor, with which a view has `pixels` pixels, to a model folder."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Facts about one model folder. Token fields are ids; ``vocab`` is the width of the logits.
+
+    ``banned`` ids must never be sampled: special tokens except ``stop``, and logits without a token.
+    """
+
+    family: Family
+    family_name: str
+    """`model_type` of config.json, or the reference of policy.family."""
+    patch: int
+    merge: int
+    temporal: int
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+    image_token: int
+    video_token: int
+    vision_start: int
+    vision_end: int
+    stop: int
+    pad: int
+    coordinates: Coordinates
+    vocab: int
+    banned: tuple[int, ...] = ()
+    embedded: bool = False
+
+    @property
+    def reads_images(self) -> bool:
+        """False for a model of text alone."""
+        return self.family.reads_images
+
+    @property
+    def multiple(self) -> int:
+        """Sides of a view are multiples of this many pixels."""
+        return self.patch * self.merge
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """Patch grid of a view: frames, rows, columns."""
+        if height < 1 or width < 1 or height % self.multiple or width % self.multiple:
+            raise BadInput(
+                f"a view of {width}x{height} pixels: the sides must be multiples of {self.multiple}",
+                fix="resize it with fit()",
+            )
+        return 1, height // self.patch, width // self.patch
+
+    def image_tokens(self, view_height: int, view_width: int) -> int:
+        """Image tokens of a view of this size in pixels."""
+        frames, rows, columns = self.grid(view_height, view_width)
+        return frames * rows * columns // self.merge**2

@@ -1,0 +1,166 @@
+"""What the families of Qwen share: the forward pass, and the parts of small configurations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pixelis.families.family import Family
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float, Int, UInt8
+    from torch import Tensor
+
+    from pixelis.families.family import ModelSpec
+    from pixelis.families.features import Features
+
+
+class Qwen(Family):
+    """A language model with rotary positions on three axes; images replace the embeddings of their tokens."""
+
+    def parameter_name(self, name: str) -> str:
+        """Older checkpoints have shorter names."""
+        if name.startswith("visual."):
+            return f"model.{name}"
+        if name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
+            return f"model.language_model.{name.removeprefix('model.')}"
+        return name
+
+    def hidden_states(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        tokens: Int[Tensor, "rows length"],
+        positions: Int[Tensor, "axes rows length"],
+        features: Features | None,
+        **attention: Any,
+    ) -> Float[Tensor, "rows length hidden"]:
+        language_model = model.model.language_model
+        embeds = language_model.embed_tokens(tokens)
+        if features is not None:
+            is_image = tokens == spec.image_token
+            if is_image.sum() != len(features.embeds):
+                raise ValueError(f"{int(is_image.sum())} image tokens but features of {len(features.embeds)}")
+            embeds = embeds.masked_scatter(is_image.unsqueeze(-1), features.embeds.to(embeds.dtype))
+            if features.deepstack:
+                attention |= {"visual_pos_masks": is_image, "deepstack_visual_embeds": features.deepstack}
+        states: Tensor = language_model(
+            inputs_embeds=embeds, position_ids=positions, **attention
+        ).last_hidden_state
+        return states
+
+
+class QwenVL(Qwen):
+    """A vision tower over patches, whose output is merged to image tokens."""
+
+    def prepare(self, model: Any) -> None:
+        from pixelis.families.vision import batch_windows
+
+        batch_windows(model, self.vision_attention)
+
+    def encode_views(
+        self,
+        model: Any,
+        spec: ModelSpec,
+        views: Sequence[UInt8[np.ndarray, "h w 3"]],
+        one_pass: bool = False,
+    ) -> list[Features]:
+        """Views of equal size share a pass of the vision tower."""
+        from torch import Tensor
+
+        from pixelis.families.features import Features
+        from pixelis.families.vision import patchify
+
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i, view in enumerate(views):
+            groups.setdefault(() if one_pass else view.shape[:2], []).append(i)
+        features: dict[int, Features] = {}
+        parameter = next(model.model.visual.parameters())
+        for members in groups.values():
+            group = [views[i] for i in members]
+            pixels, grid = patchify(
+                group,
+                spec.patch,
+                spec.merge,
+                spec.temporal,
+                spec.image_mean,
+                spec.image_std,
+                parameter.device,
+            )
+            result = model.model.get_image_features(pixels.to(parameter.dtype), grid, return_dict=True)
+            layers = getattr(result, "deepstack_features", None) or []
+            # Transformers 5.17 divides only the output of the last layer
+            if layers and isinstance(layers[0], Tensor):
+                layers = [layer.split([len(output) for output in result.pooler_output]) for layer in layers]
+            for position, i in enumerate(members):
+                features[i] = Features(result.pooler_output[position], [layer[position] for layer in layers])
+        return [features[i] for i in range(len(views))]
+
+    def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        vision = model.config.vision_config
+        Qwen2VLImageProcessorPil(
+            patch_size=vision.patch_size,
+            merge_size=vision.spatial_merge_size,
+            temporal_patch_size=vision.temporal_patch_size,
+            size={"shortest_edge": pixels, "longest_edge": pixels},
+            image_mean=[0.5] * 3,
+            image_std=[0.5] * 3,
+        ).save_pretrained(folder)
+
+
+def tiny_text(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+    """The language model's part of a small configuration."""
+    ids = tokenizer.convert_tokens_to_ids
+    return {
+        "vocab_size": math.ceil(len(tokenizer) / 64) * 64,
+        "hidden_size": size["hidden"],
+        "intermediate_size": size["feedforward"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "num_key_value_heads": size["kv_heads"],
+        "max_position_embeddings": size["positions"],
+        "initializer_range": 0.06,
+        "bos_token_id": None,
+        "eos_token_id": ids("<|im_end|>"),
+        "pad_token_id": ids("<|endoftext|>"),
+        # With tied embeddings vLLM's CPU build would keep a stale copy of lm_head after a weight update.
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    }
+
+
+def tiny_vl(tokenizer: Any, size: Mapping[str, int]) -> dict[str, Any]:
+    """A small configuration of a vision-language model, to which a family adds what is its own."""
+    ids, half = tokenizer.convert_tokens_to_ids, head_width(size) // 2
+    text, side = tiny_text(tokenizer, size), half // 3
+    text["rope_parameters"]["mrope_section"] = [half - 2 * side, side, side]
+    vision = {
+        "depth": size["vision_layers"],
+        "hidden_size": size["vision_hidden"],
+        "intermediate_size": size["vision_feedforward"],
+        "num_heads": size["vision_heads"],
+        "patch_size": size["patch"],
+        "spatial_merge_size": size["merge"],
+        "temporal_patch_size": 2,
+        "out_hidden_size": size["hidden"],
+        "initializer_range": 0.06,
+    }
+    return {
+        "text_config": text,
+        "vision_config": vision,
+        "tie_word_embeddings": False,
+        "image_token_id": ids("<|image_pad|>"),
+        "video_token_id": ids("<|video_pad|>"),
+        "vision_start_token_id": ids("<|vision_start|>"),
+        "vision_end_token_id": ids("<|vision_end|>"),
+    }
+
+
+def head_width(size: Mapping[str, int]) -> int:
+    """Width of an attention head, an even number."""
+    return size["hidden"] // size["heads"] // 2 * 2

@@ -1,0 +1,23 @@
+"""Qwen2 and Qwen2.5, models of text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pixelis.families.qwen import Qwen, tiny_text
+
+
+class Qwen2(Qwen):
+    def model_class(self) -> Any:
+        from pixelis.families.text_models import Qwen2Text
+
+        return Qwen2Text
+
+    def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
+        from transformers import Qwen2Config, Qwen2ForCausalLM
+
+        return Qwen2ForCausalLM, Qwen2Config(**tiny_text(tokenizer, size))
+
+
+FAMILY = Qwen2(vocab=151936, reads_images=False, key_mapping={r"^model\.": "model.language_model."})

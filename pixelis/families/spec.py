@@ -1,0 +1,167 @@
+"""Reads the facts of a model folder: its family, image geometry and special tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pixelis.config.references import load_reference
+from pixelis.errors import BadConfig, BadInput, MissingFile
+from pixelis.families import FAMILIES
+from pixelis.families.family import Family, ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPEAKABLE = frozenset(
+    f"<{slash}{tag}>"
+    for tag in ("think", "tool_call", "grounding", "answer", "tool_response")
+    for slash in ("", "/")
+)
+"""Tags that the policy may write, even if the tokenizer marks them as special."""
+
+
+def load_spec(
+    folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None, family: str | None = None
+) -> ModelSpec:
+    """Read a Hugging Face model folder. family: `policy.family`.
+
+    MissingFile without config.json, BadConfig for another architecture, BadInput for another model's
+    tokenizer.
+    """
+    # Plain JSON: the configuration classes of transformers import torch, which takes longer than the rest
+    folder, raw = Path(folder), model_config(folder, family)
+    name = family or raw["model_type"]
+    own, tokenizer = find_family(name), tokenizer or load_tokenizer(folder)
+    vision, text = raw.get("vision_config") or {}, raw.get("text_config") or raw
+    images = _read_json(folder / "preprocessor_config.json") or {}
+    image_token = raw.get("image_token_id", own.image_token)
+    video_token = raw.get("video_token_id", own.video_token)
+    # A text model's config.json does not name them, and its vocabulary may be smaller
+    if not own.reads_images:
+        image_token, video_token = (token_id(tokenizer, t) for t in (own.marks.image, own.marks.video))
+    vocab = int(text.get("vocab_size", own.vocab))
+    stop = token_id(tokenizer, own.marks.end)
+    named = {"image_token_id": own.marks.image, "video_token_id": own.marks.video}
+    _check_tokens(tokenizer, vocab, {key: (raw[key], mark) for key, mark in named.items() if key in raw})
+    banned = {
+        int(index)
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if (token.special or token.content.startswith("<|")) and token.content not in SPEAKABLE
+    }
+    banned |= {image_token, video_token, *range(max(tokenizer.get_vocab().values()) + 1, vocab)}
+    return ModelSpec(
+        family=own,
+        family_name=name,
+        patch=int(vision.get("patch_size", own.patch)),
+        merge=int(vision.get("spatial_merge_size", own.merge)),
+        temporal=int(vision.get("temporal_patch_size", own.temporal)),
+        image_mean=tuple(images.get("image_mean") or own.image_mean),
+        image_std=tuple(images.get("image_std") or own.image_std),
+        image_token=image_token,
+        video_token=video_token,
+        vision_start=token_id(tokenizer, own.marks.vision_start),
+        vision_end=token_id(tokenizer, own.marks.vision_end),
+        stop=stop,
+        pad=token_id(tokenizer, tokenizer.pad_token or own.marks.pad),
+        coordinates=own.coordinates,
+        vocab=vocab,
+        banned=tuple(sorted(banned - {stop})),
+        embedded=bool(raw.get("pixelis_nano")) or folder.resolve().parts[-3:] == ("pixelis", "nano", "base"),
+    )
+
+
+@functools.cache
+def find_family(name: str) -> Family:
+    """The family of a `model_type`, or of a reference `package.module:NAME`. Raises BadConfig."""
+    family = FAMILIES[name] if name in FAMILIES else load_reference(name, "policy.family")
+    if not isinstance(family, Family):
+        raise BadConfig(f"policy.family: {name} is no Family", fix="see docs/families.md")
+    return family
+
+
+def model_family(folder: str | Path, family: str | None = None) -> Family:
+    """The family of a model folder. family: `policy.family`. Raises MissingFile, BadConfig."""
+    return find_family(family or model_config(folder)["model_type"])
+
+
+def model_config(folder: str | Path, family: str | None = None) -> dict[str, Any]:
+    """A folder's config.json; MissingFile without it, BadConfig for an architecture without a family."""
+    raw = _read_json(Path(folder) / "config.json")
+    if raw is None:
+        raise MissingFile(
+            f"no config.json in {folder}",
+            fix=f"use a Hugging Face model of type {', '.join(sorted(FAMILIES))}",
+        )
+    if family is None and raw.get("model_type") not in FAMILIES:
+        raise BadConfig(
+            f"policy.model: {Path(folder).name} is a model of type {raw.get('model_type')}",
+            fix=f"use one of {', '.join(sorted(FAMILIES))}, or name your own in policy.family "
+            "(docs/families.md)",
+        )
+    return raw
+
+
+def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model folder, offline."""
+    folder = Path(folder)
+    if (folder / "tokenizer.json").is_file():
+        # The file is complete; AutoTokenizer would import torch and all model configurations.
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    if not (folder / "vocab.json").is_file():
+        raise MissingFile(
+            f"no tokenizer in {folder}",
+            fix="copy tokenizer.json and tokenizer_config.json of the model there",
+        )
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """Id of a required token. Raises BadInput if the tokenizer lacks it."""
+    token = tokenizer.get_vocab().get(text)
+    if token is None:
+        raise BadInput(
+            f"the tokenizer has no token {text}", fix="use the tokenizer that belongs to the model"
+        )
+    return int(token)
+
+
+def is_control(text: str, special: bool) -> bool:
+    """True for tokens that structure a conversation: marked special, ``<|...|>`` or ``<tag>``."""
+    return special or (text.startswith("<") and text.endswith(">"))
+
+
+def _check_tokens(
+    tokenizer: PreTrainedTokenizerBase, vocab: int, placeholders: dict[str, tuple[int, str]]
+) -> None:
+    """BadInput unless ids fit the vocabulary of config.json, and placeholder ids are those of the tokenizer."""
+    fix = "use the tokenizer and the config.json of one model"
+    for key, (number, token) in placeholders.items():
+        if (actual := tokenizer.get_vocab().get(token, number)) != number:
+            raise BadInput(
+                f"config.json has {key} {number}, but {token} is {actual} in the tokenizer",
+                code="bad_tokenizer",
+                fix=fix,
+            )
+    largest = max(*(number for number, _ in placeholders.values()), *tokenizer.get_vocab().values())
+    if largest >= vocab:
+        message = f"config.json has vocab_size {vocab}, but the tokenizer has ids up to {largest}"
+        raise BadInput(message, code="bad_tokenizer", fix=fix)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise BadInput(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path} contains {type(value).__name__}, not an object")
+    return value
