@@ -11,9 +11,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import filelock
@@ -58,11 +58,17 @@ class Scratch:
         self._held.close()
 
 
-def require_served(spec: ModelSpec) -> None:
-    """Raise BadConfig for a vision model whose log-probabilities no test compares with the learner's."""
-    if spec.reads_images and spec.family.vllm_processors is None:
+def processor_files(spec: ModelSpec, max_pixels: int) -> Mapping[str, Any]:
+    """Settings files of vLLM's image processor for views of at most max_pixels pixels; none for a text model.
+
+    Raises BadConfig for a vision model whose log-probabilities no test compares with the learner's.
+    """
+    if not spec.reads_images:
+        return {}
+    if (files := spec.family.vllm_files(spec, max_pixels)) is None:
         message = f"the engine vllm is not certified for models of type {spec.family_name}"
         raise BadConfig(message, fix="set engine.name=hf, or use a dense model")
+    return files
 
 
 QUANT_METHODS = {"int8": "compressed-tensors", "awq": "awq"}
@@ -104,22 +110,8 @@ def link_model(folder: Path, target: Path, spec: ModelSpec, max_pixels: int) -> 
     for file in folder.iterdir():
         if file.name not in _PROCESSOR_FILES:
             (target / file.name).symlink_to(file.resolve())
-    if not spec.reads_images:
-        return target
-    require_served(spec)
-    processor, video = spec.family.vllm_processors or ("", "")
-    settings = {
-        "processor_class": processor,
-        "patch_size": spec.patch,
-        "merge_size": spec.merge,
-        "temporal_patch_size": spec.temporal,
-        "image_mean": list(spec.image_mean),
-        "image_std": list(spec.image_std),
-        "size": {"shortest_edge": spec.multiple**2, "longest_edge": max_pixels},
-    }
-    image, film = {"image_processor_type": "Qwen2VLImageProcessor"}, {"video_processor_type": video}
-    (target / "preprocessor_config.json").write_text(json.dumps({**settings, **image}))
-    (target / "video_preprocessor_config.json").write_text(json.dumps({**settings, **film}))
+    for name, settings in processor_files(spec, max_pixels).items():
+        (target / name).write_text(json.dumps(settings))
     return target
 
 

@@ -10,3 +10,8 @@ FAMILIES = Registry(
     },
 )
 """`model_type` of a config.json -> its family, imported when first looked up."""
+
+DEFAULT = "qwen2_5_vl"
+"""Family of `pixelis tiny-model`."""
+NANO = "qwen3_vl"
+"""Family of the embedded model."""

@@ -56,10 +56,6 @@ class Family:
     marks: Marks = CHATML
     reads_images: bool = True
     """False for models of text alone: questions with pictures are refused."""
-    vision_attention: str | None = None
-    """Class of the vision tower's attention over windows that is computed without a loop over them."""
-    vllm_processors: tuple[str, str] | None = None
-    """Classes of the processor and the video processor that vLLM loads; None: not certified on vLLM."""
     stacked: Mapping[str, int] = field(default_factory=dict)
     """Stacked experts below `mlp.` -> dimension of the hidden size in transformers' layout."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +104,14 @@ class Family:
     def tiny(self, tokenizer: Any, size: Mapping[str, int]) -> tuple[Any, Any]:
         """Class and configuration in transformers of a small model (sizes: `pixelis.nano.architecture.SIZES`)."""
         raise NotImplementedError
+
+    def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any] | None:
+        """Name -> content of the settings of an image processor that leaves views as they are, for vLLM.
+
+        Views have at most `max_pixels` pixels. None for a family whose log-probabilities in vLLM no test compares
+        with the learner's.
+        """
+        return None
 
     def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
         """Write the settings of the image processor, with which a view has `pixels` pixels, to a model folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,16 @@ class Qwen(Family):
         return states
 
 
+@dataclass(frozen=True, kw_only=True)
 class QwenVL(Qwen):
-    """A vision tower over patches, whose output is merged to image tokens."""
+    """A vision tower over patches, whose output is merged to image tokens.
+
+    `vision_attention`: class of the tower's attention over windows; `vllm_processors`: classes of the processor
+    and the video processor.
+    """
+
+    vision_attention: str
+    vllm_processors: tuple[str, str] | None = None
 
     def prepare(self, model: Any) -> None:
         from pixelis.families.vision import batch_windows
@@ -98,6 +107,24 @@ class QwenVL(Qwen):
             for position, i in enumerate(members):
                 features[i] = Features(result.pooler_output[position], [layer[position] for layer in layers])
         return [features[i] for i in range(len(views))]
+
+    def vllm_files(self, spec: ModelSpec, max_pixels: int) -> Mapping[str, Any] | None:
+        if self.vllm_processors is None:
+            return None
+        processor, video = self.vllm_processors
+        settings = {
+            "processor_class": processor,
+            "patch_size": spec.patch,
+            "merge_size": spec.merge,
+            "temporal_patch_size": spec.temporal,
+            "image_mean": list(spec.image_mean),
+            "image_std": list(spec.image_std),
+            "size": {"shortest_edge": spec.multiple**2, "longest_edge": max_pixels},
+        }
+        return {
+            "preprocessor_config.json": settings | {"image_processor_type": "Qwen2VLImageProcessor"},
+            "video_preprocessor_config.json": settings | {"video_processor_type": video},
+        }
 
     def save_processor(self, model: Any, folder: Path, pixels: int) -> None:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil

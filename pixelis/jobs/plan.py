@@ -14,7 +14,7 @@ import torch
 
 from pixelis.actors.reservations import Need, describe
 from pixelis.config import Config
-from pixelis.engines.vllm_files import require_served
+from pixelis.engines.vllm_files import processor_files
 from pixelis.errors import BadConfig, PixelisError
 from pixelis.families.spec import load_spec
 from pixelis.policy.estimate import Finding
@@ -47,7 +47,8 @@ def check(config: Config, needs: Sequence[Need]) -> list[Finding]:
     findings = _placement(config, needs)
     if config.engine.name == "vllm" and any(need.role.startswith("generator") for need in needs):
         try:
-            require_served(load_spec(resolve(config.policy.model), family=config.policy.family))
+            spec = load_spec(resolve(config.policy.model), family=config.policy.family)
+            processor_files(spec, spec.multiple**2)
         except BadConfig as error:
             findings.append(Finding("error", "engine", f"{error.message} ({error.fix})"))
         except PixelisError:  # a missing model, which the check of the inputs reports

@@ -9,6 +9,7 @@ folder has one.
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from pathlib import Path
@@ -16,6 +17,9 @@ from pathlib import Path
 from pixelis.config.root import RECIPES, ablation_files, recipe_files
 from pixelis.errors import BadConfig
 from pixelis.jobs.command import command
+
+_FOLDER = re.compile(r"^[^#\n]*?(?:\.\./|configs/)(\w+)/", re.MULTILINE)
+"""The folder of a file that a recipe names."""
 
 
 def listing() -> str:
@@ -39,9 +43,11 @@ def copy(folder: Path, part: str = "") -> list[Path]:
     if not any(part in str(name) for name in names):
         raise BadConfig(f"no recipe contains `{part}`", fix="`pixelis recipes` lists them")
     # Recipes extend each other across folders, so whole folders are copied.
-    folders = {name.parts[0] for name in names if part in str(name)}
-    if any(name.startswith("qwen") for name in folders):
-        folders |= {"qwen2_5_vl_7b", "deepspeed"}
+    folders, pending = set[str](), {name.parts[0] for name in names if part in str(name)}
+    while pending:
+        folders |= pending
+        texts = [(RECIPES / name).read_text(encoding="utf-8") for name in names if name.parts[0] in pending]
+        pending = {folder for text in texts for folder in _FOLDER.findall(text)} - folders
     selected = [name for name in names if name.parts[0] in folders]
     for name in selected:
         target = folder / name

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pixelis.errors import BadInput
-from pixelis.families import FAMILIES
+from pixelis.families import DEFAULT, FAMILIES
 from pixelis.jobs.command import command
 
 SIZES = {
@@ -27,7 +27,7 @@ SIZES = {
 POSITIONS = 32_768
 
 
-def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
+def make(folder: Path, family: str = DEFAULT, seed: int = 0) -> int:
     """Write the folder; returns the number of parameters. Raises BadInput if it is not empty."""
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise BadInput(f"{folder} exists", fix="name a new folder, or remove this one")
@@ -47,7 +47,7 @@ def make(folder: Path, family: str = "qwen2_5_vl", seed: int = 0) -> int:
 def main() -> None:
     with command("tiny-model", __doc__) as parser:
         parser.add_argument("folder", type=Path)
-        parser.add_argument("--family", choices=sorted(FAMILIES), default="qwen2_5_vl")
+        parser.add_argument("--family", choices=sorted(FAMILIES), default=DEFAULT)
         parser.add_argument("--seed", type=int, default=0)
         a = parser.parse_args()
         count = make(a.folder, a.family, a.seed)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pixelis.errors import BadInput
+from pixelis.families import NANO
 from pixelis.families.spec import find_family
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ SIZES = {
 
 
 def build(
-    tokenizer: PreTrainedTokenizerBase, family: str = "qwen3_vl", seed: int = 0, **sizes: int
+    tokenizer: PreTrainedTokenizerBase, family: str = NANO, seed: int = 0, **sizes: int
 ) -> PreTrainedModel:
     """A randomly initialised fp32 model on the CPU; ``sizes`` overrides entries of SIZES. BadInput, BadConfig."""
     unknown = sorted(set(sizes) - set(SIZES))
