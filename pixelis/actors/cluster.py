@@ -26,7 +26,9 @@ from pixelis import errors
 from pixelis.actors.ray_start import check_session_folder, check_token_folder, start_failure
 from pixelis.config import Config
 from pixelis.config.base import leaf_keys
+from pixelis.config.references import is_hub_id
 from pixelis.errors import InfraFailure, PixelisError
+from pixelis.policy import hub
 from pixelis.telemetry.progress import stage
 
 WORKER_ENV = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "DS_BUILD_OPS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
@@ -121,9 +123,21 @@ def connect(config: Config, store_bytes: int = 0, largest_object: int = 0) -> No
         raise start_failure(error, address) from None
     if address:
         check_object_stores(ray.nodes(), store_bytes, largest_object)
+    if is_hub_id(config.policy.model):
+        _fetch_on_all_nodes(config.policy.model)
     # ray.init replaces the handler of SIGTERM; restore the driver's.
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def _fetch_on_all_nodes(model: str) -> None:
+    """Fetch a model of the hub once a node, before actors start. Nodes that join later fetch it when they load it."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    fetch = ray.remote(num_cpus=0)(hub.fetch)
+    try:
+        ray.get([fetch.options(label_selector={"ray.io/node-id": node}).remote(model) for node in nodes])
+    except RayTaskError as error:
+        raise unwrap_ray_error(error) or error from None
 
 
 def worker_variables(config: Config, environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -32,7 +32,8 @@ class LoraConfig(Section):
 
 class PolicyConfig(Section):
     model: str = "nano"
-    """`nano` (the embedded model), or a Hugging Face folder of a family (docs/families.md)"""
+    """`nano` (the embedded model), a Hugging Face folder of a family (docs/models.md), or owner/name[@revision]
+    on the hub"""
     family: str | None = None
     """package.module:NAME of a model family of your own; unset: by `model_type` of config.json"""
     adapter: str | None = None

@@ -1,4 +1,4 @@
-"""References to users' Python objects, ``package.module:Name`` or ``path.py:Name``."""
+"""References to users' Python objects, ``package.module:Name`` or ``path.py:Name``, and to models of the hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
@@ -34,6 +35,15 @@ class Registry(UserDict[str, Any]):
         if isinstance(entry, str):
             self[name] = entry = self.make(load_reference(entry, self.key))
         return entry
+
+
+HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+"""`owner/name` of the Hugging Face Hub, or `owner/name@revision` with a branch, a tag or a commit."""
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether a model is named by its id on the hub, and no file or folder has this name."""
+    return HUB_ID.fullmatch(text) is not None and not Path(text).exists()
 
 
 def is_reference(text: str) -> bool:

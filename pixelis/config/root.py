@@ -27,6 +27,7 @@ from pixelis.config.memory import MemoryConfig
 from pixelis.config.policy import PolicyConfig, PolicyStoreConfig
 from pixelis.config.quickstart import QuickstartConfig
 from pixelis.config.ranks import RanksConfig
+from pixelis.config.references import is_hub_id
 from pixelis.config.refinement import RefinementConfig
 from pixelis.config.rewards import RewardsConfig
 from pixelis.config.rft import RftConfig
@@ -307,7 +308,8 @@ def absolute(config: Config) -> Config:
     values = config.model_dump()
     for *sections, key in PATHS:
         section = functools.reduce(dict.__getitem__, sections, values)
-        section[key] = section[key] and _absolute(section[key])
+        is_of_hub = key == "model" and section[key] and is_hub_id(section[key])
+        section[key] = section[key] if is_of_hub else section[key] and _absolute(section[key])
     sets = values["evaluate"]["sets"]
     values["evaluate"]["sets"] = {name: _absolute(source) for name, source in sets.items()}
     return Config.model_validate(values)

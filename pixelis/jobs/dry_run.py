@@ -25,7 +25,7 @@ from pixelis.errors import BadConfig, BadInput, MissingFile, PixelisError
 from pixelis.families.spec import load_spec, load_tokenizer, model_family
 from pixelis.operations import select
 from pixelis.operations.environment import select_environments
-from pixelis.policy import ranks
+from pixelis.policy import hub, ranks
 from pixelis.policy.adapters import check_adapter, load_adapter
 from pixelis.policy.model_path import fingerprint, resolve
 from pixelis.records import Question
@@ -65,6 +65,7 @@ def check(job: str, config: Config, inputs: Iterable[Input], findings: Sequence[
     check_inputs(inputs)
 
 
+@hub.without_weights()
 def findings(
     config: Config, job: Job, needs: Sequence[Need], prompts: Sequence[Prompt] = ()
 ) -> list[Finding]:
@@ -75,6 +76,7 @@ def findings(
     return [*estimate.check(config, job, prompts), *plan.check(config, needs)]
 
 
+@hub.without_weights()
 def check_inputs(inputs: Iterable[Input]) -> None:
     """Read every input. Raises one error that names the keys of all that cannot be read."""
     problems: list[tuple[Input, PixelisError]] = []
@@ -100,13 +102,19 @@ def check_inputs(inputs: Iterable[Input]) -> None:
 def policy_inputs(config: Config, trains: bool = False) -> Iterator[Input]:
     """The model with its adapter and ranks; for training the DeepSpeed file too."""
     policy = config.policy
-    yield Input("policy.model", policy.model, lambda name: load_spec(resolve(name), family=policy.family))
+    yield Input("policy.model", policy.model, functools.partial(_read_model, policy.family))
     if policy.adapter:
         yield Input("policy.adapter", policy.adapter, functools.partial(_read_adapter, config, trains))
     if policy.lora.ranks:
         yield Input("policy.lora.ranks", policy.lora.ranks, ranks.read)
     if trains:
         yield from deepspeed_inputs(config)
+
+
+def _read_model(family: str | None, name: str) -> None:
+    load_spec(resolve(name), family=family)
+    if size := hub.remaining_bytes(name):
+        print(f"  note   policy.model: {size / 1e9:.2f} GB of weights will be fetched", file=sys.stderr)
 
 
 def deepspeed_inputs(config: Config) -> Iterator[Input]:
@@ -122,6 +130,9 @@ def _read_adapter(config: Config, trains: bool, folder: str) -> None:
     policy = config.policy
     adapter, base = load_adapter(folder, lazily=True), resolve(policy.model)
     if adapter.kind != "lora" or policy.full:
+        return
+    if not hub.is_complete(base):
+        print("  note   policy.adapter is compared with the model when its weights are here", file=sys.stderr)
         return
     BaseFile(base, model_family(base, policy.family)).updates(adapter)
     if trains:
@@ -204,6 +215,7 @@ def note(row: BadRow) -> None:
     print(f"  note   {row}", file=sys.stderr)
 
 
+@hub.without_weights()
 def prompts(config: Config) -> list[Prompt]:
     """Sizes of the prompts of the first questions; without questions, of an empty one with a picture."""
     try:

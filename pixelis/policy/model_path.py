@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from pixelis.config.references import is_hub_id
 from pixelis.errors import MissingFile
+from pixelis.policy import hub
 
 NANO = Path(__file__).resolve().parents[1] / "nano" / "base"
 _FULLY_HASHED = 64 * 2**20
@@ -13,18 +15,24 @@ _BLOCK = 2**16
 
 
 def resolve(name: str) -> Path:
-    """Folder of a model: `nano` for the embedded model, else a path. Raises MissingFile without config.json."""
+    """Folder of a model: `nano` for the embedded model, a path, or an id on the Hugging Face Hub.
+
+    Raises MissingFile without config.json, and what `hub.fetch` raises.
+    """
     folder = NANO if name == "nano" else Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        if name == "nano":
-            raise MissingFile(
-                f"the embedded model is missing from {NANO}",
-                fix="create it with `python scripts/pretrain_nano.py`",
-            )
+    if (folder / "config.json").is_file():
+        return folder
+    if name == "nano":
         raise MissingFile(
-            f"no model in {folder}", fix="set policy.model to `nano` or to a folder with config.json"
+            f"the embedded model is missing from {NANO}",
+            fix="create it with `python scripts/pretrain_nano.py`",
         )
-    return folder
+    if not is_hub_id(name):
+        raise MissingFile(
+            f"no model in {folder}",
+            fix="set policy.model to `nano`, to a folder with config.json, or to owner/name on the hub",
+        )
+    return hub.fetch(name)
 
 
 def fingerprint(folder: str | Path) -> str:

@@ -1,0 +1,85 @@
+"""Models on the Hugging Face Hub, fetched to the cache of the node as transformers does.
+
+HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE act as everywhere; Ray's workers get the driver's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+from pixelis.config.references import HUB_ID, is_hub_id
+from pixelis.errors import InfraFailure, MissingFile
+
+SETTINGS = ("*.json", "*.jinja", "*.txt", "*.model")
+WEIGHTS = ("*.safetensors",)
+_fetches_weights: ContextVar[bool] = ContextVar("_fetches_weights", default=True)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Fetch only configuration and tokenizer of models, for a dry run."""
+    token = _fetches_weights.set(False)
+    try:
+        yield
+    finally:
+        _fetches_weights.reset(token)
+
+
+def fetch(name: str) -> Path:
+    """Folder of a model in the cache, fetched if it is not complete. Processes of a node wait for each other.
+
+    Raises MissingFile for a model that the hub lacks or does not show, InfraFailure if the hub cannot be reached.
+    """
+    from huggingface_hub import errors, snapshot_download
+
+    match = HUB_ID.fullmatch(name)
+    repository, revision = (match["repository"], match["revision"]) if match else (name, None)
+    with_weights = _fetches_weights.get()
+    try:
+        folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
+        if not with_weights or is_complete(folder):
+            return folder
+    except errors.LocalEntryNotFoundError:
+        pass
+    patterns = [*SETTINGS, *(WEIGHTS if with_weights else ())]
+    try:
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
+    except errors.GatedRepoError:
+        raise MissingFile(
+            f"{repository} is gated", fix="accept its terms on its page, and set HF_TOKEN to a token of yours"
+        ) from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
+        what = "revision" if isinstance(error, errors.RevisionNotFoundError) else "model"
+        raise MissingFile(
+            f"there is no folder {name}, and the Hugging Face Hub has no such {what} that you may read",
+            fix="correct the name, or set HF_TOKEN for a private model",
+        ) from None
+    except OSError as error:  # without a connection, offline, or the disk is full
+        raise InfraFailure(
+            f"there is no folder {name}, and it cannot be fetched: {' '.join(str(error).split())[:200]}",
+            fix="check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or name a folder",
+        ) from None
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder has all weights."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return all((folder / name).is_file() for name in set(files))
+
+
+def remaining_bytes(name: str) -> int:
+    """Bytes of weights that `fetch` would still get, as the hub states them."""
+    from huggingface_hub import HfApi
+
+    match = HUB_ID.fullmatch(name)
+    if not is_hub_id(name) or match is None or is_complete(fetch(name)):
+        return 0
+    info = HfApi().model_info(match["repository"], revision=match["revision"], files_metadata=True)
+    return sum(f.size or 0 for f in info.siblings or () if f.rfilename.endswith(".safetensors"))
