@@ -31,7 +31,9 @@ class Handler(BaseHTTPRequestHandler):
             named = [(name, len(data), hashlib.sha1(data).hexdigest()) for name, data in files.items()]
             if "tree" in parts:
                 self.answer(
-                    json.dumps([dict(type="file", path=n, size=s, oid=o) for n, s, o in named]).encode()
+                    json.dumps(
+                        [{"type": "file", "path": n, "size": s, "oid": o} for n, s, o in named]
+                    ).encode()
                 )
             else:
                 siblings = [{"rfilename": n, "size": s} for n, s, _ in named]
