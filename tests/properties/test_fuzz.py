@@ -7,15 +7,16 @@ import functools
 import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from clips import encode
+from format_rows import demonstration_rows, question_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from official_sets import SETS
 from PIL import Image
 
 from pixelis.config import ToolboxConfig
@@ -30,7 +31,6 @@ from pixelis.operations.scale import Scale
 from pixelis.operations.video import open_clip
 from pixelis.records import ImageView, Question
 
-UNIT = Path(__file__).parents[1] / "unit"
 MAX_PIXELS = 100_000
 LIMITS = ToolboxConfig(max_image_pixels=MAX_PIXELS, max_video_frames=200, max_video_seconds=60.0)
 fuzz = settings(
@@ -121,9 +121,6 @@ def pictures() -> list[bytes]:
 @functools.cache
 def clips() -> list[bytes]:
     """Six frames of 32 x 32 pixels in several containers."""
-    sys.path.insert(0, str(UNIT))
-    from clips import encode
-
     frames = list(np.random.default_rng(4).integers(0, 256, (6, 32, 32, 3), np.uint8))
     kinds = [
         ("mp4", "libx264"),
@@ -196,21 +193,8 @@ TURNS = [
     "<think>so</think><answer>\\boxed{\\frac{1}{2}}</answer>",
     "Therefore, the final answer is $\\boxed{7}$ Answer: 7",
 ]
-NUMBERS = [
-    "1e999",
-    "-0",
-    "1e-400",
-    "NaN",
-    "Infinity",
-    "9" * 400,
-    "[[[[",
-    "]" * 50,
-    '"\\ud800"',
-    "null",
-    "true",
-    "{}",
-    "\\u0000",
-]
+NUMBERS = ["1e999", "-0", "1e-400", "NaN", "Infinity", "9" * 400, "[[[[", "]" * 50, '"\\ud800"', "null"]
+NUMBERS += ["true", "{}", "\\u0000"]
 TOKENS = st.one_of(
     st.sampled_from(NUMBERS),
     st.text(max_size=6),
@@ -243,23 +227,8 @@ def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(
 
 # -- data sets and rows --------------------------------------------------------------------------------------
 
-JUNK: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    10**30,
-    1e308,
-    float("inf"),
-    float("nan"),
-    "",
-    "x" * 300,
-    "../../etc/passwd",
-    "\ud800",
-    [],
-    {},
-]
-JUNK += [[[]], {"": None}, [10**9], "http://127.0.0.1/x", "1,2,3", -0.0, "NaN"]
+JUNK: list[Any] = [None, True, -1, 0, 10**30, 1e308, float("inf"), float("nan"), "", "x" * 300, [], {}]
+JUNK += ["../../etc/passwd", "\ud800", [[]], {"": None}, [10**9], "http://127.0.0.1/x", "1,2,3", -0.0, "NaN"]
 JSON_EDITS = st.lists(
     st.tuples(PLACES, st.integers(0, 2), st.sampled_from(range(len(JUNK)))), min_size=1, max_size=4
 )
@@ -294,43 +263,6 @@ def mutate_json(value: Any, edits: list[tuple[int, int, int]]) -> Any:
     return value
 
 
-@pytest.fixture(scope="module")
-def sets(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
-    """The tiny data sets of test_readers.py, one a reader: folder and source."""
-    sys.path.insert(0, str(UNIT / "datasets"))
-    import test_readers
-
-    out: dict[str, tuple[Path, str]] = {}
-    original = readers.read
-    folder = Path()
-
-    def keep(source: str) -> Any:
-        name = source.partition(":")[0]
-        if name in readers.READERS and name not in out and str(folder) in source:
-            copied = tmp_path_factory.mktemp(name)
-            shutil.copytree(folder, copied, dirs_exist_ok=True)
-            out[name] = copied, source.replace(str(folder), "FOLDER")
-        return original(source)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(readers, "read", keep)
-    for name, test in vars(test_readers).items():
-        code = getattr(test, "__code__", None)
-        if (
-            name.startswith("test_")
-            and code is not None
-            and code.co_varnames[: code.co_argcount] == ("tmp_path",)
-        ):
-            folder = tmp_path_factory.mktemp("example")
-            try:
-                test(folder)
-            except Exception:  # only its files matter here
-                continue
-    patch.undo()
-    assert len(out) > 15, sorted(out)
-    return list(out.values())
-
-
 def check_rows(read: Callable[[], Any]) -> None:
     """Rows are questions that survive JSON, or bad rows with a code."""
     rows = outcome(lambda: list(read()), PixelisError)
@@ -348,67 +280,26 @@ def check_rows(read: Callable[[], Any]) -> None:
 
 @pytest.mark.slow
 @fuzz
-@given(draw=st.data())
+@given(draw=st.data(), name=st.sampled_from(sorted(SETS)))
 def test_a_damaged_data_set_is_questions_and_bad_rows_or_a_typed_error(
-    draw: st.DataObject, sets: list[tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
+    draw: st.DataObject, name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder, source = draw.draw(st.sampled_from(sets))
-    files = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
-    if not files:
-        return
-    name = draw.draw(st.sampled_from(files))
-    work = tmp_path_factory.mktemp("fuzz")
+    folder = tmp_path_factory.mktemp("fuzz")
     try:
-        shutil.copytree(folder, work, dirs_exist_ok=True)
-        content = (work / name).read_bytes()
+        source = SETS[name].write(folder)
+        path = draw.draw(st.sampled_from(sorted(path for path in folder.rglob("*") if path.is_file())))
+        content = path.read_bytes()
         try:
             value, is_json = json.loads(content), True
         except ValueError:
             value, is_json = None, False
         if is_json and draw.draw(st.booleans()):
-            (work / name).write_text(json.dumps(mutate_json(value, draw.draw(JSON_EDITS))), encoding="utf-8")
+            path.write_text(json.dumps(mutate_json(value, draw.draw(JSON_EDITS))), encoding="utf-8")
         else:
-            (work / name).write_bytes(mutate(content, draw.draw(EDITS), content))
-        check_rows(lambda: readers.read(source.replace("FOLDER", str(work))))
+            path.write_bytes(mutate(content, draw.draw(EDITS), content))
+        check_rows(lambda: readers.read(source))
     finally:
-        shutil.rmtree(work)
-
-
-@functools.cache
-def seed_rows() -> list[dict[str, Any]]:
-    """Rows of the formats, as other tests of the product have them."""
-    picture = {"bytes": None, "path": "a.png"}
-    box = [10, 20, 30, 40]
-    return [
-        {
-            "id": "a",
-            "question": "What?",
-            "media": [{"id": "img0", "kind": "image", "uri": "a.png"}],
-            "answers": ["7"],
-        },
-        {"question": "What?", "image": ["a.png"], "answer": ["7"], "qid": "1", "is_video": False},
-        {"image_path": "a.png", "problem": "What?", "solution": "<answer>7</answer>"},
-        {"image": picture, "problem": "What?", "solution": "<answer>7</answer>"},
-        {
-            "messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "7"}],
-            "images": ["a.png"],
-        },
-        {
-            "conversations": [{"from": "human", "value": "<image>What?"}, {"from": "gpt", "value": "7"}],
-            "image": "a.png",
-        },
-        {"prompt": "What?", "answer": "7", "source": "x", "id": "1"},
-        {
-            "data_source": "vstar",
-            "prompt": [{"role": "user", "content": "<image>What?"}],
-            "images": [picture],
-            "ability": "x",
-            "reward_model": {"ground_truth": "7", "style": "model"},
-            "extra_info": {"index": 1, "question": "What?", "answer": "7"},
-        },
-        {"images": ["a.png"], "problem": "<image>What?", "answer": "7"},
-        {"doc_id": "1", "question": "What?", "image": "a.png", "answer": "7", "bbox": box},
-    ]
+        shutil.rmtree(folder)
 
 
 @fuzz
@@ -420,7 +311,7 @@ def seed_rows() -> list[dict[str, Any]]:
 def test_a_damaged_file_of_rows_is_records_and_bad_rows_or_a_typed_error(
     rows: list, edits: list | None, intact_first: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    seeds = seed_rows()
+    seeds = [*question_rows("7", 1).values(), *demonstration_rows("7", 1).values()]
     lines = [json.dumps(mutate_json(seeds[number % len(seeds)], changes)) for number, changes in rows]
     if intact_first:
         lines.insert(0, json.dumps(seeds[rows[0][0] % len(seeds)]))
