@@ -14,20 +14,17 @@ from pixelis.datasets.synthesis.llm_rewriter import UNCHANGED, LlmRewriter, read
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.records import Demonstration, Observation, Provenance, Step
 
+SEEN = Observation(status="ok", id="obs1", text="shows 100,200,300,400 of img0")
+LOOKED = {"op": "zoom_in", "target": "img0", "arguments": {"box": [0.1, 0.2, 0.3, 0.4]}, "observation": SEEN}
+READ = {"op": "read_text", "target": "obs1", "observation": Observation(status="ok", id="obs2", text="7")}
 MADE = Demonstration(
     id="d",
     question="Which digit is in the red frame?",
     answers=["7"],
     provenance=Provenance(source="s", original_id="o", method="templates"),
     turns=[
-        Step(
-            think="I look at the frame.",
-            op="zoom_in",
-            target="img0",
-            arguments={"box": [0.1, 0.2, 0.3, 0.4]},
-            observation=Observation(status="ok", id="obs1", text="shows 100,200,300,400 of img0"),
-        ),
-        Step(op="read_text", target="obs1", observation=Observation(status="ok", id="obs2", text="7")),
+        Step(think="I look at the frame.", **LOOKED),
+        Step(**READ),
         Step(think="The text in obs2 settles it.", answer="7"),
     ],
 )
@@ -88,9 +85,8 @@ def test_errors_in_a_thought_are_named(thoughts: list[str], reason: str) -> None
 
 
 def test_a_last_thought_that_is_the_answer_is_refused() -> None:
-    sample = MADE.model_copy(
-        update={"turns": [MADE.turns[2].model_copy(update={"answer": "a large brown dog"})]}
-    )
+    last = MADE.turns[2].model_copy(update={"answer": "a large brown dog"})
+    sample = MADE.model_copy(update={"turns": [last]})
     with pytest.raises(ValueError, match="repeats the answer"):
         read_thoughts(said("A large brown dog"), sample)
     assert read_thoughts(said("The animal in front is large and brown"), sample)
