@@ -24,7 +24,7 @@ from pixelis.datasets import readers
 from pixelis.datasets.bad_rows import BadRow
 from pixelis.datasets.formats import read_records
 from pixelis.dialogue.dialects import DIALECTS
-from pixelis.errors import BadImage, OperationError, PixelisError
+from pixelis.errors import BadImage, PixelisError
 from pixelis.operations import OPERATIONS
 from pixelis.operations.image import load_image
 from pixelis.operations.scale import Scale
@@ -33,27 +33,16 @@ from pixelis.records import ImageView, Question
 
 MAX_PIXELS = 100_000
 LIMITS = ToolboxConfig(max_image_pixels=MAX_PIXELS, max_video_frames=200, max_video_seconds=60.0)
-fuzz = settings(
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture,
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-    ]
-)
+SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+fuzz = settings(suppress_health_check=SLOW)
 
 # -- mutations -----------------------------------------------------------------------------------------------
 
 EDGES = [b"\0", b"\xff", b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\1"]
 PLACES = st.integers(0, 9999)
-EDITS = st.lists(
-    st.tuples(
-        st.sampled_from(["set", "insert", "delete", "cut", "repeat", "splice"]),
-        PLACES,
-        st.one_of(st.sampled_from(EDGES), st.binary(min_size=1, max_size=8)),
-    ),
-    min_size=1,
-    max_size=6,
-)
+KINDS = st.sampled_from(["set", "insert", "delete", "cut", "repeat", "splice"])
+VALUES = st.one_of(st.sampled_from(EDGES), st.binary(min_size=1, max_size=8))
+EDITS = st.lists(st.tuples(KINDS, PLACES, VALUES), min_size=1, max_size=6)
 
 
 def mutate(data: bytes, edits: list[tuple[str, int, bytes]], other: bytes) -> bytes:
@@ -101,9 +90,8 @@ def pictures() -> list[bytes]:
         out.append(stream.getvalue())
 
     for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"):
-        add(
-            Image.fromarray(pixels[..., 0].astype(np.uint16)) if mode == "I;16" else full.convert(mode), "PNG"
-        )
+        deep = Image.fromarray(pixels[..., 0].astype(np.uint16))
+        add(deep if mode == "I;16" else full.convert(mode), "PNG")
     for mode in ("L", "RGB", "CMYK"):
         add(full.convert(mode), "JPEG", exif=exif, progressive=mode == "RGB")
     add(full, "WEBP", lossless=True)
@@ -122,13 +110,8 @@ def pictures() -> list[bytes]:
 def clips() -> list[bytes]:
     """Six frames of 32 x 32 pixels in several containers."""
     frames = list(np.random.default_rng(4).integers(0, 256, (6, 32, 32, 3), np.uint8))
-    kinds = [
-        ("mp4", "libx264"),
-        ("matroska", "libx264"),
-        ("avi", "mpeg4"),
-        ("mpegts", "mpeg2video"),
-        ("webm", "libvpx"),
-    ]
+    kinds = [("mp4", "libx264"), ("matroska", "libx264"), ("avi", "mpeg4"), ("mpegts", "mpeg2video")]
+    kinds.append(("webm", "libvpx"))
     return [encode(frames, container, codec) for container, codec in kinds]
 
 
@@ -175,31 +158,31 @@ def test_a_damaged_clip_is_frames_within_the_limit_or_a_bad_image(seed: int, edi
 
 VIEWS = [ImageView(id="img0", view_size=(560, 280)), ImageView(id="obs1", view_size=(280, 560))]
 TURNS = [
-    (
-        '<think>a</think><tool_call>{"name": "zoom_in", "arguments": {"bbox_2d": [1, 2, 30, 40], "label": '
-        '"x"}}</tool_call>'
-    ),
-    (
-        '<think>a</think><tool_call>{"name": "select_frames", "arguments": {"target_frames": [1, '
-        "2]}}</tool_call>"
-    ),
+    """<think>a</think><tool_call>{"name": "zoom_in", "arguments":
+    {"bbox_2d": [1, 2, 30, 40], "label": "x"}}</tool_call>""",
+    """<think>a</think><tool_call>{"name": "select_frames", "arguments":
+    {"target_frames": [1, 2]}}</tool_call>""",
     '<think>a</think><grounding>{"bbox_2d": [0.1, 0.2, 0.5, 0.6], "source": "original_image"}</grounding>',
-    (
-        '<tool_call>{"name": "crop_image_normalized", "arguments": {"bbox_2d": [0, 0.5, 1, 1], '
-        '"target_image": '
-        "1}}</tool_call>"
-    ),
+    """<tool_call>{"name": "crop_image_normalized", "arguments":
+    {"bbox_2d": [0, 0.5, 1, 1], "target_image": 1}}</tool_call>""",
     '<tool_call>[{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 9, 9]}}]</tool_call>',
     "<think>so</think><answer>\\boxed{\\frac{1}{2}}</answer>",
     "Therefore, the final answer is $\\boxed{7}$ Answer: 7",
 ]
 NUMBERS = ["1e999", "-0", "1e-400", "NaN", "Infinity", "9" * 400, "[[[[", "]" * 50, '"\\ud800"', "null"]
 NUMBERS += ["true", "{}", "\\u0000"]
-TOKENS = st.one_of(
-    st.sampled_from(NUMBERS),
-    st.text(max_size=6),
-    st.sampled_from(["<tool_call>", "</think>", "\\boxed{", "{" * 2000]),
-)
+TAGS = [
+    "<tool_call>",
+    "</tool_call>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "<grounding>",
+    "\\boxed{",
+    "{" * 2000,
+]
+TOKENS = st.one_of(st.sampled_from(NUMBERS), st.text(max_size=6), st.sampled_from(TAGS))
+CODES = {"bad_json", "unknown_op", "bad_arguments", "bad_target", "bad_box", "out_of_range", "limit"}
 
 
 @fuzz
@@ -218,11 +201,11 @@ def test_a_damaged_turn_is_an_action_an_answer_or_a_named_error(
     reply = dialect.parse(turn, OPERATIONS, Scale.of(dialect.scale or "thousand", VIEWS))
     assert (reply.action is not None) + (reply.error is not None) + (reply.answer is not None) <= 1
     if reply.error is not None:
-        assert isinstance(reply.error, OperationError)
-        assert reply.error.code
+        assert reply.error.code in CODES
     if reply.action is not None:
         json.dumps(reply.action.model_dump(mode="json"), allow_nan=False)
-    assert dialect.well_formed(turn) in (True, False)
+    if dialect.well_formed(turn):
+        assert reply.action or reply.error or reply.answer is not None
 
 
 # -- data sets and rows --------------------------------------------------------------------------------------

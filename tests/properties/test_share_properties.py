@@ -28,14 +28,11 @@ def most(names: Counter[str]) -> int:
     return max(names.values(), default=0)
 
 
+PARTS = st.sampled_from([0.1, 0.25, 0.5, 1.0])
+
+
 @settings(deadline=None)
-@given(
-    SOURCES,
-    st.sampled_from([0.1, 0.25, 0.5, 1.0]),
-    st.sampled_from([0.1, 0.25, 1.0]),
-    st.integers(1, 16),
-    st.integers(1, 5),
-)
+@given(SOURCES, PARTS, PARTS, st.integers(1, 16), st.integers(1, 5))
 def test_no_user_and_no_question_exceeds_its_share_of_a_batch_or_candidate(
     traffic: list[Source], user: float, question: float, size: int, every: int
 ) -> None:
@@ -126,13 +123,8 @@ def test_a_user_leaves_the_window() -> None:
 
 
 def test_a_flood_gives_up_its_own_tasks() -> None:
-    waiting = [
-        Source("a", "1"),
-        Source("flood", "2"),
-        Source("b", "3"),
-        Source("flood", "4"),
-        Source("flood", "4"),
-    ]
+    names = [("a", "1"), ("flood", "2"), ("b", "3"), ("flood", "4"), ("flood", "4")]
+    waiting = [Source(user, question) for user, question in names]
     assert most_abundant(waiting) == 3
 
 
