@@ -19,7 +19,6 @@ from pixelis.operations.pixel_budget import PixelBudget
 from pixelis.operations.scale import Scale
 from pixelis.records import Action, ImageView, Question, StopReason
 
-CODES = {"bad_json", "unknown_op", "bad_arguments", "bad_target", "bad_box", "out_of_range", "limit"}
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>")
 ALL_TAGS = (*TAGS, "<grounding>", "</grounding>", "\\boxed")
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

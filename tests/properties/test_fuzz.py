@@ -167,6 +167,7 @@ TURNS = [
     {"bbox_2d": [0, 0.5, 1, 1], "target_image": 1}}</tool_call>""",
     '<tool_call>[{"name": "image_zoom_in_tool", "arguments": {"bbox_2d": [0, 0, 9, 9]}}]</tool_call>',
     "<think>so</think><answer>\\boxed{\\frac{1}{2}}</answer>",
+    "",
     "Therefore, the final answer is $\\boxed{7}$ Answer: 7",
 ]
 NUMBERS = ["1e999", "-0", "1e-400", "NaN", "Infinity", "9" * 400, "[[[[", "]" * 50, '"\\ud800"', "null"]
