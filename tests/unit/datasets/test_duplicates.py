@@ -64,12 +64,6 @@ def test_near_duplicates_share_kind_answer_pictures_and_words():
     assert duplicates.near(rows, pictures, 1.0) == {}
 
 
-def test_of_a_hundred_copies_one_stays():
-    rows = [demonstration(f"d{i}") for i in range(600)]  # more than one chunk
-    dropped = duplicates.near(rows, [("p",)] * 600, 0.95)
-    assert dropped == dict.fromkeys(range(1, 600), 0)
-
-
 WORDS = st.lists(
     st.sampled_from(["red", "blue", "seven", "frame", "near", "the", "a"]), min_size=1, max_size=6
 )

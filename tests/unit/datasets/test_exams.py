@@ -91,34 +91,30 @@ def test_open_answers_are_compared_by_mmmus_rules() -> None:
 
 
 @pytest.mark.slow
-def test_mmvet_is_graded_in_tenths_by_a_judge_and_refused_without_one(tmp_path: Path) -> None:
+def test_mmvet_is_graded_in_tenths_by_a_judge_and_refused_without_one(tmp_path: Path, opened) -> None:
     source = SETS["mmvet"].write(tmp_path)
     question = read(source)[0][0]
-    server = ChatServer(
-        '{"score": 0.45, "why": "between"}', '{"score": 0.5, "why": "one of two"}', '{"score": 1, "why": ""}'
-    )
+    verdicts = [(0.45, "between"), (0.5, "one of two"), (1, "")]
+    server = opened(ChatServer(*(json.dumps({"score": score, "why": why}) for score, why in verdicts)))
     judge = {"url": server.url, "model": "m", "api_key_env": ""}
-    services = Services(parse({"rewards": {"judge": judge}}).rewards)
-    grade = find_scorer("mm_vet")
-    assert grade(case_of(question, "x = -1", question.answers or []), services) == 0.5, (
-        "no tenth is asked for again"
-    )
-    assert grade(case_of(question, "-1 and -5", question.answers or []), services) == 1.0
-    assert grade(case_of(question, None, question.answers or []), services) == 0.0
+    services = opened(Services(parse({"rewards": {"judge": judge}}).rewards))
+
+    def grade(answer: str | None, services: Services) -> float:
+        return find_scorer("mm_vet")(case_of(question, answer, question.answers or []), services)
+
+    assert grade("x = -1", services) == 0.5, "no tenth is asked for again"
+    assert grade("-1 and -5", services) == 1.0
+    assert grade(None, services) == 0.0
     assert len(server.requests) == 3
     asked = json.loads(server.requests[-1]["messages"][1]["content"])
     assert asked == {"question": "What is x?", "accepted": ["-1<AND>-5"], "student": "-1 and -5"}
-    services.close()
-    server.close()
 
     rows = json.loads((tmp_path / "mm-vet.json").read_text())
     write(tmp_path, {"mm-vet.json": {"v1_0": rows["v1_0"]}})
     config = parse({"data": {"evaluate": source, "probe_rows": 0}})
-    services = Services(config.rewards)
     with pytest.raises(BadInput) as error:
-        grade(case_of(question, "x = -1", question.answers or []), services)
+        grade("x = -1", opened(Services(config.rewards)))
     assert error.value.code == "no_judge"
-    services.close()
     (check,) = [read for key, _, read in inputs(config) if key == "data.evaluate"]
     with pytest.raises(BadInput, match="needs a judge"):
         check(config.data.evaluate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,20 +61,14 @@ def shown() -> list[Demonstration]:
 
 
 @pytest.fixture
-def imitator(monkeypatch: pytest.MonkeyPatch, shown: list[Demonstration]) -> Iterator[Callable]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    opened: list = []
-
+def imitator(opened: Callable, shown: list[Demonstration]) -> Callable:
     def build(*replies: object, **settings: object) -> tuple[Imitator, ChatServer]:
-        server = ChatServer(*replies)
+        server = opened(ChatServer(*replies))
         values = {"url": server.url, "model": "m", "api_key_env": "", "calls_per_minute": 60000, "tries": 2}
-        values |= settings
-        opened.extend([Imitator(TeacherConfig.model_validate(values), EXECUTOR, shown[1:]), server])
-        return opened[-2], opened[-1]
+        teacher = TeacherConfig.model_validate({**values, **settings})
+        return opened(Imitator(teacher, EXECUTOR, shown[1:])), server
 
-    yield build
-    for one in opened:
-        one.close()
+    return build
 
 
 def test_no_example_gives_the_answer_away(imitator: Callable, shown: list[Demonstration]) -> None:
@@ -198,22 +192,20 @@ def test_other_replies_are_dropped_with_their_cause(reply: str, code: str) -> No
     assert error.value.code == code
 
 
-def test_requests_contain_the_annotations_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = ChatServer(GOOD)
+def test_requests_contain_the_annotations_as_text(opened: Callable) -> None:
+    server = opened(ChatServer(GOOD))
     regions = [
         Region(id="a", label="cube", box=(0.1, 0.2, 0.3, 0.4), attributes={"colour": "red"}),
         Region(id="b", label="ball", box=(0.5, 0.2, 0.7, 0.4)),
     ]
     relation = Relation(subject="a", predicate="left of", object="b")
     annotations = Annotations(regions=regions, relations=[relation])
-    one = Distiller(TeacherConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000))
+    teacher = TeacherConfig(url=server.url, model="r", api_key_env="", calls_per_minute=60000)
+    one = opened(Distiller(teacher))
     sample = one.distil(ask(meta={}, annotations=annotations))
     assert sample.provenance.writer == "r"
     assert "- cube at [100, 200, 300, 400], colour red" in server.requests[0]["messages"][1]["content"]
     assert "- cube left of ball" in describe_annotations(annotations)
-    one.close()
-    server.close()
 
 
 def test_rows_without_replies_need_a_model() -> None:

@@ -92,6 +92,12 @@ def openai(folder: Path) -> str:
     return lines(folder, *map(row, COLOURS))
 
 
+def base64_table(folder: Path) -> str:
+    pictures = rows_of(folder, lambda name: base64.b64encode(encoded(folder, name)).decode())
+    (folder / "base64.tsv").write_text(cells(pictures, "\t"), encoding="utf-8")
+    return str(folder / "base64.tsv")
+
+
 def written(folder: Path, name: str) -> str:
     path, rows = folder / name, rows_of(folder)
     match path.suffix:
@@ -118,6 +124,7 @@ SOURCES: dict[str, Callable[[Path], str]] = {
         for name in ("a.csv", "a.tsv", "a.json", "a.jsonl", "a.csv.gz", "a.parquet", "a.arrow")
     },
     "saved": saved,
+    "base64": base64_table,
     "tar": tar,
     "openai": openai,
 }
@@ -326,12 +333,8 @@ def test_several_calls_of_a_turn_have_a_result_each(folder: Path, form: str) -> 
     assert (call.op, [further.op for further in call.further], last.answer) == ("zoom_in", ["zoom_in"], "red")
 
 
-def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
-    chat = [{**CALLS["function_call"][1], "value": json.dumps({"name": "browse", "arguments": {}})}]
-    chat = [CALLS["function_call"][0], *chat, *CALLS["function_call"][2:]]
-    bad = refused(lines(folder, {"id": "f1", "conversations": chat, "images": ["red.png", "blue.png"]}))
-    assert (bad.row, bad.id, bad.column, bad.code) == ("1", "f1", "conversations.1", "unknown_op")
-    assert "browse" in bad.message
+ASK = {"role": "user", "content": "x"}
+BROWSE = {"name": "browse", "arguments": {}}
 
 
 @pytest.mark.parametrize(
@@ -342,6 +345,7 @@ def test_a_call_of_no_operation_is_refused_by_its_name(folder: Path) -> None:
         ([{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}], "messages", "out_of_turn"),
         ([{"role": "user", "content": "<image> <image> <image>?"}], "messages", "media_count"),
         ([{"role": "user", "content": "What?"}], "messages", "no_answer"),
+        ([ASK, {"role": "tool_call", "content": json.dumps(BROWSE)}], "messages.1", "unknown_op"),
         ([{"role": "tool_call", "content": "[1]"}], "messages.0", "wrong_type"),
         ([{"role": "assistant", "content": "", "tool_calls": ["zoom_in"]}], "messages.0", "wrong_type"),
         ([{"role": "assistant", "content": "", "tool_calls": 5}], "tool_calls", "wrong_type"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from chat_server import ChatServer
@@ -73,11 +74,8 @@ def test_weights():
 
 
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    result = ChatServer()
-    yield result
-    result.close()
+def server(opened: Callable) -> ChatServer:
+    return opened(ChatServer())
 
 
 def rated(score: int, why: str = "fine") -> str:

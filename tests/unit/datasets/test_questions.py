@@ -64,9 +64,6 @@ def test_cards_resume_by_number_exactly(start: int, limit: int) -> None:
     ("row", "words"),
     [
         ('{"id": "x", "question": ', ("row 3", "not JSON", "column")),
-        ({"id": "x"}, ("row 3", "column question")),
-        ({"id": "x", "question": 5}, ("row 3", "column question")),
-        ({"id": "x", "question": "?", "answers": "7"}, ("row 3", "column answers")),
         ({"id": "x", "question": "?", "media": [{"id": "img0"}]}, ("row 3", "column media.0")),
         ({"id": "x", "question": "?", "anwsers": []}, ("row 3", "column anwsers")),
         ({"id": "q1", "question": "?"}, ("row 3", "'q1'", "earlier")),

@@ -138,17 +138,6 @@ def test_rows_are_read_in_any_order_and_not_held_in_memory(tmp_path: Path) -> No
     assert not list((tmp_path / "rows").iterdir())
 
 
-def test_a_pass_without_samples_ends_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_scheduler, "PASSES", 100)
-    s = settings(tmp_path, rows=5)
-    scheduler, rows, tried = QuotaScheduler(tmp_path / "run", s, 0), SourceRows(s), 0
-    while scheduler.plan(rows):
-        scheduler.commit([(None, "unsuitable")] * len(scheduler.left()))
-        tried += 1
-        assert tried < 20
-    assert all(quota.attempts <= 10 for quota in scheduler.quotas.values())
-
-
 def test_a_shard_without_samples_after_a_restart_leaves_no_file(tmp_path: Path) -> None:
     """Killed between samples and record: a model that is asked again may refuse."""
     s, rows = settings(tmp_path), SourceRows(settings(tmp_path))

@@ -124,10 +124,7 @@ def test_a_limit_keeps_the_first_usable_rows(source: Path):
     assert len(list(records(settings(source)))) == 1 + 4 + 30
 
 
-def test_the_judge_is_asked_once_and_its_contradictions_are_reported(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+def test_the_judge_is_asked_once_and_its_contradictions_are_reported(source: Path, opened, monkeypatch):
     monkeypatch.setattr(judging, "REPEATED_SHARE", 1.0)
     for name in ("a.jsonl", "b.jsonl"):
         (source / name).unlink()
@@ -137,8 +134,7 @@ def test_the_judge_is_asked_once_and_its_contradictions_are_reported(
     none = dict.fromkeys(GATES, 0) | {"corrupted": 1}
     with pytest.raises(BadConfig, match=r"rewards\.judge\.url"):
         refine.run(settings(source, *judge, **none))
-    server = ChatServer()
-    server.replies = [rated(score) for score in (5, 5, 5, 5, 1, 3, 4, 4, 5)]
+    server = opened(ChatServer(*(rated(score) for score in (5, 5, 5, 5, 1, 3, 4, 4, 5))))
     config = settings(source, *judge, f"rewards.judge.url={server.url}", **none)
     summary = refine.run(config)
     assert (summary["kept"], summary["dropped"]) == (2, {"judge": 1})
@@ -146,7 +142,6 @@ def test_the_judge_is_asked_once_and_its_contradictions_are_reported(
     assert list(summary["judge"]["scattered"].values()) == [2.0]
     assert refine.run(config)["kept"] == 2
     assert len(server.requests) == 9  # verdicts are kept
-    server.close()
 
 
 def test_a_rejected_set_is_not_written(source: Path):

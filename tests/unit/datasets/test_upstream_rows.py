@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from dialogue_models import nano_folder, renderer
-from PIL import Image
+from official_sets import PICTURE
+from official_sets import write as write_files
 from row_files import one, refused, write
 
 from pixelis.config import DialogueConfig, parse
@@ -358,10 +359,6 @@ Pixel-Reasoner, a clip | pixel_reasoner
 [{"qid": "mv-7", "question": "Which?", "answer": ["red", "dark red"], "image": ["images/0.png", "images/1.png"],
  "is_video": true}, {"id": "mv-7", "task": "mv", "answers": ["red", "dark red"]}]
 
-Reason-RFT | reason_rft
-[{"id": "geomath_1", "image": "images/0.png", "problem": "What?", "solution": "<answer> 12 </answer>", "answer":
- "12"}, {"id": "geomath_1", "answers": ["12"]}]
-
 Reason-RFT, two images | reason_rft
 [{"id": "trance_1", "image": ["images/0.png", "images/1.png"], "problem": "What changed?", "solution":
  "<answer>change_size(0, large)</answer>", "answer": "change_size(0, large)"}, {"scorer": "func_seq"}]
@@ -372,9 +369,6 @@ Reason-RFT, text alone | reason_rft
 
 Reason-RFT, text alone, without an answer column | reason_rft_text
 [{"id": "t1", "problem": "3 + 4?", "solution": "<answer>7</answer>"}, {"answers": ["7"], "media": []}]
-
-TTRL | ttrl
-[{"prompt": "3 + 4?", "answer": "7", "source": "AIME-TTT", "id": "3"}, {"id": "AIME-TTT-3", "scorer": "math"}]
 
 TTRL, without an answer | ttrl
 [{"prompt": "3 + 4?", "source": "AIME-TTT", "id": "3"}, {"id": "AIME-TTT-3", "answers": null, "scorer": "math"}]
@@ -404,9 +398,6 @@ Mini-o3, without doc_id | mini_o3
 R1-V, evaluation | r1v_evaluation
 [{"image_path": "images/0.png", "question": "How many?", "ground_truth": "7"}, {"answers": ["7"], "split":
  "test"}]
-
-EasyR1 | easyr1
-[{"problem": "<image>What?", "answer": "red", "images": ["images/0.png"], "level": 3}, {"answers": ["red"]}]
 
 """
 """What it is | its format, and the row with fields of its question as JSON."""
@@ -469,16 +460,13 @@ def test_the_earlier_questions_of_a_prompt_are_its_history(folder: Path) -> None
 
 
 def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
-    (folder / "image").mkdir()
-    Image.new("RGB", (8, 8)).save(folder / "image/a.png")
     row = {"id": "1", "image": "a.png", "problem": "How many?", "answer": "3"}
     trance = {**row, "image": ["a.png", "a.png"], "answer": "change_size(0, large)"}
     answers = {"structure_perception/geometry3k.json": {**row, "answer": "B"}}
     scorers, asked = {}, {}
     for split, (name, *_) in REASON_RFT.items():
-        (folder / name).parent.mkdir(exist_ok=True)
         content = answers.get(name, trance if "trance" in name else row)
-        (folder / name).write_text(json.dumps([content]))
+        write_files(folder, {name: [content], "image/a.png": PICTURE})
         (question,) = readers.read(f"reason_rft_tests:{folder}?split={split}")
         (prompted,) = readers.read(f"reason_rft_tests:{folder}?split={split}&prompt=reason_rft&scorer=exact")
         assert isinstance(question, Question), question
@@ -486,9 +474,8 @@ def test_the_test_sets_of_reason_rft_have_names(folder: Path) -> None:
         assert (question.split, prompted.scorer, prompted.answers) == (split, "exact", question.answers)
         asked[split] = prompted.question.removeprefix(question.question)
         scorers[split] = question.scorer
-    assert [scorers[split] for split in ("counting_id", "structure_ood", "transformation_left")] == [
-        *("math", "mc_letter", "func_seq_eval")
-    ]
+    assert (scorers["counting_id"], scorers["structure_ood"]) == ("math", "mc_letter")
+    assert scorers["transformation_left"] == "func_seq_eval"
     assert "a number" in asked["counting_ood"]
     for split in REASON_RFT:
         assert "transformation" not in split or "the sequence of functions" in asked[split]
