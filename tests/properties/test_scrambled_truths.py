@@ -77,9 +77,8 @@ def test_an_annotated_set_compares_answers_the_same_whatever_they_are(tmp_path: 
 def test_the_card_world_keeps_its_truths_to_itself() -> None:
     labels: dict[str, Labels] = {}
     open_ = list(read_questions("cards:?split=train&seed=1", epochs=1, limit=20))
-    blind = list(
-        read_questions("cards:?split=train&seed=1", epochs=1, limit=20, on_labels=labels.__setitem__)
-    )
+    hidden = {"on_labels": labels.__setitem__}
+    blind = list(read_questions("cards:?split=train&seed=1", epochs=1, limit=20, **hidden))
     assert [q.question for q in open_] == [q.question for q in blind]
     assert [labels[q.id].answers for q in open_] == [q.answers for q in open_]
     assert all(q.answers is None and q.annotations is None for q in blind)

@@ -124,9 +124,8 @@ def test_a_folder_is_its_files_by_name_whatever_lies_beside_them(tmp_path: Path)
         (tmp_path / name).write_text("")
     _, root, result = Source.of(str(tmp_path)).files()
     assert root == str(tmp_path)
-    assert [Path(path).relative_to(tmp_path).as_posix() for path in result] == [
-        *("a/c.json", "a/my_lineage.json", "a/z.parquet", "b.jsonl")
-    ]
+    names = [Path(path).relative_to(tmp_path).as_posix() for path in result]
+    assert names == ["a/c.json", "a/my_lineage.json", "a/z.parquet", "b.jsonl"]
 
 
 def test_a_filesystem_is_named_by_its_uri(tmp_path: Path) -> None:

@@ -175,13 +175,12 @@ def test_wrong_text_is_contradicted(folder):
 
 def test_a_wrong_colour_is_contradicted(shapes):
     other = {"red": "blue", "brown": "blue", "blue": "yellow"}
-    question = with_regions(
-        shapes,
-        lambda n, r: {
-            "attributes": {"color": other.get(r.attributes["color"], "red")},
-            "label": f"{r.label}{n}",
-        },
-    )
+
+    def recoloured(number: int, region: Region) -> dict:
+        colour = other.get(region.attributes["color"], "red")
+        return {"attributes": {"color": colour}, "label": f"{region.label}{number}"}
+
+    question = with_regions(shapes, recoloured)
     for seed in range(4):
         with pytest.raises(DataFailure) as failure:
             details.colour(sample_of(question, "attributes", "colour", seed))

@@ -343,9 +343,8 @@ def test_a_masked_call_with_an_invalid_box_is_context_and_does_not_end_the_job(
         {"think": "No, here.", "op": "zoom_in", "box": [0.0, 0.0, 0.75, 1.0]},
         {"think": "Red.", "answer": "red"},
     ]
-    record = Demonstration.model_validate(
-        {"id": "d", "question": "?", "media": media, "answers": ["red"], "turns": turns}
-    )
+    fields = {"question": "?", "media": media, "answers": ["red"], "turns": turns}
+    record = Demonstration.model_validate({"id": "d", **fields})
     trajectory, views = player(dialect).play(record)
     assert [o.status for o in trajectory.observations] == ["error", "ok"]
     assert [turn.learn for turn in trajectory.turns if turn.is_policy] == [False, True, True]
