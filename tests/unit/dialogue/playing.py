@@ -18,14 +18,14 @@ from pixelis.records import Action, ImageView, Question
 
 
 class RealTools:
-    """The operations of a renderer on opened media, with views of 4 to 16 tokens."""
+    """The operations of a renderer on opened media, with views of up to 16 tokens."""
 
-    def __init__(self, media: dict[str, Any], r: Renderer):
-        self.media, self.r = media, r
+    def __init__(self, media: dict[str, Any], r: Renderer, min_tokens: int = 16):
+        self.media, self.r, self.min_tokens = media, r, min_tokens
 
     async def execute(self, action: Action, images: list[ImageView], objects: dict):
         step = self.r.spec.multiple
-        budget = PixelBudget(step * step * 4, step * step * 16)
+        budget = PixelBudget(step * step * self.min_tokens, step * step * 16)
         scene = Scene(self.media, images, objects, budget, budget, step, self.r.coordinates)
         return execute(action, scene, self.r.operations)
 

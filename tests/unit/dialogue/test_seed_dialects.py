@@ -269,7 +269,9 @@ def play(dialect: str, lines: Sequence[str], media: Media) -> Trajectory:
     images, views = first_look(opened, dialogue, r.spec.multiple)
     session, question = ScriptedSession(r, lines), Question(id="q", question="What is it?", media=[media])
     limits = Limits(len(lines), 400, 9000, 9)
-    return playing.run(session, question, images, views, RealTools(opened, r), limits).trajectory
+    return playing.run(
+        session, question, images, views, RealTools(opened, r, min_tokens=4), limits
+    ).trajectory
 
 
 @pytest.fixture(scope="module")
