@@ -161,7 +161,7 @@ def test_a_scorer_that_fails_is_a_cause_not_a_zero(scorer, cause, monkeypatch):
 def test_an_unknown_scorer_is_bad_input():
     for scorer, code, message in (
         ("mc_leter", "unknown_scorer", "did you mean `mc_letter`"),
-        ("judge", "no_judge", ""),
+        ("judge", "no_judge", "judge"),
     ):
         with pytest.raises(BadInput, match=message) as caught:
             score_group(group(episode("7"), scorer=scorer, answers=["seven"]), ALL)
