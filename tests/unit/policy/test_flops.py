@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_policy import FAMILIES, LORA, policy, spec, stock
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_trainer import batch, learner_with, trainer
 from torch.utils.flop_counter import FlopCounterMode
 
 from pixelis.policy.flops import FlopCounter, peak_flops
@@ -38,9 +38,7 @@ def test_matrix_products_of_a_step_are_those_that_torch_counts(family: str, full
 
 
 def test_a_step_reports_its_rate_and_its_share_of_the_peak() -> None:
-    with trainer(
-        policy=policy(full=True), learner=LEARNER.model_copy(update={"peak_tflops": 0.5})
-    ) as learner:
+    with trainer(policy=policy(full=True), learner=learner_with(peak_tflops=0.5)) as learner:
         metrics = learner.update(batch(), "sft")
         assert learner.flops.vision > 0
     assert 0 < metrics["learner/tflops_per_s"] < 10
@@ -73,7 +71,7 @@ def test_the_peak_is_found_by_the_name_of_the_gpu(name: str, monkeypatch: pytest
 def test_training_in_bfloat16_follows_that_in_float32(family: str, full: bool) -> None:
     losses = {}
     for dtype in ("float32", "bfloat16"):
-        learner = LEARNER.model_copy(update={"lr": 1e-3})
+        learner = learner_with(lr=1e-3)
         with trainer(
             family, policy=policy(family, dtype=dtype, full=full), learner=learner, total_steps=20
         ) as trained:

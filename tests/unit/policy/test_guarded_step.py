@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_policy import policy, random_adapter, stock, stock_log_probs
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_trainer import batch, learner_with, trainer
 
 from pixelis import config
 from pixelis.errors import BadInput
@@ -47,9 +47,7 @@ def test_the_measured_kl_is_that_from_the_recorded_policy():
 @pytest.mark.parametrize(("stage", "full"), [(0, False), (1, False), (2, False), (1, True)])
 def test_a_step_too_far_changes_nothing(stage: int, full: bool):
     samples = batch(3)
-    with trainer(
-        learner=LEARNER.model_copy(update={"zero_stage": stage}), policy=policy(full=full)
-    ) as learner:
+    with trainer(learner=learner_with(zero_stage=stage), policy=policy(full=full)) as learner:
         for sample, own in zip(samples, learner.model.log_probs(samples), strict=True):
             sample.log_probs[sample.mask] = own
         start = learner.adapter().tensors
@@ -63,7 +61,7 @@ def test_a_step_too_far_changes_nothing(stage: int, full: bool):
         assert refused["evolve/skipped"] == 1
         assert refused["evolve/kl"] > 0.1
         assert same(state_of(learner), before)
-    with trainer(learner=LEARNER.model_copy(update={"zero_stage": stage}), policy=policy(full=full)) as other:
+    with trainer(learner=learner_with(zero_stage=stage), policy=policy(full=full)) as other:
         other.update(samples, lr=1e-5)
         assert same(other.adapter().tensors, {n: before[n] for n in start}), "it is as if it had not been"
 

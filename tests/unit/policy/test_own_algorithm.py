@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from tiny_policy import policy, stock, stock_log_probs
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_trainer import SMALL, batch, trainer
 
 from pixelis import config
 from pixelis.errors import BadConfig
@@ -150,9 +150,7 @@ def test_an_update_with_the_example_is_that_of_plain_torch(example: config.RftCo
         weight = ratio.clamp(max=1.0) if sample.advantage < 0 else torch.ones_like(ratio)
         tapered += int((ratio < 1).sum()) if sample.advantage < 0 else 0
         total = total - (weight * sample.advantage * new).sum() / tokens
-    # Rows of 128 tokens: several micro-batches to one step.
-    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
-    with trainer(loss=example.loss, learner=small) as learner:
+    with trainer(loss=example.loss, learner=SMALL) as learner:
         before = learner.adapter()
         metrics = learner.update(samples)
         assert metrics["learner/micro_batches"] > 1

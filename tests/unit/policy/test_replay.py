@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from pixelis import config
-from pixelis.actors.rollout_buffer import ScoredGroup, Selection
-from pixelis.actors.rollouts import Rollouts
 from pixelis.policy.replay import SampleReplay, least_kept, subset
 from pixelis.records import Group, ImageView, Question, Trajectory
 
@@ -61,21 +59,6 @@ def test_the_largest_advantages_of_a_batch_are_kept():
     flat = group("c", [0.01, -0.01, 0.02])
     assert replay.add(flat, None, 0, least_kept([flat], settings.model_copy(update={"quantile": 0.0}))) == 1
     assert least_kept([], settings) > 0.01
-
-
-def test_half_of_a_batch_may_be_replayed():
-    settings = config.load(None, ["rft.algorithm=pixelis", "rft.prompts_per_step=2", "rft.group_size=4"])
-    source = Rollouts(settings, None, [None])
-    right = [1.0, 0.6, 0.3, 0.0]
-
-    def batch(step: int):
-        chosen = [ScoredGroup(group(f"{step}{i}", [None] * 4, right), None, number=i) for i in range(2)]
-        return source.assemble(step, Selection(chosen=chosen, numbers=[0, 1]))
-
-    assert batch(0).metrics["group/replayed"] == 0
-    counts = [batch(step).metrics["group/replayed"] for step in range(1, 8)]
-    assert counts[:2] == [4, 8], "the best and the worst of a group are in the top 30 %"
-    assert max(counts) == 8, "no more than the 8 fresh rollouts"
 
 
 def test_age_capacity_and_bytes_are_bounded():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_policy import Maker, spec, stock
-from tiny_trainer import LEARNER, batch, trainer
+from tiny_trainer import SMALL, batch, trainer
 from torch.nn.functional import cross_entropy
 
 from pixelis.config import Config
@@ -62,11 +62,9 @@ def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) -> None:
     samples = weighted(batch(5))
-    # Rows of 128 tokens: several micro-batches to one step.
-    small = LEARNER.model_copy(update={"row_tokens": 128, "rows": 1})
     with torch.no_grad():
         expected = reference_loss(samples, smoothing)
-    with trainer(learner=small, label_smoothing=smoothing) as learner:
+    with trainer(learner=SMALL, label_smoothing=smoothing) as learner:
         metrics = learner.update(samples, "sft")
         assert metrics["learner/micro_batches"] > 1
         assert metrics["policy/loss"] == pytest.approx(expected, rel=1e-5)

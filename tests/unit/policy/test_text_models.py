@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +9,12 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny_policy import LORA, Maker, folder, policy, random_adapter
+from tiny_policy import Maker, folder, policy
 from transformers import AutoModelForCausalLM
 
 from pixelis import config
 from pixelis.dialogue.render import Renderer
-from pixelis.dialogue.session import SamplingParams
 from pixelis.dialogue.spec import ModelSpec, load_tokenizer
-from pixelis.engines.hf import HfEngine
 from pixelis.errors import BadInput
 from pixelis.jobs import tiny_model
 from pixelis.policy.adapters import load_adapter
@@ -86,43 +83,6 @@ def test_training_equals_transformers_and_its_exports_load_there(family: str, tm
     ):
         for s, values in zip(samples, expected, strict=True):
             np.testing.assert_allclose(stock_log_probs(model, spec, s), values, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rollouts_of_the_embedded_engine_have_the_learners_log_probs(family: str) -> None:
-    maker, adapter = Maker(family), random_adapter(family)
-
-    async def play(engine: HfEngine, number: int) -> TrainSample:
-        session = await engine.open()
-        tokens, mask, log_probs = list[int](), list[bool](), list[float]()
-        for turn in range(2):
-            new = Maker(family, seed=10 * number + turn).text(4 + number)
-            said = await session.generate(new, [], SamplingParams(0.7, 1.0, 5, seed=number))
-            tokens += [*new, *said.tokens]
-            mask += [False] * len(new) + [True] * len(said.tokens)
-            log_probs += [0.0] * len(new) + said.log_probs
-        session.close()
-        return TrainSample(np.asarray(tokens), np.asarray(mask), np.asarray(log_probs, np.float32), 0.0, [])
-
-    async def body() -> list[TrainSample]:
-        engine = HfEngine(folder(family), policy(family), config.EngineConfig())
-        try:
-            await engine.load(1, adapter)
-            return await asyncio.gather(*(play(engine, number) for number in range(4)))
-        finally:
-            await engine.aclose()
-
-    samples = asyncio.run(body())
-    model = AutoModelForCausalLM.from_pretrained(folder(family))
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for module in adapter.ranks:
-            left, right = (torch.from_numpy(adapter.tensors[f"{module}.{part}"]) for part in "BA")
-            parameters[f"{module.replace('language_model.', '')}.weight"] += (
-                LORA.alpha / LORA.rank * left @ right
-            )
-    for s in samples:
-        np.testing.assert_allclose(stock_log_probs(model, maker.spec, s, 0.7), s.log_probs[s.mask], atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
