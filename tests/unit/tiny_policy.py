@@ -147,12 +147,13 @@ def stock_logits(model: torch.nn.Module, sample: TrainSample) -> torch.Tensor:
     s = spec(model.config.model_type)
     ids = torch.from_numpy(sample.tokens)[None]
     if not s.reads_images:  # these classes leave the whole forward pass to the learner
-        return model.lm_head(model.model.language_model(input_ids=ids).last_hidden_state)[0]
+        text_model = getattr(model.model, "language_model", model.model)
+        return model.lm_head(text_model(input_ids=ids).last_hidden_state)[0]
     inputs: dict[str, torch.Tensor] = {}
     if sample.views:
         pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
         inputs = {
-            "pixel_values": pixels,
+            "pixel_values": pixels.to(model.dtype),
             "image_grid_thw": grid,
             "mm_token_type_ids": (ids == s.image_token).int(),
         }

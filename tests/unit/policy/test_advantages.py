@@ -80,14 +80,6 @@ def test_greedy_baseline_needs_a_greedy_reward_and_drops_a_group_whose_is_unscor
         batch_advantages([[1.0]], setting)
 
 
-def test_by_token_a_long_rollout_counts_for_as_much_as_it_trains():
-    by_token = WHITEN.model_copy(update={"batch_over": "token"})
-    result = batch_advantages([[1.0, 0.0], [0.0]], by_token, tokens=[[6, 1], [2]])
-    assert 6 * result[0][0] + result[0][1] + 2 * result[1][0] == pytest.approx(0.0, abs=1e-12)
-    repeated = batch_advantages([[1.0] * 6 + [0.0] * 3], WHITEN)
-    assert result[0][0] == pytest.approx(repeated[0][0])
-
-
 def test_a_batch_on_several_workers_has_the_statistics_of_the_whole():
     parts: list[list[list[float | None]]] = [[[1.0, 0.0, 2.0], [5.0, 1.0]], [[None, 3.0, 0.5]], []]
     barrier, sent = threading.Barrier(len(parts)), [[0.0]] * len(parts)
@@ -113,12 +105,6 @@ def test_pass_at_k_needs_more_than_k_scored_rollouts():
     assert group_advantages([1.0, 0.0, None], setting) == [None] * 3
     assert not usable([1.0, 0.0, None], setting)
     assert usable([1.0, 0.0, 0.0], setting)
-
-
-def test_second_best_only_teaches_the_one_best_rollout():
-    setting = AdvantageConfig(baseline="second_best", scale="none")
-    assert group_advantages([0.2, 1.0, 0.5], setting) == [0.0, 0.5, 0.0]
-    assert group_advantages([1.0, 1.0, 0.5], setting) == [0.0, 0.0, 0.0]
 
 
 def test_an_excluded_rollout_is_out_of_statistics_and_loss():

@@ -52,18 +52,6 @@ def test_the_raw_accuracy_decides_whatever_the_shaped_reward_says() -> None:
     assert not informative(group([1.0, 0.0, None]), rft(advantage={"min_group": 3}))
 
 
-def test_three_right_and_one_excluded_are_no_signal() -> None:
-    exclude = {"exclude": ["over_turn"]}
-    cut = group([1.0, 1.0, 1.0, 0.0], {3: OVER})
-    assign_advantages([cut], rft(advantage=exclude).advantage)
-    assert [t.advantage for t in cut.trajectories] == [0.0, 0.0, 0.0, None]
-    assert not informative(cut, rft(advantage=exclude))
-    counted = rft(advantage={**exclude, "count_excluded": True})
-    assert informative(cut, counted)
-    assign_advantages([cut], counted.advantage)
-    assert all(t.advantage for t in cut.trajectories[:3])
-
-
 @given(
     st.lists(st.tuples(st.sampled_from([None, 0.0, 0.5, 1.0]), st.booleans()), min_size=2, max_size=8),
     st.booleans(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_policy import Maker, spec, stock
+from tiny_policy import Maker, spec, stock, stock_logits
 from tiny_trainer import SMALL, batch, trainer
 from torch.nn.functional import cross_entropy
 
@@ -19,41 +19,17 @@ from pixelis.policy.samples import TrainSample, unusable
 from pixelis.records import Action, ImageView, Step
 
 
-def weighted(
-    samples: list[TrainSample], values: tuple[float, ...] = (0.0, 0.5, 1.0, 3.0)
-) -> list[TrainSample]:
-    rng = np.random.default_rng(5)
-    for sample in samples:
-        sample.weights = rng.choice(values, len(sample.tokens)).astype(np.float32)
-    return samples
-
-
 def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
     """sum of weight * cross entropy / sum of weights over all samples, by transformers' model in float64."""
-    s, model = spec(), stock().double()
-    allowed = torch.ones(s.vocab, dtype=torch.bool)
-    allowed[list(s.banned)] = False
+    allowed = torch.tensor([token not in spec().banned for token in range(spec().vocab)])
+    # The places of the tokens that may be sampled, so that smoothing is spread over these alone.
+    place, model = torch.cumsum(allowed.long(), 0) - 1, stock().double()
     total = size = 0.0
     for sample in samples:
-        from pixelis.policy.vision import patchify
-
-        ids = torch.from_numpy(sample.tokens)[None]
-        pixels, grid = patchify(sample.views, s.patch, s.merge, s.temporal, s.image_mean, s.image_std)
-        inputs = {
-            "pixel_values": pixels.double(),
-            "image_grid_thw": grid,
-            "mm_token_type_ids": (ids == s.image_token).int(),
-        }
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
-        # The places of the tokens that may be sampled, so that smoothing is spread over these alone.
-        place = torch.cumsum(allowed.long(), 0) - 1
         keep = torch.from_numpy(sample.mask[1:])
-        losses = cross_entropy(
-            logits[keep][:, allowed], place[ids[0, 1:][keep]], reduction="none", label_smoothing=smoothing
-        )
-        weights = torch.from_numpy(np.ones(len(sample.tokens)) if sample.weights is None else sample.weights)[
-            1:
-        ][keep].double()
+        logits, tokens = stock_logits(model, sample)[:-1][keep], torch.from_numpy(sample.tokens)[1:][keep]
+        losses = cross_entropy(logits[:, allowed], place[tokens], reduction="none", label_smoothing=smoothing)
+        weights = torch.from_numpy(sample.weights)[1:][keep]
         total += float((weights * losses).sum())
         size += float(weights.sum())
     return total / size
@@ -61,7 +37,9 @@ def reference_loss(samples: list[TrainSample], smoothing: float = 0.0) -> float:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_the_weighted_mean_over_the_whole_batch(smoothing: float) -> None:
-    samples = weighted(batch(5))
+    samples, rng = batch(5), np.random.default_rng(5)
+    for sample in samples:
+        sample.weights = rng.choice([0.0, 0.5, 1.0, 3.0], len(sample.tokens)).astype(np.float32)
     with torch.no_grad():
         expected = reference_loss(samples, smoothing)
     with trainer(learner=SMALL, label_smoothing=smoothing) as learner:
@@ -108,12 +86,8 @@ def test_tokens_know_their_part(think: str | None) -> None:
 
     thought = f"<think>{think}</think>" if think else ""
     answered = split(Step(think=think, answer="7 größer"))
-    assert answered == {
-        "think": thought,
-        "call": "",
-        "arguments": "",
-        "answer": "<answer>7 größer</answer><|im_end|>",
-    }
+    said = "<answer>7 größer</answer><|im_end|>"
+    assert answered == {"think": thought, "call": "", "arguments": "", "answer": said}
     called = split(Step(think=think, op="read_text", arguments={"box": [0.2, 0.4, 0.6, 0.8]}))
     assert called["think"] == thought
     assert called["arguments"] == 'bbox_2d":[200,400,600,800]}}'
