@@ -15,17 +15,6 @@ from pixelis.telemetry.events import REPLAYED, EventLog, Tail, drop_steps, last,
 from pixelis.telemetry.progress import Progress
 
 
-def test_events_are_read_in_the_order_written(tmp_path):
-    with EventLog(tmp_path / "new" / "run") as log:
-        log.write("step", step=1, reward=0.5)
-        log.write("stop", why="done")
-    events = read(tmp_path / "new" / "run")
-    assert [e["kind"] for e in events] == ["step", "stop"]
-    assert events[0]["reward"] == 0.5
-    assert events[0]["time"] > 1e9
-    assert read(tmp_path / "new" / "run", "stop")[0]["why"] == "done"
-
-
 def test_an_incomplete_line_loses_only_itself(tmp_path):
     with EventLog(tmp_path) as log:
         log.write("a")
@@ -135,18 +124,6 @@ def test_the_remaining_time_ignores_loading_and_earlier_processes(monkeypatch):
     now[0] += 10
     progress.update(30)
     assert progress.seconds_left == pytest.approx(20.0)
-
-
-def test_progress_draws_a_bar_on_a_terminal():
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    with Progress("rft", total=2, stream=out) as progress:
-        progress.update(2, note="[bold]hostile[/] markup")
-    assert "2/2" in out.getvalue()
-    assert "[bold]hostile[/] markup" in out.getvalue()
 
 
 def test_replayed_steps_stand_once_in_the_log_while_others_append(tmp_path):

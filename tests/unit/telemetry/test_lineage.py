@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiny_policy
-from tiny_policy import LORA, Maker
 
-from pixelis import config as cfg
 from pixelis.config import Config, parse
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadInput, MissingFile
@@ -216,22 +214,6 @@ def test_the_job_prints_the_chain_and_fails_on_a_broken_one(
     assert "1 of 4" in printed.err
     assert run() == 2
     assert run(str(chain / "raw.jsonl")) == 1
-
-
-@pytest.mark.slow
-def test_the_learner_writes_the_lineage_into_its_checkpoints(tmp_path: Path) -> None:
-    from pixelis.policy.train_step import Trainer
-
-    save_adapter(tiny_policy.random_adapter(), tmp_path / "start")
-    with jobs.run_folder(settings(tmp_path)) as folder:
-        pass
-    trainer = Trainer(tiny_policy.policy(), cfg.LearnerConfig(zero_stage=0), total_steps=1, device="cpu")
-    assert tiny_policy.policy().lora == LORA
-    trainer.update([Maker().sample(advantage=1.0)])
-    step = trainer.save(folder, lineage=lineage.of_checkpoint(folder))
-    trainer.close()
-    assert [n.role for n in chain_of.trace(step).sources] == ["model", "adapter"]
-    assert json.loads((step / "lineage.json").read_text())["kind"] == "checkpoint"
 
 
 def test_the_lineage_of_a_data_set_is_no_row_of_it(tmp_path: Path) -> None:

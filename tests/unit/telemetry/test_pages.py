@@ -23,7 +23,6 @@ from pixelis.operations.read_text import ReadText
 from pixelis.operations.select_frames import SelectFrames
 from pixelis.operations.zoom_in import ZoomIn
 from pixelis.records import Action, ImageView, Media, Observation, Question, StopReason, Trajectory, Turn
-from pixelis.telemetry.html.details import details_of
 from pixelis.telemetry.html.drawings import drawings, frame_key, required_frames
 from pixelis.telemetry.html.episode import EpisodePage
 
@@ -235,10 +234,3 @@ def test_hostile_observations_stay_text():
     page = page_of(still(data), {"img0": grey()})
     assert {tag for tag, _ in page.elements} <= ALLOWED
     assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
-
-
-def test_an_empty_observation_has_no_details_and_no_drawing():
-    assert details_of(Observation(status="ok")) is None
-    assert drawings(still({}), 2) == []
-    (drawing,) = drawings(still({"boxes": [[0, 0, 1, 1]]}), 2)
-    assert drawing.paint({}, []) is None

@@ -197,12 +197,6 @@ def test_every_figure_has_a_sentence():
     assert "1 more curve" in page.text
 
 
-def test_an_empty_run_still_gives_a_page(tmp_path):
-    page = Page(write_report(tmp_path, {}, [], []).read_text())
-    assert "Source of the numbers" in page.text
-    assert not page.all("table")
-
-
 def test_hostile_text_stays_text():
     bad = {"name": HOSTILE, "accuracy": 0.5, "ci95": [0.4, 0.6], "n": HOSTILE, "rapr": 0.1}
     summary = {
