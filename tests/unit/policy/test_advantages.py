@@ -7,29 +7,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from rewarded import group
 
 from pixelis.config import AdvantageConfig
 from pixelis.errors import BadConfig, DataFailure
 from pixelis.policy.advantages import assign_advantages, batch_advantages, group_rewards, usable
-from pixelis.records import Group, Question, StopReason, Trajectory, Turn
+from pixelis.records import Group, StopReason
 
 WHITEN = AdvantageConfig(baseline="none", scale="batch_std", eps=1e-12, min_group=1)
-
-
-def group(
-    rewards: list[float | None], stops: list[StopReason] | None = None, lengths: list[int] | None = None
-) -> Group:
-    question = Question(id="q", question="?")
-    result = []
-    for i, reward in enumerate(rewards):
-        size = lengths[i] if lengths else 2
-        turns = [
-            Turn(role="user", text="?", tokens=[1]),
-            Turn(role="assistant", text="1", tokens=[2] * size, log_probs=[0.0] * size),
-        ]
-        stop = stops[i] if stops else StopReason.ANSWER
-        result.append(Trajectory(question_id="q", group_id="g", turns=turns, reward=reward, stop_reason=stop))
-    return Group(id="g", question=question, trajectories=result)
 
 
 def group_advantages(
@@ -108,7 +93,7 @@ def test_pass_at_k_needs_more_than_k_scored_rollouts():
 
 
 def test_an_excluded_rollout_is_out_of_statistics_and_loss():
-    cut = [StopReason.ANSWER, StopReason.ANSWER, StopReason.OVER_TURN]
+    cut = {2: StopReason.OVER_TURN}
     setting = AdvantageConfig(scale="none", exclude=["over_turn"])
     metrics = assign_advantages([g := group([1.0, 0.0, 0.0], cut)], setting)
     assert advantages_of(g) == [0.5, -0.5, None]

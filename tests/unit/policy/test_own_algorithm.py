@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rewarded import group
 from tiny_policy import policy, stock, stock_log_probs
 from tiny_trainer import SMALL, batch, trainer
 
@@ -19,7 +20,6 @@ from pixelis.policy import sequence_parallel, train_step
 from pixelis.policy.advantages import assign_advantages, batch_advantages
 from pixelis.policy.lora import add_lora
 from pixelis.policy.losses import policy_loss
-from pixelis.records import Group, Question, StopReason, Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = "docs.examples.own_algorithm:ALGORITHM"
@@ -85,13 +85,6 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("own_module", "broken_module"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-def group(rewards: list[float | None]) -> Group:
-    rollouts = [
-        Trajectory(question_id="q", group_id="g", reward=r, stop_reason=StopReason.ANSWER) for r in rewards
-    ]
-    return Group(id="g", question=Question(id="q", question="?"), trajectories=rollouts)
 
 
 # -- the documented example ----------------------------------------------------------------------------------
