@@ -17,7 +17,7 @@ from tiny_policy import Maker, folder, policy, random_adapter
 
 from pixelis.dialogue.session import Completion, SamplingParams
 from pixelis.engines import Engine
-from pixelis.engines.decoding import KeyValues, Sampler, nucleus
+from pixelis.engines.decoding import KeyValues, Sampler
 from pixelis.engines.hf import HfEngine, HfSession
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.policy.samples import TrainSample
@@ -33,14 +33,6 @@ def episodes(count: int, seed: int = 0) -> list[Episode]:
     """Episodes of two turns, each with a picture."""
     maker = Maker(seed=seed)
     return [Episode(maker, [[SIZES[0]], [SIZES[1]]], words=i + 3) for i in range(count)]
-
-
-def test_nucleus_keeps_the_smallest_sufficient_set():
-    logits = torch.log(
-        torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5], [0.25, 0.25, 0.25, 0.25]])
-    )
-    kept = nucleus(logits, torch.tensor([0.7, 0.81, 1.0])).isfinite().tolist()
-    assert kept == [[True, True, False, False], [False, True, True, True], [True] * 4]
 
 
 @pytest.mark.parametrize(

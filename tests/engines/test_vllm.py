@@ -7,15 +7,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import multiprocessing
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from running import DIALOGUE, RunningEngine, start
@@ -168,51 +164,6 @@ async def test_a_turn_that_exceeds_the_timeout_is_an_error(running: RunningEngin
     retried = await session.generate(*episode.turns[0], GREEDY)  # the session is unchanged
     fresh = (await run_all(engine, [episode], [GREEDY]))[0]
     assert retried.tokens == fresh.tokens[fresh.mask].tolist()
-
-
-OWNER = """
-import asyncio, multiprocessing, sys
-from pathlib import Path
-from typing import Any
-from running import start
-from tiny_policy import policy
-
-def main():
-    folder = Path(sys.argv[1])
-    for running in start("vllm", folder, policy("qwen2_5_vl", model=str(folder)), "qwen2_5_vl"):
-        print("CHILDREN", *(child.pid for child in multiprocessing.active_children()), flush=True)
-        sys.stdin.read()
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-@pytest.mark.long  # a death of vLLM: below
-def test_vllm_ends_with_the_process_that_started_it(tied: Path, tmp_path: Path):
-    """A generator that is killed leaves no process that holds its memory."""
-    pytest.importorskip("vllm", reason="vLLM's CPU build is not installed (make test installs it)")
-    script, here = tmp_path / "owner.py", Path(__file__).parent
-    script.write_text(OWNER)
-    paths = [str(here), str(here.parent / "unit"), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    owner = subprocess.Popen(
-        [sys.executable, str(script), str(tied)],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert owner.stdout is not None
-    line = next((line for line in owner.stdout if line.startswith("CHILDREN")), "")
-    children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
-    assert children
-    owner.kill()
-    owner.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
-    for process in alive:
-        process.kill()
-    assert not alive
 
 
 async def test_the_death_of_vllm_fails_every_pending_request(engine: Any):

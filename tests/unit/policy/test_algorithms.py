@@ -358,6 +358,7 @@ def test_the_constant_length_is_that_of_the_dialogue_unless_given():
         (["rft.algorithm=sapo", "rft.loss.dual_clip=3"], "dual_clip needs surrogate=clip"),
         (["rft.algorithm=dapo", "rft.loss.dual_clip=1.1"], "above 1 + clip_high"),
         (["rft.advantage.baseline=pass_at_k", "rft.advantage.scale=mad"], "cannot be combined with baseline pass_at_k"),
+        (["rft.algorithm=ppo", "learner.workers=2", "learner.sequence_parallel=2"], "set learner.sequence_parallel=1"),
         (["rft.loss.importance_floor=2.0"], "is not below importance_cap"),
         (["rft.advantage.exclude=[answer]"], "rft.advantage.exclude"),
         (["rft.group_size=1"], "rft.advantage.min_group 2 is above rft.group_size 1"),

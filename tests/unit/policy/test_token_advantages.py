@@ -159,9 +159,3 @@ def test_the_kl_weight_follows_its_target_and_is_resumed(tmp_path: Path) -> None
         assert resumed.rft.kl_coefficient == pytest.approx(0.1 * 1.02**2 * 0.98)
     with pytest.raises(BadConfig, match="must start above 0"):
         config.load(None, ["rft.loss.kl_target=0.1"])
-
-
-def test_a_critic_needs_whole_rows() -> None:
-    keys = ["rft.algorithm=ppo", "learner.workers=2", "learner.sequence_parallel=2"]
-    with pytest.raises(BadConfig, match=r"set learner\.sequence_parallel=1"):
-        config.load(None, keys)
