@@ -109,29 +109,6 @@ async def test_weights_from_a_broadcast_are_served_and_an_aborted_one_leaves_the
     await engine.load(10, None)
 
 
-async def test_a_prompt_that_vllm_expands_differently_is_an_error(engine: Any):
-    maker = Maker(FAMILY, seed=2)
-    small, large = Episode(maker, [[SIZES[0]]]), Episode(maker, [[SIZES[3]]])
-    one = await engine.open()
-    await one.generate(*small.turns[0], GREEDY)
-    other = await engine.open()
-    # Two pictures with one digest: vLLM uses the cached one, which has another size.
-    digest = one.digests[0]
-    complete = engine.complete
-
-    async def complete_with_wrong_digest(session, *arguments):
-        session.digests = [digest]
-        return await complete(session, *arguments)
-
-    engine.complete = complete_with_wrong_digest
-    try:
-        with pytest.raises(InfraFailure) as failure:
-            await other.generate(*large.turns[0], GREEDY)
-    finally:
-        del engine.complete
-    assert failure.value.code in ("prompt_mismatch", "engine_failed")
-
-
 async def test_requests_beyond_the_limits_are_refused_before_vllm(engine: Any):
     maker = Maker(FAMILY, seed=3)
     session = await engine.open()

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pixelis.errors import BadInput
-from pixelis.evaluation.capabilities import capabilities, character_error_rate
+from pixelis.evaluation.capabilities import capabilities
 from pixelis.evaluation.tracking import TrackingScores
 from pixelis.operations.masks import Mask
 from pixelis.records import Action, Group, ImageView, Observation, Question, StopReason, Trajectory, Turn
@@ -149,35 +147,6 @@ def test_questions_without_expected_calls_have_no_scores_and_wrong_ones_name_the
     assert capabilities([episode(zoom(*BOX), expected=[])]) == {}
     with pytest.raises(BadInput, match=r"q7: meta\.expected_calls: 0\.box"):
         capabilities([episode(expected=[{"op": "zoom_in", "box": [1, 2]}])])
-
-
-@given(st.text("ab0 é", max_size=9), st.text("ab0 é", max_size=9))
-def test_the_character_error_rate_is_a_share_and_0_for_the_truth_alone(reading, truth):
-    rate = character_error_rate(reading, truth)
-    assert 0 <= rate <= 1
-    assert (rate == 0) == (reading == truth)
-
-
-shares = st.floats(0, 0.8).map(lambda v: round(v, 3))
-tracks = st.lists(
-    st.dictionaries(
-        st.integers(0, 5), st.tuples(shares, shares).map(lambda p: (*p, p[0] + 0.2, p[1] + 0.2)), min_size=1
-    ),
-    min_size=1,
-    max_size=3,
-)
-
-
-@given(tracks, tracks)
-def test_tracking_scores_are_bounded_and_do_not_depend_on_the_order_of_tracks(truth, result):
-    scores, turned = TrackingScores(), TrackingScores()
-    scores.add(truth, result)
-    turned.add(truth[::-1], result[::-1])
-    for values in (scores, turned):
-        assert 0 <= values.hota <= 1 + 1e-9
-        assert 0 <= values.idf1 <= 1
-        assert values.mota <= 1
-    assert scores.idf1 == pytest.approx(turned.idf1)
 
 
 def strip(left: float) -> tuple[float, float, float, float]:

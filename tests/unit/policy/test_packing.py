@@ -112,13 +112,15 @@ def test_unusable_samples_are_named_by_cause():
         "no_policy_tokens": unusable(changed(mask=np.zeros(n, bool)), s, 512),
         "first_token": unusable(changed(mask=np.ones(n, bool)), s, 512),
         "bad_shape": unusable(changed(mask=good.mask[1:]), s, 512),
+        "non_finite": unusable(changed(weights=np.full(n, np.inf, np.float32)), s, 512),
         "bad_token": unusable(changed(tokens=foreign), s, 512),
         "banned_token": unusable(changed(tokens=banned), s, 512),
         "views_mismatch": unusable(changed(views=good.views[:1]), s, 512),
         "bad_view": unusable(changed(views=[good.views[0], maker.view(30, 30)]), s, 512),
-        "non_finite": unusable(changed(advantage=float("nan")), s, 512),
     }
     assert causes == {name: name for name in causes}
+    assert unusable(changed(advantage=float("nan")), s, 512) == "non_finite"
+    assert unusable(changed(weights=np.ones(n - 1, np.float32)), s, 512) == "bad_shape"
     # An episode whose first prompt does not fit the context has no turn.
     empty = changed(tokens=good.tokens[:0], mask=good.mask[:0], log_probs=good.log_probs[:0], views=[])
     assert unusable(empty, s, 512) == "no_policy_tokens"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_policy import Maker, spec, stock, stock_logits
+from tiny_policy import spec, stock, stock_logits
 from tiny_trainer import SMALL, batch, trainer
 from torch.nn.functional import cross_entropy
 
@@ -15,7 +15,7 @@ from pixelis.datasets.token_parts import PARTS
 from pixelis.dialogue.render import Renderer
 from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations import select
-from pixelis.policy.samples import TrainSample, unusable
+from pixelis.policy.samples import TrainSample
 from pixelis.records import Action, ImageView, Step
 
 
@@ -57,14 +57,6 @@ def test_a_part_that_counts_nothing_teaches_nothing() -> None:
         metrics = learner.update(samples, "sft")
         assert (metrics["policy/loss"], metrics["policy/grad_norm"]) == (0.0, 0.0)
         assert learner.adapter().sha256() == before
-
-
-def test_weights_that_do_not_fit_make_a_sample_unusable() -> None:
-    sample = Maker().sample()
-    sample.weights = np.ones(len(sample.tokens) - 1, np.float32)
-    assert unusable(sample, spec(), 512) == "bad_shape"
-    sample.weights = np.full(len(sample.tokens), np.inf, np.float32)
-    assert unusable(sample, spec(), 512) == "non_finite"
 
 
 @pytest.mark.parametrize("think", ["The red frame is here", "hi", "think", "answer", None])
