@@ -50,6 +50,7 @@ def test_paths_of_settings_and_with_colons_are_paths(tmp_path: Path, monkeypatch
     [
         ("learner.lrr=3", "did you mean `learner.lr`"),
         ("gamma=1", "`gamma`"),
+        ("rewards.preset=r1-v", "did you mean `r1v`"),
         ("learner.lr=fast", "learner.lr"),
         ("learner.lr=-1", "learner.lr"),
         ("learner.lr=inf", "finite number"),
