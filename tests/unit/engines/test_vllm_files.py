@@ -70,27 +70,18 @@ def test_whole_parameters_are_written_in_the_models_type(tmp_path: Path):
 
 
 def test_older_checkpoints_have_other_names(tmp_path: Path):
-    shorter = {
-        "visual.blocks.0.x": 1,
-        "model.layers.0.y": 2,
-        "lm_head.weight": 3,
-        "model.embed_tokens.weight": 4,
+    names = {
+        "visual.blocks.0.x": "model.visual.blocks.0.x",
+        "model.layers.0.y": "model.language_model.layers.0.y",
+        "lm_head.weight": "lm_head.weight",
+        "model.embed_tokens.weight": "model.language_model.embed_tokens.weight",
     }
-    save_file(
-        {name: np.full(1, value, np.float32) for name, value in shorter.items()},
-        tmp_path / "model.safetensors",
-    )
+    save_file({name: np.zeros(1, np.float32) for name in names}, tmp_path / "model.safetensors")
     base = BaseFile(tmp_path)
-    assert set(base.shapes) == {
-        "model.visual.blocks.0.x",
-        "model.language_model.layers.0.y",
-        "lm_head.weight",
-        "model.language_model.embed_tokens.weight",
-    }
-    adapter = Adapter({"model.language_model.layers.0.y": np.zeros(1, np.float32)}, 1, 1, "", "full")
-    ((name, _),) = checkpoint_tensors(
-        base.write_merged(adapter, tmp_path / "merged" / "m.safetensors", torch.float32)
-    )
+    assert set(base.shapes) == set(names.values())
+    adapter = Adapter({names["model.layers.0.y"]: np.zeros(1, np.float32)}, 1, 1, "", "full")
+    written = base.write_merged(adapter, tmp_path / "merged" / "m.safetensors", torch.float32)
+    ((name, _),) = checkpoint_tensors(written)
     assert name == "model.layers.0.y"
 
 
@@ -129,11 +120,8 @@ def test_each_picture_becomes_one_pad():
 
 @pytest.mark.slow
 def test_the_folders_of_killed_processes_are_swept_and_living_ones_kept():
-    code = (
-        "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch(); print(own.path, "
-        "flush=True)"
-    )
-    code += "; time.sleep(60)"
+    code = "from pixelis.engines.vllm_files import Scratch; import time; own = Scratch()"
+    code += "; print(own.path, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         theirs = Path(other.stdout.readline().strip())
         mine = Scratch()
