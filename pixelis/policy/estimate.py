@@ -139,7 +139,7 @@ def generator_memory(arch: Architecture, policy: config.PolicyConfig, engine: co
     return parts
 
 
-# -- checks --------------------------------------------------------------------------------------------------
+# Checks
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class StoredTensors(Mapping[str, np.ndarray]):
         return len(self._pieces)
 
 
-# -- in memory -----------------------------------------------------------------------------------------------
+# In memory
 
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor starts."""

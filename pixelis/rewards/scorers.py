@@ -58,7 +58,7 @@ def find_scorer(name: str) -> Scorer:
     return SCORERS[name]
 
 
-# -- text ----------------------------------------------------------------------------------------------------
+# Text
 
 
 def exact(answer: str | None, truths: Sequence[str]) -> float:
@@ -93,7 +93,7 @@ def cer(answer: str | None, truths: Sequence[str]) -> float:
     return best
 
 
-# -- choices -------------------------------------------------------------------------------------------------
+# Choices
 
 _OPTION = re.compile(
     r"^([ \t]*(?:\*\*)?[(（]?)([A-Z])((?:\*\*)?[.):：．）、][ \t]*(?:\*\*)?[ \t]*)(\S.*?)[ \t]*$",
@@ -197,7 +197,7 @@ def mmmu_choice(case: Case, services: Services) -> float:
     return mc_letter(case if chosen is None else dataclasses.replace(case, answer=chosen), services)
 
 
-# -- numbers -------------------------------------------------------------------------------------------------
+# Numbers
 
 LOW, HIGH = 0.05, 0.20
 """Relative error up to which a number scores 1, and from which on it scores 0."""
@@ -262,7 +262,7 @@ def count(case: Case, services: Services) -> float:
     return float(value in numbers)
 
 
-# -- sequences of functions ----------------------------------------------------------------------------------
+# Sequences of functions
 
 _TRIPLE = re.compile(r"\b(\w+)\((\w+),\s*'?(\w+)'?\)")
 Triple = tuple[str, str, str]
@@ -309,7 +309,7 @@ def _match(triples: list[Triple], expected: list[Triple], credit: Sequence[float
     return total / larger
 
 
-# -- boxes ---------------------------------------------------------------------------------------------------
+# Boxes
 
 
 def read_box(text: str) -> tuple[float, float, float, float] | None:
@@ -348,7 +348,7 @@ def iou(case: Case, services: Services) -> float:
     return max(box_iou(answer, box) for box in boxes)
 
 
-# -- slow scorers --------------------------------------------------------------------------------------------
+# Slow scorers
 
 
 def math_equal(case: Case, services: Services) -> float:

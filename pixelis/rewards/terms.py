@@ -33,7 +33,7 @@ UNREADABLE = ("truth_unparsable", "timeout", "out_of_memory", "crashed", "raised
 """Failures of a scorer that cannot read a truth."""
 
 
-# -- operation calls -----------------------------------------------------------------------------------------
+# Operation calls
 
 
 def tries_call(turn: Turn) -> bool:
@@ -57,7 +57,7 @@ def ends_in_error(trajectory: Trajectory) -> bool:
     return False
 
 
-# -- context of a term ---------------------------------------------------------------------------------------
+# Context of a term
 
 
 @dataclass
@@ -197,7 +197,7 @@ def _value_or_raise(value: float | DataFailure) -> float:
     return value
 
 
-# -- terms ---------------------------------------------------------------------------------------------------
+# Terms
 
 
 def accuracy(trajectory: Trajectory, context: Context) -> float:
@@ -341,7 +341,7 @@ TERMS: dict[str, Term] = {
 """Terms by their name in ``rewards.weights``."""
 
 
-# -- groups --------------------------------------------------------------------------------------------------
+# Groups
 
 
 def score_group(

@@ -47,7 +47,7 @@ def contradicts(feedback: Feedback, label: str) -> bool:
     return other_answer if feedback.correct is None else not feedback.correct
 
 
-# -- voters --------------------------------------------------------------------------------------------------
+# Voters
 
 
 def self_confidence(trajectory: Trajectory) -> float:
@@ -97,7 +97,7 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
     return _unit(experience.verdict.confidence) * success * decay * priority * _unit(neighbour.similarity)
 
 
-# -- strategies ----------------------------------------------------------------------------------------------
+# Strategies
 
 
 class Ballot(NamedTuple):
@@ -193,7 +193,7 @@ def probability(confidence: float, calibration: tuple[float, float] | None) -> f
     return 0.5 * (1 + math.tanh((slope * confidence + intercept) / 2))
 
 
-# -- verdicts ------------------------------------------------------------------------------------------------
+# Verdicts
 
 
 def vote(
@@ -313,7 +313,7 @@ def _verdict(votes: list[Vote], names: Sequence[str | None], config: VotingConfi
     return verdict
 
 
-# -- similarity of operations --------------------------------------------------------------------------------
+# Similarity of operations
 
 
 def action_similarity(a: Sequence[Action], b: Sequence[Action]) -> float:

@@ -57,7 +57,7 @@ def main() -> None:
         target.flush()
 
 
-# -- tasks ---------------------------------------------------------------------------------------------------
+# Tasks
 
 
 def warm_math(request: dict[str, Any]) -> bool:

@@ -109,7 +109,7 @@ class AnnotationFile:
         self.root, self.path = root, path
         self._errors: list[BadRow] = []
 
-    # -- errors
+    # Errors
 
     @contextlib.contextmanager
     def collect_errors(self, name: Any) -> Iterator[None]:
@@ -137,7 +137,7 @@ class AnnotationFile:
         if question is not None:
             yield question
 
-    # -- rows
+    # Rows
 
     @functools.cached_property
     def data(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _annotations_by(file: AnnotationFile, key: str, owners: str) -> dict[Any, li
     return groups
 
 
-# -- images
+# Images
 
 
 def _images(
@@ -109,7 +109,7 @@ def _images(
     return read
 
 
-# -- clips
+# Clips
 
 
 def _videos(*annotations: str, frames: str, fps: float) -> Callable[[DatasetRoot], Rows]:
@@ -163,7 +163,7 @@ def _track(
     return regions
 
 
-# -- SA-1B
+# SA-1B
 
 
 def sa1b(root: DatasetRoot) -> Rows:
@@ -217,7 +217,7 @@ def _json_files(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-# -- data sets
+# Data sets
 
 coco = _images("annotations/instances_{split}.json")
 lvis = _images(

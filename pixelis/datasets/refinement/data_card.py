@@ -75,7 +75,7 @@ def _bars(counts: Mapping[str, float]) -> list[tuple[str, float, float, float]]:
     return [(name, n, n / total, min(100.0, 100 * n / widest)) for name, n in bars]
 
 
-# -- examples ------------------------------------------------------------------------------------------------
+# Examples
 
 
 def example(demonstration: Demonstration, settings: ToolboxConfig, frames: int = 8) -> EpisodePage:

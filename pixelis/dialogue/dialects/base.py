@@ -90,7 +90,7 @@ class Dialect(ABC):
         self._call = re.compile(rf"<{self.call}>(.*?)</{self.call}>" if self.call else r"(?!)", re.DOTALL)
         self._answer = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
-    # -- between text and the canonical action ---------------------------------------------------------------
+    # Between text and the canonical action
 
     @abstractmethod
     def offers(self, operation: type[Operation]) -> bool:
@@ -239,7 +239,7 @@ class Dialect(ABC):
         clamp = self.clamps if scale.clamp is None else scale.clamp
         return dataclasses.replace(scale, kind=self.scale or scale.kind, clamp=clamp)
 
-    # -- wording ---------------------------------------------------------------------------------------------
+    # Wording
 
     def system(
         self,
