@@ -21,7 +21,6 @@ from pixelis.dialogue.dialects.base import (
     region,
     signatures,
 )
-from pixelis.dialogue.dialects.strict import named_call
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
@@ -68,6 +67,7 @@ class DeepEyes(Dialect):
     """
 
     name = "deepeyes"
+    tools = TOOLS
     scale = "pixels"
     boxes = True
     parallel_calls = True
@@ -76,13 +76,9 @@ class DeepEyes(Dialect):
     clamps = True
     rows_clamp = True
 
-    def offers(self, operation: type[Operation]) -> bool:
-        return operation.name in TOOLS
-
     def adapt(self, action: Action) -> Action:
         """Convert any zoom to a box."""
-        if action.op not in TOOLS:
-            raise OperationError(f"deepeyes has no form for {action.op[:30]}", code="unknown_op")
+        super().adapt(action)
         if action.op == "zoom_in":
             return action.model_copy(update={"arguments": {"box": region(action)}})
         if set(action.arguments) != {"angle"}:
@@ -127,12 +123,10 @@ class DeepEyes(Dialect):
         return {"name": TOOLS[action.op], "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
-        forms = {TOOLS[name]: name for name in operations if name in TOOLS}
         if isinstance(call, dict):
             call = {key: value for key, value in call.items() if key in ("name", "arguments")}
-        name, arguments = named_call(call, list(forms))
-        op, target = forms[name], first_image(scale)
-        key = FIELDS[op]
+        op, arguments = self._named_call(call, operations)
+        target, key = first_image(scale), FIELDS[op]
         if key not in arguments:
             raise OperationError(f"{key} is missing", code="bad_arguments")
         canonical: dict[str, Any] = {}

@@ -22,7 +22,7 @@ from pixelis.dialogue.dialects.base import (
     region,
     signatures,
 )
-from pixelis.dialogue.dialects.strict import named_call, only
+from pixelis.dialogue.dialects.strict import only
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
@@ -79,6 +79,7 @@ class PixelReasoner(Dialect):
     """
 
     name = "pixel_reasoner"
+    tools = TOOLS
     scale = "unit"
     thinks = False
     several = "last"
@@ -90,13 +91,9 @@ class PixelReasoner(Dialect):
         super().__init__()
         self.padding = padding
 
-    def offers(self, operation: type[Operation]) -> bool:
-        return operation.name in TOOLS
-
     def adapt(self, action: Action) -> Action:
         """Convert a zoom to a box with this dialect's padding."""
-        if action.op not in TOOLS:
-            raise OperationError(f"pixel_reasoner has no form for {action.op[:30]}", code="unknown_op")
+        super().adapt(action)
         if action.op == "select_frames":
             if set(action.arguments) != {"frames"}:
                 raise OperationError("pixel_reasoner selects frames by number only", code="bad_arguments")
@@ -182,9 +179,7 @@ class PixelReasoner(Dialect):
         return {"name": TOOLS[action.op], "arguments": arguments}
 
     def _read_call(self, call: Any, operations: Mapping[str, type[Operation]], scale: Scale) -> Action:
-        forms = {TOOLS[name]: name for name in operations if name in TOOLS}
-        name, arguments = named_call(call, list(forms))
-        op = forms[name]
+        op, arguments = self._named_call(call, operations)
         if op == "select_frames":
             only(arguments, ("target_frames",))
             target, frames = _clip(scale), arguments["target_frames"]
