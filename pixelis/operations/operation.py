@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from pixelis.config import ToolboxConfig
+from pixelis.config import DialogueConfig, ToolboxConfig
 from pixelis.errors import BadInput, OperationError
 from pixelis.operations import geometry
 from pixelis.operations.draw import annotate
@@ -115,6 +115,21 @@ class Scene:
     kind: str = "thousand"
     settings: ToolboxConfig = field(default_factory=ToolboxConfig)
     seed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        dialogue: DialogueConfig,
+        settings: ToolboxConfig,
+        multiple: int,
+        kind: str,
+        media: Mapping[str, np.ndarray | Clip],
+        images: Sequence[ImageView],
+        objects: Mapping[str, dict[str, Any]],
+    ) -> Scene:
+        """The scene of a run's configuration."""
+        budgets = PixelBudget.of(dialogue.crop), PixelBudget.of(dialogue.frame)
+        return cls(media, images, objects, *budgets, multiple, kind, settings)
 
     @cached_property
     def scale(self) -> Scale:

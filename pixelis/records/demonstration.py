@@ -54,6 +54,16 @@ class Step(Record):
         fields = {key: value for key, value in values.items() if key in cls.model_fields}
         return {**fields, "arguments": flat} if flat else fields
 
+    def calls(self, target: str) -> list[Action]:
+        """The calls of the turn, about ``target`` where it names none."""
+        first = Action(op=self.op or "", target=self.target or target, arguments=self.arguments)
+        return [first, *self.further]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the observation is that of a successful operation."""
+        return self.observation is not None and self.observation.status == "ok"
+
     @model_validator(mode="after")
     def _op_or_answer(self) -> Step:
         unreadable = self.verbatim is not None and not self.learn and self.op is None

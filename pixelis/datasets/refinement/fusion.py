@@ -103,8 +103,7 @@ def rft(
             signals |= {"level": best.level, "difficulty": best.difficulty}
         reference = [step.op for step in best.steps if step.learn] if best.kind not in WRONG_KINDS else []
         own = {"weight": max(d.weight for d in group), "signals": signals, "reference_operations": reference}
-        fields = {name: getattr(best, name) for name in Question.model_fields}
-        questions.append(Question(**{**fields, "meta": {**best.meta, **own}}))
+        questions.append(Question.of(best, meta={**best.meta, **own}))
     return questions, selection
 
 

@@ -159,7 +159,7 @@ class Imitator:
         for step in demonstration.turns:
             content: Action | str = str(step.answer)
             if step.op is not None:
-                content = Action(op=step.op, target=step.target or session.target, arguments=step.arguments)
+                content = step.calls(session.target)[0]
             scale, count = Scale.of(self.coordinates, session.images), len(session.images)
             lines.append("Assistant: " + "".join(self.dialect.render(content, scale, step.think)))
             session.replay([step])
