@@ -307,3 +307,8 @@ class Sample:
 
 Form = Callable[[Sample], Demonstration]
 """Builds one kind of question; raises DataFailure."""
+
+
+def forms(*functions: Form, **named: Form) -> dict[str, Form]:
+    """Forms by name, which is that of the function if no other is given."""
+    return named | {function.__name__: function for function in functions}
