@@ -149,10 +149,9 @@ class Dynamics(nn.Module):
         actions: list[list[float]] = []
         for trajectory, states in batch:
             check_states(trajectory, states, self.size)
-            turns = [turn for turn in trajectory.turns if turn.is_policy]
             before += states[:-1]
             after += states[1:]
-            actions += [encode_action(turn.action, trajectory.answer) for turn in turns]
+            actions += [encode_action(turn.action, trajectory.answer) for turn in trajectory.replies]
         shape = (len(before), self.size)
         return (
             torch.tensor(before, dtype=torch.float32).reshape(shape),

@@ -263,7 +263,7 @@ def unrepaired_error_zero(trajectory: Trajectory, context: Context) -> float:
 def overlong(trajectory: Trajectory, context: Context) -> float:
     """0 up to max - buffer generated tokens, then linearly down to -1 at max (DAPO, arXiv 2503.14476)."""
     settings = context.settings.overlong
-    tokens = sum(len(turn.tokens) for turn in trajectory.turns if turn.is_policy)
+    tokens = sum(len(turn.tokens) for turn in trajectory.replies)
     return -min(max(tokens - (settings.max_tokens - settings.buffer), 0) / settings.buffer, 1.0)
 
 

@@ -52,10 +52,10 @@ def contradicts(feedback: Feedback, label: str) -> bool:
 
 def self_confidence(trajectory: Trajectory) -> float:
     """Geometric mean of the token probabilities of the policy's last turn; 0 without log-probs."""
-    last = next((turn for turn in reversed(trajectory.turns) if turn.is_policy), None)
-    if last is None or not last.log_probs:
+    log_probs = trajectory.replies[-1].log_probs if trajectory.replies else []
+    if not log_probs:
         return 0.0
-    mean = math.fsum(last.log_probs) / len(last.log_probs)
+    mean = math.fsum(log_probs) / len(log_probs)
     return 0.0 if math.isnan(mean) else math.exp(min(mean, 0.0))
 
 

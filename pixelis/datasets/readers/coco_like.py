@@ -21,6 +21,7 @@ from pixelis.datasets.readers.base import (
     clip,
     image,
     read_json_row,
+    tracked,
 )
 from pixelis.records import Annotations, Question, Region
 
@@ -149,17 +150,10 @@ def _track(
         if mask is None or sides is None:
             continue
         with file.collect_errors(f"annotation {track}, frame {frame}"):
-            region = Region(
-                id=f"{track}.{frame}",
-                label=label,
-                box=box_xywh(sides, width, height, "bboxes"),
-                media="vid0",
-                mask=mask_rle(mask, width, height, "segmentations"),
-                frame=frame,
-                track=track,
-                attributes={"iscrowd": True} if annotation.get("iscrowd") else {},
-            )
-            regions.append(region)
+            box = box_xywh(sides, width, height, "bboxes")
+            code = mask_rle(mask, width, height, "segmentations")
+            attributes = {"iscrowd": True} if annotation.get("iscrowd") else {}
+            regions.append(tracked(track, frame, label, box, mask=code, attributes=attributes))
     return regions
 
 
