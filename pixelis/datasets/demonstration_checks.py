@@ -54,7 +54,6 @@ def check_demonstration(
 
 
 def _call_problem(call: Action, operations: Mapping[str, type[Operation]]) -> tuple[str, str, str] | None:
-    """(field, code, message) of what is wrong with a call."""
     name = call.op
     if name not in operations:
         hint = f"operations: {', '.join(operations)}{suggest(name, operations)}"

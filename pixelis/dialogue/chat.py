@@ -31,7 +31,6 @@ class ChatReply:
 
     @property
     def transcript(self) -> str:
-        """The text after the reasoning in thought tags."""
         return f"<think>{self.reasoning}</think>\n{self.text}" if self.reasoning else self.text
 
 
@@ -83,7 +82,6 @@ class ChatConversation:
         return turns
 
     async def policy_turn(self, images: Sequence[ImageView]) -> tuple[Turn, Reply, StopReason | None]:
-        """The model's next message."""
         message = await self.ask(list(self.messages))
         self.messages.append({"role": "assistant", "content": message.text})
         reply = self.dialect.parse(message.text, self.operations, self._scale(images), self.max_calls)
@@ -130,12 +128,10 @@ class ChatConversation:
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
-    """The text among the pieces of a turn."""
     return "".join(str(piece) for piece in pieces if isinstance(piece, str))
 
 
 def picture_part(url: str) -> Message:
-    """A picture at a URL as a part of a message."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 

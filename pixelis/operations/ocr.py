@@ -335,7 +335,6 @@ def _resized(picture: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _tiles(length: int) -> list[tuple[int, int]]:
-    """The intervals into which a side is divided."""
     count = 1 if length <= TILE + 2 * OVERLAP else math.ceil(length / TILE)
     return list(itertools.pairwise(round(i * length / count) for i in range(count + 1)))
 

@@ -127,13 +127,11 @@ class Scene:
         images: Sequence[ImageView],
         objects: Mapping[str, dict[str, Any]],
     ) -> Scene:
-        """The scene of a run's configuration."""
         budgets = PixelBudget.of(dialogue.crop), PixelBudget.of(dialogue.frame)
         return cls(media, images, objects, *budgets, multiple, kind, settings)
 
     @cached_property
     def scale(self) -> Scale:
-        """The scale of coordinates in ``Result.text``."""
         return Scale.of(self.kind, self.images)  # type: ignore[arg-type]
 
     def target(self, name: str) -> Target:

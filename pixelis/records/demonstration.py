@@ -61,7 +61,6 @@ class Step(Record):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the observation is that of a successful operation."""
         return self.observation is not None and self.observation.status == "ok"
 
     @model_validator(mode="after")
@@ -105,7 +104,6 @@ class Demonstration(Question):
 
     @property
     def steps(self) -> list[Step]:
-        """The turns that call an operation."""
         return [turn for turn in self.turns if turn.op is not None]
 
     @property

@@ -158,7 +158,6 @@ class Trajectory(Record):
 
     @property
     def replies(self) -> list[Turn]:
-        """The turns of the policy."""
         return [turn for turn in self.turns if turn.is_policy]
 
     @property
@@ -171,7 +170,6 @@ class Trajectory(Record):
 
     @property
     def learnt_tokens(self) -> int:
-        """Number of tokens of policy turns with ``learn``."""
         return sum(len(turn.tokens) for turn in self.replies if turn.learn)
 
     def token_ids(self) -> list[int]:

@@ -28,8 +28,6 @@ from pixelis.rewards.services import Services
 
 @dataclass(frozen=True)
 class Case:
-    """An answer, and what it is scored against."""
-
     answer: str | None
     truths: tuple[str, ...]
     question: str = ""

@@ -311,8 +311,6 @@ def environment(trajectory: Trajectory, context: Context) -> float:
 
 
 class Term(NamedTuple):
-    """A reward term with the bounds of its values."""
-
     value: Callable[[Trajectory, Context], float]
     low: float
     high: float

@@ -101,8 +101,6 @@ def neighbour_weight(neighbour: Neighbour, config: EvolutionConfig, now: float) 
 
 
 class Ballot(NamedTuple):
-    """An answer with its weight in a vote."""
-
     key: str | None
     weight: float
 

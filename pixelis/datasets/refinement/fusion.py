@@ -47,7 +47,6 @@ class Selection:
     excluded: Counter[str] = field(default_factory=Counter)
 
     def summary(self) -> dict[str, Any]:
-        """Plain values for ``summary.json``."""
         return {
             "size": self.size,
             "count": len(self.demonstrations),

@@ -100,7 +100,6 @@ class Pipeline:
             )
 
     def close(self) -> None:
-        """Remove the file of the demonstrations."""
         if hasattr(self, "demonstrations"):
             self.demonstrations.close()
         shutil.rmtree(self.folder / WORKING, ignore_errors=True)

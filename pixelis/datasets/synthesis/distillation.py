@@ -53,7 +53,6 @@ class Distiller:
         return Demonstration.of(question, turns=turns, id=id, meta=meta, provenance=provenance)
 
     def close(self) -> None:
-        """Close the client."""
         if self.client is not None:
             self.client.close()
 

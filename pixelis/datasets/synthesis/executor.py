@@ -96,7 +96,6 @@ class Session:
 
     @property
     def calls(self) -> list[Step]:
-        """The turns that call an operation."""
         return [step for step in self.steps if step.op is not None]
 
     @property
@@ -105,7 +104,6 @@ class Session:
         return default_target(self.media)
 
     def view(self, name: str) -> np.ndarray:
-        """The view of an image by its id, uint8 [h, w, 3]."""
         return self.views[[image.id for image in self.images].index(name)]
 
     def execute(
@@ -155,7 +153,6 @@ class Session:
         allow_error: bool = False,
         **arguments: Any,
     ) -> Observation:
-        """Execute an operation as the next turn."""
         arguments = {
             key: list(value) if isinstance(value, tuple) else value for key, value in arguments.items()
         }
@@ -173,7 +170,6 @@ class Session:
         return observation
 
     def answer(self, think: str | None, text: str) -> Step:
-        """Add the answer as the last turn."""
         step = Step(think=think, answer=text)
         self.steps.append(step)
         return step

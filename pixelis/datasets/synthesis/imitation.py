@@ -149,7 +149,6 @@ class Imitator:
         return self.client.post("agent", body, extract, Trajectory.model_validate_json, draw, temperature)
 
     def close(self) -> None:
-        """Close the client."""
         self.client.close()
 
     def _example(self, demonstration: Demonstration) -> str:

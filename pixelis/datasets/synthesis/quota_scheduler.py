@@ -67,7 +67,6 @@ class Quota:
 
     @property
     def open(self) -> bool:
-        """True if more samples are required and possible."""
         return self.completed < self.target and not self.ended
 
 
@@ -166,12 +165,10 @@ class QuotaScheduler:
 
     @property
     def completed(self) -> int:
-        """Samples so far."""
         return sum(quota.completed for quota in self.quotas.values())
 
     @property
     def target(self) -> int:
-        """Samples required."""
         return sum(quota.target for quota in self.quotas.values())
 
     def left(self) -> list[Attempt]:
@@ -233,7 +230,6 @@ class QuotaScheduler:
         return len(samples)
 
     def shortfall(self) -> dict[str, int]:
-        """Missing samples by quota."""
         return {
             quota.key: quota.target - quota.completed
             for quota in self.quotas.values()

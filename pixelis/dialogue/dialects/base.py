@@ -58,7 +58,6 @@ class Reply:
     error: OperationError | None = None
 
     def turn(self, text: str, **fields: Any) -> Turn:
-        """The policy's turn with this text."""
         return Turn(
             role="assistant",
             text=text,
@@ -105,7 +104,6 @@ class Dialect:
     # Between text and the canonical action
 
     def offers(self, operation: type[Operation]) -> bool:
-        """True if the dialect can express calls of this operation."""
         return operation.name in self.tools
 
     def adapt(self, action: Action) -> Action:
