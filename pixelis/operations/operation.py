@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,6 +88,11 @@ class Target:
         left, top, right, bottom = self.pixels(box)
         height, width = self.picture.shape[:2]
         return left / width, top / height, right / width, bottom / height
+
+    def record(self, key: str, **values: Any) -> dict[str, Any]:
+        """An object found here, as in ``data["objects"]``; its id is a hash of ``key``."""
+        id = hashlib.sha256(key.encode()).hexdigest()[:8]
+        return {"id": id, "kind": "object", "root": self.root, "frame": self.frame, **values}
 
     def to_root(self, box: Box) -> Box:
         """Convert a box of the target to a box of the whole picture or frame."""
