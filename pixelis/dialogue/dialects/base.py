@@ -22,6 +22,7 @@ from pixelis.records import Action, Coordinates, ImageView, Observation, Questio
 
 DEFAULT_TARGET = "img0"
 ANSWER_RULE = "Think inside <think>...</think>, then write the final answer as <answer>...</answer>."
+SYSTEM = "You are a helpful assistant.\n\n# Tools\n\n{calls}\n\n"
 SIGNATURES = """You are provided with function signatures within <tools></tools> XML tags:
 <tools>
 {schemas}
@@ -74,6 +75,8 @@ class Dialect:
     name: ClassVar[str]
     tools: ClassVar[Mapping[str, str]] = {}
     """The operations that calls can express, and their names in calls."""
+    schemas: ClassVar[Mapping[str, dict[str, Any]]] = {}
+    """The JSON schemas of their calls, for the system turn."""
     call: ClassVar[str | None] = "tool_call"
     """The tag of calls; None for a dialect without operations."""
     thinks: ClassVar[bool] = True
@@ -267,7 +270,10 @@ class Dialect:
         max_calls: int = 1,
     ) -> list[Piece]:
         """The system turn for these views and operations; empty if the dialect has none."""
-        return []
+        if not operations or not self.schemas:
+            return []
+        rules = SYSTEM.format(calls=calls_allowed(max_calls if self.parallel_calls else 1))
+        return [Tag(rules), signatures([self.schemas[name] for name in operations])]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         """The user turn; ``instruct`` adds the dialect's reply instructions."""

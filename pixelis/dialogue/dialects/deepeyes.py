@@ -11,7 +11,6 @@ from pixelis.dialogue.dialects.base import (
     Dialect,
     Piece,
     Tag,
-    calls_allowed,
     checked_action,
     error_text,
     first_image,
@@ -19,12 +18,11 @@ from pixelis.dialogue.dialects.base import (
     interleaved,
     numbers_schema,
     region,
-    signatures,
 )
 from pixelis.errors import OperationError
 from pixelis.operations.operation import Operation
 from pixelis.operations.scale import Scale
-from pixelis.records import Action, Coordinates, ImageView, Observation
+from pixelis.records import Action, ImageView, Observation
 
 TOOLS = {"zoom_in": "image_zoom_in_tool", "rotate": "image_rotate_tool"}
 """Supported operations and their names in calls."""
@@ -51,7 +49,6 @@ SCHEMAS = {
 FIELDS = {"zoom_in": "bbox_2d", "rotate": "angle"}
 MIN_SIDE, MAX_RATIO, MAX_ANGLE = 30, 100, 3600
 """Sides of a region are longer than this many pixels, and their ratio is no larger, in DeepEyes' code."""
-SYSTEM = "You are a helpful assistant.\n\n# Tools\n\n{calls}\n\n"
 RULE = "\nThink first inside <think>...</think>, {call}then answer inside <answer>...</answer>."
 CALL = "call a function inside <tool_call>...</tool_call> if you need to see more, "
 
@@ -68,6 +65,7 @@ class DeepEyes(Dialect):
 
     name = "deepeyes"
     tools = TOOLS
+    schemas = SCHEMAS
     scale = "pixels"
     boxes = True
     parallel_calls = True
@@ -84,20 +82,6 @@ class DeepEyes(Dialect):
         if set(action.arguments) != {"angle"}:
             raise OperationError("deepeyes rotates whole pictures only", code="bad_arguments")
         return action
-
-    def system(
-        self,
-        views: Sequence[ImageView],
-        operations: Mapping[str, type[Operation]],
-        coordinates: Coordinates,
-        max_calls: int = 1,
-    ) -> list[Piece]:
-        if not operations:
-            return []
-        return [
-            Tag(SYSTEM.format(calls=calls_allowed(max_calls))),
-            signatures([SCHEMAS[name] for name in operations]),
-        ]
 
     def question(self, text: str, views: Sequence[ImageView], tools: bool, instruct: bool) -> list[Piece]:
         return [*interleaved(text, views), *self._rule(tools, instruct)]
