@@ -22,6 +22,13 @@ def test_accidental_verdicts_never_pass(reason: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("confidence", "opens"), [(0.7, True), (0.69999, False)])
+def test_the_gate_includes_its_threshold(confidence: float, opens: bool) -> None:
+    verdict = Verdict(answer="7", confidence=confidence, strategy="majority")
+    assert gate(verdict, EvolutionConfig(gate=0.7)) is opens
+    assert not gate(verdict, EvolutionConfig(gate=0.7, enabled=False))
+
+
 def test_rounding_does_not_close_the_gate() -> None:
     product = 0.875 * (0.6 + 0.2 * 0.5) * (0.7 / 0.6125)
     assert gate(
