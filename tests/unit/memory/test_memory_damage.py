@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from memory_entries import PNG, entries, listed, made, vectors
+from memory_entries import PNG, Opened, entries, listed, made, vectors
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, DataFailure, PixelisError
@@ -106,10 +106,10 @@ def test_a_flipped_bit_is_never_silent(
 
 
 def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "CHUNK", 4)
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     given = entries(10)
     for number, entry in enumerate(given):
         entry.pictures = {"img0": PNG + b"%d" % number}
@@ -134,8 +134,7 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
     assert shard.pictures("e6") == {}
     assert shard.pictures("e7") == {"img0": PNG + b"7"}
     assert sorted(e.experience.id for e in read_all(shard)) == sorted(others)
-    shard.close()
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     result = shard.database.salvaged
     assert (result.experiences, result.lost_ids) == (9, ["e5"])
     assert (result.without_vector, result.without_pictures) == (["e3"], ["e6"])
@@ -147,21 +146,21 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
     )
     assert shard.delete(["e0"]) == 1
     assert not list(tmp_path.glob("damaged-*")), "a deletion reaches the damaged copy"
-    shard.close()
 
 
-def test_a_salvage_interrupted_between_its_renames_is_completed(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_salvage_interrupted_between_its_renames_is_completed(
+    opened: Opened, shard: Shard, tmp_path: Path
+) -> None:
     shard.add(entries(5))
     shard.close()
     (tmp_path / "shard.sqlite").rename(tmp_path / "salvaged.sqlite")
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert len(shard) == 5
-    shard.close()
 
 
-def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(
+    opened: Opened, shard: Shard, tmp_path: Path
+) -> None:
     shard.add(entries(6))
     shard.delete(["e5"])
     shard.succeeded("r", ["e1"])
@@ -171,17 +170,15 @@ def test_a_salvaged_shard_keeps_its_counts_numbers_and_withdrawals(tmp_path: Pat
         prepare(db).execute("UPDATE experiences SET record = '{}' WHERE id = 'e4'")
     db.close()
     (tmp_path / "salvaged.sqlite").write_bytes(b"left by a start that was killed")
-    shard = Shard(tmp_path, MemoryConfig())
+    shard = opened()
     assert shard.database.salvaged.lost_ids == ["e4"]
     assert shard.succeeded("r", ["e1"]) == 0, "is still counted"
     assert shard.stats()["added"] == 6, "no number is used again"
     shard.add([Entry(made(7, policy_version=3))])
     assert shard.row("e7")[1] == "failed", "the version is still withdrawn"
-    shard.close()
 
 
-def test_feedback_is_capped_by_name(tmp_path: Path) -> None:
-    shard = Shard(tmp_path, MemoryConfig())
+def test_feedback_is_capped_by_name(shard: Shard) -> None:
     shard.add(entries(2))
     for number in range(shard_module.MAX_FEEDBACK):
         shard.feedback("e0", Feedback(comment=f"{number}", created_at=float(number)))
@@ -189,4 +186,3 @@ def test_feedback_is_capped_by_name(tmp_path: Path) -> None:
         shard.feedback("e0", Feedback(correct=False, created_at=99.0))
     assert caught.value.code == "feedback_full"
     assert len(shard.feedback("e1", Feedback(correct=True)).feedback) == 1
-    shard.close()
