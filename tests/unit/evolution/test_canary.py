@@ -79,24 +79,24 @@ def test_each_look_without_a_promotion_needs_more_evidence():
 @pytest.mark.parametrize("drop", [0.03, pytest.param(0.05, marks=pytest.mark.long)])
 def test_harmful_candidates_are_hardly_ever_promoted(drop: float):
     """Over all candidates of a line in which each dropped by the tolerance or more."""
-    generator, lines, promoted, won = random.Random(7), 400, 0, 0.01
-    for _ in range(lines):
+    generator, lines, won = random.Random(7), 400, 0.01
+
+    def candidate() -> dict[str, float]:
+        """0.5 and whole points around it, so that every question may be won and lost."""
+        draws = enumerate(generator.random() for _ in range(256))
+        return {str(i): 0.5 - (draw < drop + won) + (draw > 1 - won) for i, draw in draws}
+
+    def promotes() -> bool:
         history = PromotionHistory(CAREFUL, 0, dict.fromkeys(map(str, range(256)), 0.5))
-        for _ in range(6):
-            draws = [generator.random() for _ in range(256)]
-            # 0.5 and whole points around it, so that every question may be won and lost.
-            candidate = {str(i): 0.5 - (draw < drop + won) + (draw > 1 - won) for i, draw in enumerate(draws)}
-            if history.judge_candidate(candidate).promote:
-                promoted += 1
-                break
-    assert promoted / lines <= CAREFUL.risk + 0.02
+        return any(history.judge_candidate(candidate()).promote for _ in range(6))
+
+    assert sum(promotes() for _ in range(lines)) / lines <= CAREFUL.risk + 0.02
 
 
 def test_standard_error_is_that_of_the_paired_difference():
     decision = compare({"a": 1, "b": 0, "c": 1, "d": 1}, {"a": 0, "b": 1, "c": 0, "d": 1}, CONFIG)
     # differences 1, -1, 1, 0: mean 1/4, variance 11/12
-    assert decision.mean == pytest.approx(0.25)
-    assert decision.se == pytest.approx((11 / 12 / 4) ** 0.5)
+    assert (decision.mean, decision.se) == pytest.approx((0.25, (11 / 12 / 4) ** 0.5))
 
 
 def test_unscored_questions_are_no_evidence_but_too_many_refuse():
