@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import dataclasses
 import gc
@@ -13,7 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 from PIL import Image
@@ -247,44 +245,6 @@ def test_a_repeated_question_is_found_and_credited_once(environment: Environment
     ]
     assert (answer.verdict.neighbours, answer.verdict.partial) == (1, False)
     assert environment.change(before)["size"] == 2
-
-
-@pytest.mark.long
-def test_a_picture_alone_finds_its_experience_with_the_real_embedder(environment: Environment) -> None:
-    agent, owner = environment.agent(), privacy.pseudonym("photographer")
-
-    def photo(number: int, format: str) -> str:
-        buffer = io.BytesIO()
-        cells = np.random.default_rng(number).integers(0, 255, (6, 6, 3)).astype(np.uint8)
-        Image.fromarray(cells.repeat(40, 0).repeat(40, 1)).save(buffer, format)
-        return f"data:image/{format.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-    async def found() -> list[str]:
-        for i in range(4):
-            query = AgentQuery(f"say {i} of the photo", [photo(i, "PNG")], 2, SamplingParams(), user=owner)
-            assert (await agent.answer(query)).remembered == "yes"
-        results = [
-            await agent.search(AgentQuery("", [photo(i, "JPEG")], 1, SamplingParams(), False), 1, owner, 20.0)
-            for i in range(4)
-        ]
-        return [result.neighbours[0].experience.verdict.answer or "" for result in results]
-
-    assert run(found()) == ["0", "1", "2", "3"]
-
-
-@pytest.mark.long
-def test_a_task_says_how_many_votes_of_its_user_were_unclear_before(environment: Environment) -> None:
-    ann, bob = privacy.pseudonym("ann of few clear votes"), privacy.pseudonym("bob of clear votes")
-
-    async def scenario() -> None:
-        agent = environment.agent()
-        for text, voter in (("7,7,8,9", ann), ("7", bob), ("5,6,8,9", ann), ("7", ann), ("7", ann)):
-            await agent.answer(ask(f"say {text} of clearness", voter=voter))
-            await agent.drain()
-
-    run(scenario())
-    counts = [(task.user, unclear) for task, *_, unclear in environment.received() if task.user in (ann, bob)]
-    assert counts == [(bob, 0), (ann, 2), (ann, 0)]
 
 
 @pytest.mark.long

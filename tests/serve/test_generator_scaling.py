@@ -16,8 +16,6 @@ import httpx
 import pytest
 import ray
 from gateway_helpers import until
-from hypothesis import given
-from hypothesis import strategies as st
 from ray import serve
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from scripted import Deployed, ScriptedGenerator, picture_url
@@ -32,24 +30,6 @@ from pixelis.telemetry import events
 MOST, CALLERS = 3, 24
 BODY = {"question": "wait 2 say 7", "image": picture_url()}
 """Long enough that few requests a second, as a slow machine makes them, keep all generators busy."""
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.1, 3), st.floats(0, 8)), max_size=60), st.integers(1, 3), st.integers(0, 3)
-)
-def test_the_number_stays_in_its_range_and_changes_by_one_after_its_delay(
-    loads: list[tuple[float, float]], least: int, more: int
-) -> None:
-    scaling, count, now, changed = Scaling(least, least + more, 2.0, 5.0), least, 0.0, 0.0
-    for seconds, busy in loads:
-        now += seconds
-        wanted = scaling.wanted(count, busy, now)
-        assert least <= wanted <= least + more
-        assert abs(wanted - count) <= 1
-        if wanted != count:
-            assert now - changed >= (2.0 if wanted > count else 5.0) - 1e-9
-            assert busy >= 0.8 * count if wanted > count else busy <= 0.5 * wanted
-            count, changed = wanted, now
 
 
 def test_a_peak_adds_a_generator_and_a_lull_removes_it() -> None:

@@ -181,32 +181,3 @@ def test_f21_a_disk_that_refuses_gives_no_id_and_one_alert_and_works_again(
         finally:
             for actor in [*shards, evolution]:
                 ray.kill(actor)
-
-
-@pytest.mark.long
-def test_a_shard_that_is_late_is_no_disk_that_refuses(
-    shard: tuple[Config, Backends, Any], backends: Backends
-) -> None:
-    config, of_shard, actor = shard
-    generators = [ray.get_actor(name) for name in backends.generators]
-    evolution = Evolution.options(name="late-evolution").remote(config, generators, ray.get_actor(STORE))
-    pid = ray.get([evolution.health.remote(), actor.health.remote()])[1]["pid"]
-
-    async def scenario() -> None:
-        async with own_client(config, dataclasses.replace(of_shard, evolution="late-evolution")) as client:
-            await ask(client)
-            os.kill(pid, signal.SIGSTOP)
-            async with asyncio.timeout(60):
-                while (health := (await client.get("/healthz")).json())["status"] != "degraded":
-                    await asyncio.sleep(0.05)
-            assert health["memory"] == "unavailable"
-            await asyncio.sleep(1)  # ten reports to Evolution
-            assert "memory_refuses" not in [
-                a["metric"] for a in (await client.get("/v1/evolution")).json()["alerts"]
-            ]
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        os.kill(pid, signal.SIGCONT)
-        ray.kill(evolution)

@@ -135,23 +135,6 @@ def test_a_candidate_equal_to_its_reference_never_fell_and_is_promoted_if_questi
     assert not history.judge_served(answered).fell
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=60),
-    st.floats(0, 0.5),
-    st.floats(0.001, 1),
-)
-def test_a_promoted_candidate_lost_no_more_than_the_tolerance(pairs, tolerance, risk):
-    candidate = {str(i): float(c) for i, (c, _) in enumerate(pairs)}
-    reference = {str(i): float(r) for i, (_, r) in enumerate(pairs)}
-    decision = compare(candidate, reference, CanaryConfig(tolerance=tolerance, risk=risk))
-    loss = accuracy(reference) - accuracy(candidate)
-    assert not decision.promote or loss <= tolerance + 1e-9
-    assert not (decision.promote and decision.fell)
-    if risk == 1:
-        assert decision.promote == (loss <= tolerance + 1e-9 and not decision.fell)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(20, 200))
 def test_slow_drift_is_stopped(seed, count):

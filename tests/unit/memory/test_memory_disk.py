@@ -54,27 +54,6 @@ def test_a_full_disk_refuses_by_name_and_loses_nothing_acknowledged(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_killed_shard_comes_back_on_the_full_disk(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 3) as disk:
-        script = (
-            "import os, sys; sys.path[:0] = sys.argv[2:]\n"
-            "from test_memory_disk import *\n"
-            "shard = Shard(sys.argv[1], MemoryConfig())\n"
-            "print(len(fill_up(shard)), flush=True)\n"
-            "os.kill(os.getpid(), 9)\n"
-        )
-        command = [sys.executable, "-c", script, str(disk / "shard"), *map(str, Path(__file__).parents[:3])]
-        count = int(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout)
-        fill(disk)
-        shard = Shard(disk / "shard", MemoryConfig())
-        assert len(shard) == count > 5
-        with pytest.raises(InfraFailure, match="no space"):
-            shard.add([large(7000)])
-        (disk / "ballast").unlink()
-        shard.close()
-
-
-@pytest.mark.slow
 def test_a_write_error_is_named_and_ends(tmp_path: Path) -> None:
     """EFBIG is an error that is neither a full disk nor a read-only one."""
     script = (
