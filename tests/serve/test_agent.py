@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import io
@@ -19,7 +18,6 @@ from scripted import picture_url
 
 from pixelis.actors.embedder import Embedder
 from pixelis.actors.group_views import GroupViews
-from pixelis.actors.memory import Memory
 from pixelis.actors.memory_shard import place_shards
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
@@ -268,29 +266,3 @@ def test_a_dead_memory_or_embedder_costs_only_its_timeout(environment: Environme
         run(scenario(doomed.agent("memory.timeout_s=0.3"), kill=True))
     finally:
         doomed.close()
-
-
-@pytest.mark.long
-def test_a_replaced_memory_shard_is_found(ray_cluster: None, tmp_path: Path) -> None:
-    """As when Serve restarts the actors: with the same names and folders."""
-    config = load(None, [f"run.dir={tmp_path}", "memory.cpus=0", "memory.timeout_s=5"])
-    names, (first,) = place_shards(config, "agent-again")
-
-    async def scenario() -> None:
-        memory = Memory(names, "pixelis", config.memory)
-
-        async def listed() -> bool:
-            return await memory.list(1) == []
-
-        assert await listed()
-        ray.kill(first)
-        with contextlib.suppress(ray.exceptions.RayActorError):
-            await first.health.remote()
-        (second,) = place_shards(config, "agent-again")[1]
-        try:
-            await until(listed)
-            assert (await memory.stats())["memory/shards_away"] == 0
-        finally:
-            ray.kill(second)
-
-    run(scenario(), 60)

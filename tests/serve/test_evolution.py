@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from placed_actors import held_bytes, wait_until
+from placed_actors import wait_until
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError
 from scripted import ScriptedGenerator
@@ -215,32 +215,6 @@ def test_views_outlive_their_gateway(evolution: ActorHandle) -> None:
     ray.kill(replica)
     batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)
     assert [views["t"][0].flat[0] for views in fetch(batch.views)] == [ord(name) for name in "abcd"]
-
-
-@pytest.mark.long
-def test_tasks_that_show_one_picture_share_one_object_until_the_last_is_learnt(
-    evolution: ActorHandle,
-) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
-    crop = picture[:256, :256].copy()
-    before = held_bytes()
-    for name in "abcdef":  # each gateway's own copy of the picture
-        views = GroupViews(ray.put({f"{name}-0": [picture, crop], f"{name}-1": [picture], f"{name}-2": []}))
-        assert ray.get(evolution.submit.remote(task(name), views))
-        del views
-    wait_until(lambda: held_bytes() - before < 1.05 * (picture.nbytes + crop.nbytes))
-    batch = ray.get(evolution.next_batch.remote(0, 1, 0), timeout=60)
-    assert len({ref for views in batch.views for part in views.values() for ref in part}) == 2
-    learnt = fetch(batch.views)
-    shown = [part[0] for views in learnt for part in views.values() if part]
-    assert all(np.array_equal(view, picture) for view in shown)
-    assert all(np.shares_memory(view, shown[0]) for view in shown)
-    del batch, learnt, shown
-    ray.get(evolution.step_done.remote(0, None))
-    ray.get(evolution.drain.remote())
-    assert names(ray.get(evolution.next_batch.remote(0, 1, 1), timeout=60)) == ["e", "f"]
-    ray.get(evolution.step_done.remote(1, None))
-    wait_until(lambda: held_bytes() <= before)
 
 
 @pytest.mark.long

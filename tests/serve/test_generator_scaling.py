@@ -48,11 +48,10 @@ def test_a_peak_adds_a_generator_and_a_lull_removes_it() -> None:
         ([2, "late", "late", 1, 0], 5),
         (["late", ActorUnavailableError("restarts", b"1" * 16), 0], 3),
         ([2, ActorDiedError()], 2),
-        (["late"] * 1000, None),
     ],
 )
 def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
-    answers: list[Any], asked: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answers: list[Any], asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Generator:
         """Answers health checks in turn with a number of episodes, late, or with an error."""
@@ -70,17 +69,13 @@ def test_a_retiring_generator_that_does_not_answer_is_not_taken_for_idle(
 
     monkeypatch.setattr(generator_scaler, "POLL_S", 0.001)
     overrides = [f"run.dir={tmp_path}", "engine.health_timeout_s=0.01", "engine.max_workers=2"]
-    config = load(None, [*overrides, "engine.workers=1", "serve.timeout_s=" + ("30" if asked else "1")])
+    config = load(None, [*overrides, "engine.workers=1", "serve.timeout_s=30"])
     scaler = GeneratorScaler.__ray_metadata__.modified_class(config, "s", ["s-generator-0"], "store")
     generator, killed = Generator(), list[Any]()
     monkeypatch.setattr(generator_scaler.ray, "kill", killed.append)
     scaler.handles["s-generator-1"] = generator
-    started = time.monotonic()
     asyncio.run(scaler._retire("s-generator-1"))
-    if asked:
-        assert generator.asked == asked
-    else:
-        assert 1 <= time.monotonic() - started < 20, "it is ended when its requests have timed out"
+    assert generator.asked == asked
     assert killed == ([] if isinstance(answers[-1], ActorDiedError) else [generator])
 
 

@@ -30,19 +30,13 @@ def test_masks_and_locations_equal_those_of_the_operations(opened: Opened) -> No
     page = opened()
     decoded = page.evaluate(
         """async (codes) => { const { decode } = await import("/page/masks.js");
-            return codes.map((c) => [[1, 1], [3, 2], [0.5, 0.5]].map(([x, y]) =>
-                [...decode(c, Math.ceil(x * c.size[1]), Math.ceil(y * c.size[0]))])); }""",
+            return codes.map((c) => [1, 2].map((x) => [...decode(c, x * c.size[1], x * c.size[0])])); }""",
         [code for code, _ in cases],
     )
-    for (same, larger, _), (_, inside) in zip(decoded, cases, strict=True):
+    for (same, larger), (_, inside) in zip(decoded, cases, strict=True):
         assert np.array_equal(np.array(same, bool).reshape(inside.shape), inside)
-        whole = inside.repeat(2, 0).repeat(3, 1)
-        assert np.array_equal(np.array(larger, bool).reshape(whole.shape), whole)
-    for (_, _, smaller), (_, inside) in zip(decoded, cases, strict=True):
-        height, width = (-(-n // 2) for n in inside.shape)
-        rows = np.floor((np.arange(height) + 0.5) * inside.shape[0] / height).astype(int)
-        columns = np.floor((np.arange(width) + 0.5) * inside.shape[1] / width).astype(int)
-        assert np.array_equal(np.array(smaller, bool).reshape(height, width), inside[rows][:, columns])
+        twice = inside.repeat(2, 0).repeat(2, 1)
+        assert np.array_equal(np.array(larger, bool).reshape(twice.shape), twice)
     good, _ = cases[0]
     changes = [{"counts": good["counts"] + "1"}, {"counts": "o"}, {"counts": "\x00"}, {"counts": 5}]
     changes += [{"size": [1e9, 1e9]}, {"counts": [-1, 2]}, {"counts": "ooooooooooooo"}]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,35 +49,6 @@ def test_a_full_disk_refuses_by_name_and_loses_nothing_acknowledged(tmp_path: Pa
         assert all(shard.rows([*acknowledged, "e5000"]))
         assert len(shard) == len(acknowledged) + 1
         shard.close()
-
-
-@pytest.mark.slow
-def test_a_write_error_is_named_and_ends(tmp_path: Path) -> None:
-    """EFBIG is an error that is neither a full disk nor a read-only one."""
-    script = (
-        "import resource, signal, sys; sys.path[:0] = sys.argv[2:]\n"
-        "from test_memory_disk import *\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "shard = Shard(sys.argv[1], MemoryConfig())\n"
-        "shard.add([large(1)])\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))\n"
-        "codes = set()\n"
-        "for number in range(2, 40):\n"
-        "    try: shard.add([large(number)])\n"
-        "    except InfraFailure as error: codes.add(error.code)\n"
-        "stored, refusal = len(shard), shard.stats()['refusal']\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
-        "wait_for(lambda: not shard.stats()['refusal'])\n"
-        "shard.add([large(99)])\n"
-        "shard.close()\n"
-        "print(codes, stored, refusal, len(Shard(sys.argv[1], MemoryConfig())))\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "shard"), *map(str, Path(__file__).parents[:3])]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    codes, stored, refusal, reopened = result.stdout.split()
-    assert (codes, refusal) == ("{'io_error'}", "io_error")
-    assert 1 <= int(stored) == int(reopened) - 1
 
 
 def test_a_start_on_a_full_or_read_only_disk_says_so(tmp_path: Path) -> None:
