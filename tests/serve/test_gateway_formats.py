@@ -38,12 +38,6 @@ def test_samples_without_the_format_do_not_vote(client: openai.OpenAI) -> None:
     assert chat(client, 'say 8,{"a":1}', {"type": "json_object"}).choices[0].message.content == '{"a":1}'
 
 
-def test_equal_values_are_one_answer(client: openai.OpenAI) -> None:
-    reply = chat(client, 'say {"digit":8},{"digit":7},{"digit":7.0},{"digit":9}', DIGIT)
-    assert json.loads(reply.choices[0].message.content) == {"digit": 7}
-    assert reply.model_extra["pixelis"]["confidence"] == 0.5
-
-
 def test_a_group_without_an_answer_of_the_format_is_sampled_once_more(client: openai.OpenAI) -> None:
     right = chat(client, 'say 8 mend {"digit":7}', DIGIT, seed=0)
     assert right.choices[0].message.content == '{"digit":7}'

@@ -10,13 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
+import psutil
 import pytest
 from gateway_helpers import until
-from own_gateway import OwnGateway, own_gateway
 from PIL import Image
+from ray import serve
 from scripted import Deployed, picture_url
+
+from pixelis.config import load
+from pixelis.serve import app
+from pixelis.serve.agent_types import Backends
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -31,16 +39,39 @@ def huge(side: int = 7000, format: str = "PNG") -> str:
     return f"data:image/{format.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
+@dataclass
+class OwnGateway:
+    """A gateway without a key, beside the application of the other tests."""
+
+    url: str
+
+    def client(self, timeout: float = 60.0) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=timeout, verify=False)
+
+    def private_bytes(self) -> int:
+        """Memory of the gateway's processes, without what they share: the object store has its own limit."""
+        title, total = "ray::ServeReplica:memory:Gateway", 0
+        for process in psutil.process_iter(["cmdline"]):
+            if title in " ".join(process.info["cmdline"] or []):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+        return total
+
+
 @pytest.fixture(scope="module")
-def gateway(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnGateway]:
-    folder = tmp_path_factory.mktemp("memory")
-    with own_gateway(
-        deployed.url, "memory", "engine.max_num_seqs=64", "serve.samples=1", f"run.dir={folder}"
-    ) as gateway:
-        with gateway.client() as client:
-            for _ in range(8):  # warm
-                client.post("/v1/agent", json={"question": "say 7", "image": picture_url((800, 800))})
-        yield gateway
+def gateway(
+    deployed: Deployed, backends: Backends, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OwnGateway]:
+    own = ["engine.workers=2", "engine.max_num_seqs=64", "serve.samples=1", "serve.cache=0"]
+    own += ["serve.replicas=1", "evolution.enabled=false", f"run.dir={tmp_path_factory.mktemp('memory')}"]
+    application = app.build(load(None, own), Backends(backends.generators, backends.namespace), None)
+    serve.run(application, name="memory", route_prefix="/memory")
+    gateway = OwnGateway(f"{deployed.url}/memory")
+    with gateway.client() as client:
+        for _ in range(8):  # warm
+            client.post("/v1/agent", json={"question": "say 7", "image": picture_url((800, 800))})
+    yield gateway
+    serve.delete("memory")
 
 
 @contextmanager

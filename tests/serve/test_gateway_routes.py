@@ -174,14 +174,6 @@ def test_the_official_client_reads_the_rate_limits(
     asyncio.run(call_app(settings("serve.per_minute=1"), backends, official))
 
 
-def test_answers_are_stored_before_a_replica_stops(
-    settings: Callable[..., Config], backends: Backends
-) -> None:
-    (reply,) = asyncio.run(call_app(settings(), backends, ask("say 7,7,7,8", learn=True)))
-    row = ray.get(ray.get_actor(backends.memory[0]).row.remote(reply.json()["experience_id"]))
-    assert row is not None
-
-
 def test_read_only_answers_and_writes_nothing(
     settings: Callable[..., Config], backends: Backends, deployed: Deployed
 ) -> None:

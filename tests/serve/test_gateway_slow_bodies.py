@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
-from gateway_helpers import error_of, until
 from scripted import KEY, Deployed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -37,32 +34,3 @@ def test_bodies_that_trickle_keep_nobody_out(deployed: Deployed) -> None:
         assert [deployed.ask("say 7").status_code for _ in range(6)] == [200] * 6
         for connection in connections:
             assert b" 408 " in status_line(connection)
-
-
-@pytest.mark.long
-def test_a_client_may_send_only_so_many_bodies_at_once(deployed: Deployed) -> None:
-    replies = []
-    with deployed.client() as client:
-
-        def is_refused() -> bool:
-            # New ones each time: a busy machine may have sent the earlier ones away before the reply.
-            with ExitStack() as stack:
-                for _ in range(40):  # some of which are refused
-                    stack.enter_context(trickle(deployed))
-                replies.append(client.post("/v1/agent", content=drip(), headers=JSON))
-            return replies[-1].status_code == 429
-
-        assert until(is_refused, 60)
-        refused = replies[-1]
-        assert "bodies already" in error_of(refused)["message"]
-        assert int(refused.headers["Retry-After"]) >= 1
-    assert until(lambda: deployed.ask("say 7").status_code == 200)
-
-
-JSON = {"Content-Type": "application/json"}
-
-
-def drip() -> Iterator[bytes]:
-    yield b"{"
-    time.sleep(0.5)
-    yield json.dumps({"question": "say 7"}).encode()[1:]
