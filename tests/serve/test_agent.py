@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import io
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -13,16 +12,13 @@ from typing import Any
 
 import pytest
 import ray
-from PIL import Image
 from scripted import picture_url
 
 from pixelis.actors.embedder import Embedder
-from pixelis.actors.group_views import GroupViews
 from pixelis.actors.memory_shard import place_shards
 from pixelis.config import load
 from pixelis.dialogue.session import SamplingParams
-from pixelis.evolution import privacy
-from pixelis.records import Question, UpdateTask, Verdict
+from pixelis.records import UpdateTask
 from pixelis.serve.agent import Agent
 from pixelis.serve.agent_types import AgentQuery, Answer, Backends, TurnEvent
 
@@ -31,26 +27,17 @@ pytestmark = pytest.mark.slow
 
 @ray.remote(num_cpus=0)
 class RecordingEvolution:
-    """Records the tasks that an Evolution actor would receive."""
+    """Records the experiences from which an Evolution actor would learn."""
 
     def __init__(self) -> None:
-        self.tasks: list[tuple[UpdateTask, Any, Verdict, Question, int]] = []
+        self.ids: list[str] = []
 
-    async def submit(
-        self,
-        task: UpdateTask,
-        views: GroupViews,
-        verdict: Verdict,
-        question: Question,
-        originals: dict[str, ray.ObjectRef],
-        unclear: int,
-    ) -> bool:
-        assert originals.keys() == {media.id for media in question.media}
-        self.tasks.append((task, await views.get(), verdict, question, unclear))
+    async def submit(self, task: UpdateTask, *others: Any) -> bool:
+        self.ids.append(task.experience_id)
         return True
 
-    async def received(self) -> list[Any]:
-        return self.tasks
+    async def received(self) -> list[str]:
+        return self.ids
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +66,6 @@ class Environment:
     def close(self) -> None:
         for actor in [*self.shards, self.evolution]:
             ray.kill(actor)
-
-    def received(self) -> list[tuple[Any, ...]]:
-        return ray.get(self.evolution.received.remote())
 
     def totals(self) -> dict[str, int]:
         stats = ray.get([shard.stats.remote() for shard in self.shards])
@@ -188,39 +172,10 @@ def test_a_cold_start_answers_with_the_first_answer_and_learns_nothing(environme
     assert len(warm.group.trajectories) == 4
     assert {cold[0].experience_id, cold[1].experience_id} <= {n.experience.id for n in warm.neighbours}
     assert all(v.source == "sample" for v in warm.verdict.votes)  # cold answers have no vote
-    learnt = {task.experience_id for task, *_ in environment.received()}
+    learnt = set(ray.get(environment.evolution.received.remote()))
     assert warm.experience_id in learnt
     assert not {cold[0].experience_id, cold[1].experience_id} & learnt
     assert environment.change(before)["successes"] == 0
-
-
-def test_an_answer_is_stored_and_learnt_from(environment: Environment) -> None:
-    async def scenario() -> tuple[Answer, Any, Any]:
-        agent = environment.agent()
-        user = privacy.pseudonym("jane")
-        answer = await agent.answer(ask("say 7,7,7,8 write to jane.doe@example.org", user=user))
-        await agent.drain()
-        assert agent.memory is not None
-        id = answer.experience_id or ""
-        return answer, await agent.memory.get(id), await agent.memory.pictures(id)
-
-    answer, stored, pictures = run(scenario())
-    assert stored.verdict.answer == "7"
-    assert stored.priority == pytest.approx(0.5 * 0.25 + 0.25)
-    assert stored.user == privacy.pseudonym("jane")
-    text = stored.model_dump_json()
-    assert "data:image" not in text
-    assert "jane" not in text
-    assert "[EMAIL_" in stored.question.question
-    assert set(pictures) == {"img0", "obs1"}
-    assert Image.open(io.BytesIO(pictures["obs1"])).size == (8, 8)
-    task, views, verdict, question, _ = environment.received()[-1]
-    assert (task.experience_id, task.pseudo_label, task.confidence) == (answer.experience_id, "7", 0.75)
-    assert task.trajectories[3].reward < task.trajectories[0].reward
-    assert set(views) == {t.id for t in task.trajectories}
-    assert verdict.answer == "7"
-    assert "jane" not in question.model_dump_json()
-    assert "data:image" not in task.model_dump_json()
 
 
 def test_a_repeated_question_is_found_and_credited_once(environment: Environment) -> None:

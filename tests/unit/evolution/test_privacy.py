@@ -274,19 +274,11 @@ SECRET = "john.doe@example.com"
 def served(secret: str = SECRET) -> Experience:
     """An experience that says ``secret`` wherever text can stand."""
     view, box = ImageView(id="img0", uri="data:image/png;base64,AAAA", view_size=(8, 8)), [0.1, 0.2, 0.3, 0.4]
-    whole = [0, 0, 1, 1]
-    read = {
-        "text": f"mail {secret}",
-        "confidence": 0.9,
-        "box": box,
-        "words": [{"text": secret, "box": whole}],
-    }
-    total = {
-        "text": "total 12.50",
-        "confidence": 0.9,
-        "box": whole,
-        "words": [{"text": "total", "box": whole}],
-    }
+
+    def line(text: str, word: str) -> dict:
+        return {"text": text, "confidence": 0.9, "box": box, "words": [{"text": word, "box": [0, 0, 1, 1]}]}
+
+    read, total = line(f"mail {secret}", secret), line("total 12.50", "total")
     mask = {"size": [480, 640], "counts": "@abc_def@ghi.jkl"}
     data = {"op": "read_text", "lines": [read, total], "mask": mask, "num_lines": 2}
     text = f"10,20,30,40 {secret}"

@@ -46,12 +46,9 @@ def read_all(shard: Shard) -> list[Entry]:
 
 
 def same(one: Entry, other: Entry) -> bool:
-    vectors_equal = one.vector is None or np.array_equal(one.vector, other.vector)
-    return (
-        one.experience == other.experience
-        and vectors_equal
-        and one.pictures.items() <= other.pictures.items()
-    )
+    if one.vector is not None and not np.array_equal(one.vector, other.vector):
+        return False
+    return one.experience == other.experience and one.pictures.items() <= other.pictures.items()
 
 
 def restore(folder: Path, content: bytes) -> Path:
@@ -61,16 +58,15 @@ def restore(folder: Path, content: bytes) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trials", [12, pytest.param(60, marks=pytest.mark.long)])
 def test_a_flipped_bit_is_never_silent(
-    trials: int, intact: tuple[bytes, list[Entry], Path], tmp_path: Path, record_figures: Callable[..., None]
+    intact: tuple[bytes, list[Entry], Path], tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
     content, expected, export = intact
     by_id, rng, outcomes = {e.experience.id: e for e in expected}, random.Random(7), Counter[str]()
-    for trial in range(trials):
+    for trial in range(12):
         damaged = bytearray(content)
         # Also in the header
-        place = rng.randrange(100) if trial < trials // 10 else rng.randrange(len(content))
+        place = rng.randrange(100) if trial < 2 else rng.randrange(len(content))
         damaged[place] ^= 1 << rng.randrange(8)
         folder = restore(tmp_path / str(trial), bytes(damaged))
         try:
@@ -102,7 +98,7 @@ def test_a_flipped_bit_is_never_silent(
     record_figures(**{name.replace(" ", "_").replace(":", ""): count for name, count in outcomes.items()})
     refused = {name for name in outcomes if name.startswith("refused")}
     assert refused <= {"refused: damaged", "refused: bad_schema", "refused: read_only"}
-    assert outcomes["lost and named"] > trials // 4
+    assert outcomes["lost and named"] > 3
 
 
 def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
@@ -117,11 +113,8 @@ def test_a_row_damaged_while_the_shard_is_open_hides_no_other(
     with connect(tmp_path / "shard.sqlite") as db:  # a change that the checksums do not know
         prepare(db).execute("UPDATE vectors SET checksum = x'00' WHERE seq = 4")
         db.execute("UPDATE experiences SET record = replace(record, 'Which', X'ff') WHERE id = 'e5'")
-        db.execute(
-            "UPDATE pictures SET png = x'89' WHERE hash = (SELECT hash FROM experience_pictures WHERE "
-            "seq "
-            "= 7)"
-        )
+        shown = "SELECT hash FROM experience_pictures WHERE seq = 7"
+        db.execute(f"UPDATE pictures SET png = x'89' WHERE hash = ({shown})")
     db.close()
     others = [f"e{i}" for i in (9, 8, 7, 6, 4, 3, 2, 1, 0)]
     assert [e.id for e in listed(shard, 99)] == others
