@@ -375,19 +375,21 @@ def test_failures_are_explained_with_advice(opened: Opened) -> None:
     expect(page.locator("#error")).to_contain_text("spells the control token")
     refusal = {"headers": {"Retry-After": "7"}, "json": {"error": {"message": "m", "code": "c"}}}
     late = 'event: error\ndata: {"error": {"message": "no answer within 3 s", "code": "timeout"}}\n\n'
+    replies = list[dict[str, Any]]()
+    page.route("**/v1/agent", lambda route: route.fulfill(**replies[-1]))
     for reply, advice in (
         ({"status": 429, **refusal}, "Try again in 7 s"),
         ({"status": 413, **refusal}, "too large"),
         ({"status": 504, **refusal}, "no answer in time"),
         ({"status": 500, **refusal}, "failed (500)"),
         ({"content_type": "text/event-stream", "body": late}, "no answer in time"),
-        (None, "cannot be reached"),
     ):
-        page.route(
-            "**/v1/agent", lambda route, reply=reply: route.fulfill(**reply) if reply else route.abort()
-        )
+        replies.append(reply)
         page.click("#send")
         expect(page.locator("#error")).to_contain_text(advice)
+    page.route("**/v1/agent", lambda route: route.abort())
+    page.click("#send")
+    expect(page.locator("#error")).to_contain_text("cannot be reached")
 
 
 @pytest.mark.long
