@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from small_disks import fail, failing_disk, fill, freeze, make_read_only, mount_
 
 from pixelis.config import MemoryConfig
 from pixelis.errors import InfraFailure
+from pixelis.files import disk_failure
 from pixelis.memory import Entry, Shard
 
 
@@ -88,3 +90,10 @@ def test_a_disk_that_becomes_read_only_refuses_by_name_and_loses_nothing_acknowl
         assert shard.add([large(2)]) == [True]
         assert all(shard.rows(["e1", "e2"]))
         shard.close()
+
+
+def test_an_error_of_a_disk_that_is_neither_full_nor_read_only_is_named(tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    failure = disk_failure(tmp_path / "shard.sqlite", error)
+    assert (failure.code, "I/O error" in failure.message) == ("io_error", True)
