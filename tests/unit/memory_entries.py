@@ -12,6 +12,8 @@ from pixelis.memory.rows import Place, experience
 from pixelis.records import Experience, Question, Trajectory, Turn, Verdict, Vote
 
 PNG = b"\x89PNG\r\n\x1a\n"
+Opened = Callable[..., Shard]
+"""The fixture ``opened``."""
 
 
 def made(number: int, **values: object) -> Experience:
