@@ -122,3 +122,39 @@ def test_no_body_is_a_failure_of_the_service(deployed: Deployed, sent: tuple[str
     assert reply.status_code < 500 or reply.status_code == 504, reply.text
     if reply.status_code >= 400:
         assert error_of(reply)["code"]
+
+
+@pytest.mark.long
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40)
+@given(
+    st.sampled_from(["GET", "POST", "DELETE", "PUT", "HEAD"]),
+    st.lists(
+        st.sampled_from(["v1", "agent", "experiences", "review", "models", "evolution", "pages", ".."])
+        | st.text(max_size=6),
+        max_size=4,
+    ),
+    st.dictionaries(
+        st.sampled_from(["limit", "user", "before", "state"]) | st.text(max_size=4),
+        st.text(max_size=8),
+        max_size=2,
+    ),
+    st.binary(max_size=40),
+)
+def test_no_path_or_query_is_a_failure_of_the_service(
+    deployed: Deployed, method: str, parts: list[str], query: dict[str, str], body: bytes
+) -> None:
+    encode = lambda text: "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "surrogatepass"))  # noqa: E731
+    path = "/" + "/".join(part if part.isascii() and part.isalnum() else encode(part) for part in parts)
+    pairs = "&".join(f"{encode(name)}={encode(value)}" for name, value in query.items())
+    if method == "DELETE" and parts[:2] == ["v1", "experiences"]:
+        return  # would delete
+    with deployed.client() as client:
+        reply = client.request(
+            method,
+            f"{deployed.url}{path}?{pairs}",
+            content=body,
+            headers={"Content-Type": "application/json"},
+        )
+    assert reply.status_code < 500, reply.text
+    if reply.status_code >= 400 and method != "HEAD":
+        assert error_of(reply)["code"]

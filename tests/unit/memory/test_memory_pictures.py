@@ -65,6 +65,16 @@ def test_a_picture_goes_with_the_last_user_who_showed_it(shard: Shard, tmp_path:
         assert not any(content[8:] in file.read_bytes() for content in CONTENTS), file.name
 
 
+def test_pictures_go_with_evicted_and_pruned_experiences(tmp_path: Path) -> None:
+    shard = Shard(tmp_path, MemoryConfig(), capacity=2)
+    shard.add([showing(0, 0), showing(1, 0, 1)])
+    shard.add([showing(2, 2), showing(3, 3)])
+    assert sorted(stored(tmp_path)) == sorted(CONTENTS[2:])
+    shard.prune(3.5 + 86_400 * MemoryConfig().retention_days)
+    assert stored(tmp_path) == []
+    shard.close()
+
+
 def test_a_shared_picture_that_is_damaged_is_named_for_all_and_replaced_by_the_next_add(
     opened: Opened,
     shard: Shard,
