@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import pixelis
+from command_line import Command
 
 from pixelis.config import load
 from pixelis.dialogue.spec import ModelSpec
@@ -17,10 +17,8 @@ from pixelis.jobs import cli, completion, recipes, tiny_model
 
 
 @pytest.mark.slow
-def test_help_lists_every_job_that_exists(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, text, _ = pixelis(capsys, monkeypatch, "--help")
+def test_help_lists_every_job_that_exists(pixelis: Command) -> None:
+    code, text, _ = pixelis("--help")
     assert code == 0
     sources = {file.stem: file.read_text(encoding="utf-8") for file in Path(cli.__file__).parent.glob("*.py")}
     jobs = {name.replace("_", "-") for name, source in sources.items() if "\ndef main(" in source} - {
@@ -33,32 +31,26 @@ def test_help_lists_every_job_that_exists(
         assert callable(importlib.import_module(f"pixelis.jobs.{job.replace('-', '_')}").main)
 
 
-def test_a_misspelt_job_gets_the_nearest(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _, err = pixelis(capsys, monkeypatch, "evalaute")
+def test_a_misspelt_job_gets_the_nearest(pixelis: Command) -> None:
+    code, _, err = pixelis("evalaute")
     assert (code, err) == (2, "pixelis: no job `evalaute`\n  fix: did you mean `pixelis evaluate`?\n")
 
 
-def test_a_job_gets_its_arguments(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _, err = pixelis(capsys, monkeypatch, "rft", "learner.lrr=3")
+def test_a_job_gets_its_arguments(pixelis: Command) -> None:
+    code, _, err = pixelis("rft", "learner.lrr=3")
     assert code == 2
     assert "pixelis rft: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)" in err
 
 
-def test_recipes_are_listed_and_a_copy_of_them_loads(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert "configs/nano/rft.yaml " in pixelis(capsys, monkeypatch, "recipes")[1]
+def test_recipes_are_listed_and_a_copy_of_them_loads(tmp_path: Path, pixelis: Command) -> None:
+    assert "configs/nano/rft.yaml " in pixelis("recipes")[1]
     files = recipes.copy(tmp_path / "mine", "qwen3_vl_8b/sft")
     assert load(tmp_path / "mine/qwen3_vl_8b/sft.yaml") == load("configs/qwen3_vl_8b/sft.yaml")
     assert recipes.copy(tmp_path / "mine", "qwen3_vl_8b/sft") == files
     (tmp_path / "mine/qwen3_vl_8b/sft.yaml").write_text("mine: 1")
     with pytest.raises(BadConfig, match="differs from the recipe"):
         recipes.copy(tmp_path / "mine")
-    assert pixelis(capsys, monkeypatch, "recipes", "copy", str(tmp_path / "x"), "nothing")[0] == 2
+    assert pixelis("recipes", "copy", str(tmp_path / "x"), "nothing")[0] == 2
 
 
 @pytest.mark.parametrize(
