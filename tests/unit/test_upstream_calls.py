@@ -112,9 +112,9 @@ TABLE: list[tuple[str, str, Any, Any, str]] = [
     ("mini_o3", ground(PART, "'observation_1 (the dog\"").replace('"source"', "'source'"), "error", IN_CROP, "and keys"),
     ("mini_o3", ground(PART, '"observation_1 (the dog\'s ear)"'), IN_CROP, SAME, "an apostrophe is no quote"),
     ("mini_o3", ground(PART, "original_image"), "error", "bad_json", "a name needs quotes"),
-    ("mini_o3", "<think>Maybe " + ground(PART)[16:] + "</think><answer>7</answer>", IN_LEFT, SAME, "the first call ends the turn"),
-    ("mini_o3", "<grounding>{'bbox_2d': (0,0,1,1), 'source': 'original_image'}</grounding>", box(0, 0, 1, 1), "bad_json", "no Python"),
-    ("mini_o3", ground("__import__('os').getcwd()"), "evaluated", "bad_json", "no Python"),
+    ("mini_o3", "<think>Maybe " + ground(PART)[16:] + "</think><answer>7</answer>", IN_LEFT, SAME, "the first call ends it"),
+    ("mini_o3", ground("(0,0,0.5,1)"), IN_LEFT, "bad_json", "upstream evaluates Python, ours never does"),
+    ("mini_o3", ground("__import__('os').getcwd()"), "evaluated", "bad_json", "upstream evaluates Python, ours never does"),
     ("mini_o3", "<think>t</think><answer>" + "7" * 1001 + "</answer>", "answer: " + "7" * 1001, SAME, "an answer however long"),
     ("mini_o3", "<think>t</think> so <answer>7</answer> ok", "answer: 7", SAME, "text between tags is no answer and no error"),
 ]  # fmt: skip
