@@ -159,7 +159,8 @@ def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) ->
     file.write_text("\n".join(map(json.dumps, rows)))
     overrides = [f"run.dir={tmp_path / 'run'}", f"data.train={file}", f"data.evaluate={file}"]
     overrides += ["rft.evaluate_every=1", "rft.evaluate_first=true", "evaluate.questions=3"]
-    overrides += ["rft.steps=1", "rft.prompts_per_step=3", "rft.group_size=2", "telemetry.trajectories=8"]
+    overrides += ["rft.steps=1", "rft.prompts_per_step=3", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
+    overrides += ["telemetry.trajectories=8"]
     overrides += ["rft.loss.entropy=0.001"]  # so that the learner also computes rollouts without an advantage
     overrides += ["toolbox.operations=[]", f"toolbox.environments=['{WALK}']"]
     overrides += ["rewards.weights={accuracy: 0.5, format: 0.5, environment: 1.0}"]

@@ -130,7 +130,7 @@ def test_groups_devices_and_messages_on_two_nodes(tmp_path: Path) -> None:
         for group in groups:
             reservations.release(group)
 
-        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 5)[:2]
+        result["what is left"] = reservations.fitting_learners(config("learner.gpus=1"), (8, 4, 2), 2)[:2]
         """,
     )
     ids = [(*ids, node) for ids, _, node in result["generators"]]

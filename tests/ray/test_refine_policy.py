@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 def test_pass_rates_of_the_policy_select_the_questions_for_rft(ray_cluster: None, tmp_path: Path):
     overrides = ["policy.model=nano", "data.limit=10", "data.direct_share=0.3", f"run.dir={tmp_path}"]
+    overrides += ["dialogue.max_turn_tokens=16"]
     overrides += ["refinement.quality.provenance=false", "refinement.quality.min_score=0.5"]
     rates = {"episodes": 3, "utility": "true", "low": 0, "high": 0.9}
     overrides += [f"refinement.pass_rate.{key}={value}" for key, value in rates.items()]

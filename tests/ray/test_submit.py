@@ -65,7 +65,7 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, number)
-                process.wait(timeout=10)
+                process.wait(timeout=3)
         log.close()
         shutil.rmtree(home, ignore_errors=True)
 
@@ -108,7 +108,7 @@ def test_a_submitted_job_writes_its_checkpoint_to_the_run_folder_when_it_is_stop
     del client["RAY_AUTH_MODE"]
     # The adapter of an SFT run would only cost time here.
     overrides = "policy.adapter=null rft.steps=500 rft.prompts_per_step=2 rft.group_size=2 toolbox.workers=1"
-    overrides += " learner.checkpoint_every=500 rft.evaluate_every=0 rft.evaluate_first=false"
+    overrides += " learner.checkpoint_every=500 dialogue.max_turn_tokens=16"
     script = "\n".join([export, *submission]).replace(" -- ", " --no-wait --submission-id first -- ")
     submitted = run(["bash", "-ec", f"{script} {overrides}"], client, tmp_path)
     assert submitted.returncode == 0, submitted.stderr
