@@ -23,26 +23,9 @@ from pixelis.nano.tokenizer import build_tokenizer
 from pixelis.operations import select
 from pixelis.records import ImageView
 
-QWEN_SPECIAL = (
-    *(
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<|im_end|>",
-        "<|object_ref_start|>",
-        "<|object_ref_end|>",
-        "<|box_start|>",
-    ),
-    *(
-        "<|box_end|>",
-        "<|quad_start|>",
-        "<|quad_end|>",
-        "<|vision_start|>",
-        "<|vision_end|>",
-        "<|vision_pad|>",
-        "<|image_pad|>",
-    ),
-    "<|video_pad|>",
-)
+_NAMES = ["endoftext", "im_start", "im_end", "object_ref_start", "object_ref_end", "box_start", "box_end"]
+_NAMES += ["quad_start", "quad_end", "vision_start", "vision_end", "vision_pad", "image_pad", "video_pad"]
+QWEN_SPECIAL = [f"<|{name}|>" for name in _NAMES]
 QWEN_PLAIN = ("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|repo_name|>")
 
 
@@ -52,12 +35,8 @@ def nano_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="pixelis-nano-"))
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder)
-    vision = {
-        "patch_size": 8,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "num_position_embeddings": 64,
-    }
+    vision = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    vision |= {"num_position_embeddings": 64}
     config = {
         "model_type": "qwen3_vl",
         "pixelis_nano": True,
