@@ -1,6 +1,6 @@
 """Cases of test_ray_faults.py that need a Ray cluster with options of its own. Prints one JSON line.
 
-python own_cluster.py store|memory|leases FOLDER
+python own_cluster.py store|memory FOLDER
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pixelis.actors.memory_shard import place_shards
 from pixelis.config import Config, absolute, load
 from pixelis.jobs import rft
 from pixelis.jobs.driver import run_folder
-from pixelis.policy import checkpoint
 from pixelis.telemetry import events
 
 RUN = ["policy.model=nano", "rft.prompts_per_step=4", "rft.group_size=2", "dialogue.max_turn_tokens=16"]
@@ -119,24 +118,7 @@ def memory(folder: str) -> dict[str, Any]:
     return out
 
 
-def leases(folder: str) -> dict[str, Any]:
-    """A run while requests for worker processes fail before or after they have had their effect."""
-    config = configuration(folder, "rft.steps=4", "run.name=rpc")
-    connect(config)
-    with run_folder(config, config.data.train), placement.placed(config) as actors:
-        latest = rft.run(config, actors)
-        versions = ray.get(actors.store.list.remote())
-    consumed = [json.loads(line) for line in (Path(folder) / "consumed.jsonl").read_text().splitlines()]
-    return {
-        "steps": [row["step"] for row in events.read(folder, "step/policy")],
-        "checkpoint": checkpoint.step_of(latest),
-        "versions": [record.version for record in versions],
-        "steps_of_versions": [record.step for record in versions],
-        "consumed": [row["step"] for row in consumed],
-    }
-
-
 if __name__ == "__main__":
-    result = {"store": store, "memory": memory, "leases": leases}[sys.argv[1]](sys.argv[2])
+    result = {"store": store, "memory": memory}[sys.argv[1]](sys.argv[2])
     print("RESULT " + json.dumps(result), flush=True)
     ray.shutdown()

@@ -67,18 +67,6 @@ def test_f09_a_memory_stores_each_experience_once_while_calls_fail(
     assert result == {"acknowledged": 40, "readable": 40, "listed": 40, "ids": 40}
 
 
-@pytest.mark.long  # the memory above meets the same faults
-def test_f09_a_run_makes_each_step_and_version_once_while_leases_fail(tmp_path: Path) -> None:
-    """F9: a quarter of the requests for worker processes are lost, and of another quarter only the reply."""
-    result = play("own_cluster.py", "leases", tmp_path, RAY_testing_rpc_failure=fail(LEASES))
-    assert result["steps"] == [1, 2, 3, 4]
-    assert result["checkpoint"] == 4
-    assert result["versions"] == list(range(len(result["versions"])))
-    # The initial weights, and those with which the learner begins
-    assert result["steps_of_versions"] == [0, 0, 1, 2, 3, 4]
-    assert result["consumed"] == [0, 1, 2, 3]
-
-
 @contextmanager
 def head(port: int) -> Iterator[psutil.Popen]:
     """A Ray head in processes of its own."""
