@@ -27,6 +27,7 @@ from placed_actors import (
     greedy_tokens,
     health,
     kill,
+    placed_job,
     random_adapter,
     temporary,
     wait_until,
@@ -34,14 +35,11 @@ from placed_actors import (
 
 from pixelis.actors import cluster, placement
 from pixelis.actors.coordinator import RolloutBatch
-from pixelis.actors.generator_router import RolloutRequest
 from pixelis.actors.group_views import fetch_groups
 from pixelis.actors.scorer import Scorer
 from pixelis.config import parse
 from pixelis.datasets.questions import read_questions
-from pixelis.dialogue.session import SamplingParams
 from pixelis.errors import InfraFailure
-from pixelis.policy.adapters import save_adapter
 from pixelis.records import Group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -56,22 +54,11 @@ RecordFigures = Callable[..., None]
 @pytest.fixture(scope="module")
 def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
     """A job with two generators of the embedded model and a scorer; version 1 is promoted."""
-    run = tmp_path_factory.mktemp("run")
-    config = parse(
-        {
-            "run": {"dir": str(run), "name": "chaos"},
-            "policy": {"model": "nano", "lora": {"rank": 4, "alpha": 8}},
-            "engine": {"workers": 2},
-            "dialogue": {"max_turn_tokens": 12},
-            "rft": {"steps": 1, "prompts_per_step": 12, "group_size": 4},
-            "rewards": {"weights": {"accuracy": 1.0, "format": 0.1}},
-        }
-    )
-    adapter = random_adapter("nano", seed=0)
-    save_adapter(adapter, run / "start" / "step_00000007")
-    with placement.placed(config, learner=False, initial=str(run / "start" / "step_00000007")) as actors:
-        ray.get(actors.store.publish.remote(random_adapter("nano", seed=1), "rft", 1))
-        yield PlacedJob(config, actors, adapter)
+    rft = {"steps": 1, "prompts_per_step": 12, "group_size": 4}
+    rewards = {"weights": {"accuracy": 1.0, "format": 0.1}}
+    with placed_job("nano", tmp_path_factory.mktemp("run"), rft=rft, rewards=rewards) as job:
+        ray.get(job.actors.store.publish.remote(random_adapter("nano", seed=1), "rft", 1))
+        yield job
 
 
 def questions(placed: PlacedJob, count: int) -> Counter[str]:
@@ -234,17 +221,6 @@ def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loade
     )
 
 
-def unscored_groups(placed: PlacedJob, count: int, size: int) -> list[Group]:
-    """Return unscored groups of real episodes."""
-    source = read_questions(placed.config.data.train, seed=5)
-    members = placed.actors.generators
-    ray.get([m.load.remote(1) for m in members], timeout=60)
-    sampling = SamplingParams(max_tokens=4)
-    requests = [RolloutRequest(next(source), f"f6-{i}", size, sampling, views=False) for i in range(count)]
-    refs = [members[i % 2].rollout.remote(request)[0] for i, request in enumerate(requests)]
-    return list(ray.get(refs, timeout=120))
-
-
 def test_f06_a_failing_reward_costs_only_its_own_samples(
     placed: PlacedJob, record_figures: RecordFigures
 ) -> None:
@@ -259,11 +235,8 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(
     runtime_env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}}
     with temporary(cluster.spawn(Scorer, config, num_cpus=0, runtime_env=runtime_env)) as scorer:
         ray.get(scorer.health.remote(), timeout=60)
-        job = PlacedJob(
-            config,
-            placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer]),
-            placed.adapter,
-        )
+        actors = placement.Actors(placed.actors.store, placed.actors.generators, [], [scorer])
+        job = PlacedJob(config, actors, placed.adapter)
         with temporary(job.coordinator(prompts_per_step=PROMPTS, group_size=8, steps=2)) as coordinator:
             ray.get(coordinator.begin.remote(0, {}, 1), timeout=60)
             start, batches = time.monotonic(), []
@@ -274,10 +247,9 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(
         groups = [g for batch in batches for g in batch.groups]
         counts = ray.get(scorer.counts.remote())
         # One hanging reward on an otherwise idle scorer.
-        (group,) = unscored_groups(placed, 1, 1)
-        group.trajectories[0].id = next(
-            f"stuck-{i}" for i in range(10_000) if fault_of(f"stuck-{i}") == "hang"
-        )
+        group = groups[0].model_copy(update={"trajectories": groups[0].trajectories[:1]}, deep=True)
+        stuck = (f"stuck-{i}" for i in range(10_000) if fault_of(f"stuck-{i}") == "hang")
+        group.trajectories[0].id = next(stuck)
         start = time.monotonic()
         (scored,) = ray.get(scorer.score.remote(group)).trajectories
         reclaimed = time.monotonic() - start
