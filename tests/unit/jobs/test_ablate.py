@@ -31,14 +31,8 @@ FILE: dict[str, Any] = {
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """An ablation file whose results go to ``tmp_path``/out."""
-    return write(tmp_path)
-
-
-def write(folder: Path, **changes: Any) -> Path:
-    path = folder / "ablation.yaml"
-    path.write_text(
-        yaml.safe_dump({**FILE, "dir": str(folder / "out"), **changes}, sort_keys=False), encoding="utf-8"
-    )
+    path = tmp_path / "ablation.yaml"
+    path.write_text(yaml.safe_dump({**FILE, "dir": str(tmp_path / "out")}, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -46,10 +40,8 @@ def write(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(
-            path, marks=[] if path.stem in ("pixelis", "test_time") else pytest.mark.long, id=path.stem
-        )
-        for path in ablation_files()
+        pytest.param(path, marks=[pytest.mark.long] if number % 4 else [], id=path.stem)
+        for number, path in enumerate(ablation_files())
     ],
 )
 def test_every_packaged_ablation_can_be_planned(path: Path, tmp_path: Path, pixelis: Command) -> None:
@@ -135,24 +127,20 @@ class Jobs:
         share = {"plain": 4, "curious": 2}[arm]
         with (run_dir / "trajectories-held-out.jsonl").open("w") as out:
             for number in range(trial.config.evaluate.questions):
-                right = float((number + seed) % share == 0)
-                reward = {"accuracy": right} if number else {}  # the first question is unscored
-                episode = Trajectory(
-                    id="t",
-                    question_id=f"q{number}",
-                    group_id="g",
-                    dialect="qwen",
-                    stop_reason=StopReason.ANSWER,
-                    rewards=reward,
-                )
-                group = Group(
-                    id="g", question=Question(id=f"q{number}", question="?"), trajectories=[episode]
-                )
-                out.write(group.model_dump_json() + "\n")
+                question = Question(id=f"q{number}", question="?")
+                episode = Trajectory(id="t", question_id=question.id, group_id="g", dialect="qwen")
+                episode.stop_reason = StopReason.ANSWER
+                if number:  # the first question is unscored
+                    episode.rewards["accuracy"] = float((number + seed) % share == 0)
+                out.write(Group(id="g", question=question, trajectories=[episode]).model_dump_json() + "\n")
         log = EventLog(folder)
         for step in range(1, 4):
             log.write("step/policy", step=step, **{"train/accuracy": step / (share + seed)})
         return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "out/report.json").read_text())
 
 
 @pytest.fixture
@@ -165,15 +153,15 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 
 @pytest.mark.slow
 def test_an_ablation_survives_a_failed_trial_and_resumes(
-    tmp_path: Path, jobs: Jobs, pixelis: Command
+    file: Path, tmp_path: Path, jobs: Jobs, pixelis: Command
 ) -> None:
-    words = [str(write(tmp_path)), "stage=evaluate", "parallel=2"]
+    words = [str(file), "stage=evaluate", "parallel=2"]
     jobs.failing = {("curious", 2)}
     code, text, err = pixelis("ablate", *words)
     assert code == 1
     assert "1 of 4 trials failed:\n  curious, seed 2: pixelis evaluate: the disk is full" in err
     assert "Left out: plain, seed 2; curious, seed 2." in text
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = report_of(tmp_path)
     assert (report["seeds"], report["questions"]) == ([1], 39)
     assert report["comparisons"][0]["verdict"] == "higher in these runs"
     assert "the disk is full" in (tmp_path / "out/report.html").read_text()
@@ -181,7 +169,7 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
     jobs.failing, jobs.started = set(), []
     assert pixelis("ablate", *words)[0] == 0
     assert jobs.started == [("curious", 2)]
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = report_of(tmp_path)
     assert (report["seeds"], report["left_out"], report["failures"]) == ([1, 2], [], {})
     plain, curious = report["arms"]
     assert plain["mean"] == pytest.approx(10 / 39, abs=0.02)
@@ -215,12 +203,12 @@ def test_an_ablation_survives_a_failed_trial_and_resumes(
 
 
 def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
-    tmp_path: Path, jobs: Jobs, pixelis: Command
+    file: Path, tmp_path: Path, jobs: Jobs, pixelis: Command
 ) -> None:
     arms = "arms={plain: [], curious: [dialogue.max_turns_test=2]}"
-    words = [str(write(tmp_path)), "stage=evaluate", "curves=[train/accuracy, none/such]", arms]
+    words = [str(file), "stage=evaluate", "curves=[train/accuracy, none/such]", arms]
     assert pixelis("ablate", *words)[0] == 0
-    report = json.loads((tmp_path / "out/report.json").read_text())
+    report = report_of(tmp_path)
     assert list(report["curves"]) == ["train/accuracy"]
     step, mean, low, high = report["curves"]["train/accuracy"]["plain"][2]
     assert (step, low, high) == (3, 3 / 6, 3 / 5)
@@ -233,9 +221,9 @@ def test_the_report_draws_the_mean_of_the_seeds_with_its_band(
 
 @pytest.mark.parametrize(("stage", "expected"), [("rft", {2: 0.5}), ("ttrl", {2: 0.5}), ("sft", {3: 0.5})])
 def test_curves_of_evaluations_have_the_step_that_was_evaluated(
-    stage: str, expected: dict, tmp_path: Path
+    stage: str, expected: dict, file: Path, tmp_path: Path
 ) -> None:
-    ablation = read(write(tmp_path), [f"stage={stage}", "curves=[evaluate/accuracy]"])
+    ablation = read(file, [f"stage={stage}", "curves=[evaluate/accuracy]"])
     with EventLog(tmp_path / "out" / "plain" / "seed_1") as log:
         log.write("evaluation", step=2, **{"evaluate/accuracy": 0.5})
         log.write("step/sft" if stage == "sft" else "step/policy", step=3, **{"evaluate/accuracy": 0.5})
@@ -257,9 +245,9 @@ def test_a_trial_is_not_trained_again_when_its_evaluation_failed(
     assert evaluation.run.dir == str(tmp_path / "evaluate")
 
 
-def test_without_a_reference_there_is_no_report(tmp_path: Path, jobs: Jobs, pixelis: Command) -> None:
+def test_without_a_reference_there_is_no_report(file: Path, jobs: Jobs, pixelis: Command) -> None:
     jobs.failing = {("plain", 1), ("plain", 2)}
-    code, text, err = pixelis("ablate", str(write(tmp_path)), "stage=evaluate")
+    code, text, err = pixelis("ablate", str(file), "stage=evaluate")
     assert code == 1
     assert "no trial of the reference plain is finished" in err
     assert "plain, seed 1  failed: pixelis evaluate: the disk is full" in text
