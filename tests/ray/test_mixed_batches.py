@@ -4,7 +4,6 @@ learner's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 import skimage.data
+import tiny_policy
 from PIL import Image
 
 from pixelis.actors import placement
@@ -52,13 +52,11 @@ def questions(folder: Path) -> dict[str, Question]:
 
 # tests/engines/test_parity.py: pictures and text of every family; tests/unit/operations/test_video.py: clips.
 @pytest.mark.long
-def test_pictures_clips_and_text_share_a_batch(
-    ray_cluster: None, model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, tmp_path: Path) -> None:
     """Use a Qwen2.5-VL in Hugging Face's format with its own system prompt and coordinates; other tests use a
     Qwen3-VL.
     """
-    by_name, folder = questions(tmp_path), model("qwen2_5_vl", embedded=False)
+    by_name, folder = questions(tmp_path), tiny_policy.folder("qwen2_5_vl")
     keys = [f"policy.model={folder}", f"data.train={tmp_path}/questions.jsonl", f"run.dir={tmp_path}/run"]
     keys += [f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "dialogue.max_context=2048"]
     keys += ["policy.lora.rank=4", "learner.row_tokens=2048", "toolbox.operations=[zoom_in]"]

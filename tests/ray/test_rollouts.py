@@ -31,18 +31,13 @@ from pixelis.telemetry.metrics import publish
 
 pytestmark = pytest.mark.slow
 
-MakeModel = Callable[..., Path]
-
 
 @pytest.fixture(scope="module")
-def placed(
-    ray_cluster: None, model: MakeModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[PlacedJob]:
-    """A job with two generators and one scorer; a random model with a random initial adapter."""
-    folder, run = model(), tmp_path_factory.mktemp("run")
+def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlacedJob]:
     rft = {"steps": 3, "prompts_per_step": 3, "group_size": 2}
     weights = {"accuracy": 1.0, "format": 0.1, "curiosity": 1.0}
-    with placed_job(folder, run, rft=rft, rewards={"weights": weights}) as job:
+    run = tmp_path_factory.mktemp("run")
+    with placed_job("nano", run, rft=rft, rewards={"weights": weights}) as job:
         yield job
 
 
@@ -89,7 +84,7 @@ def test_groups_are_complete_and_every_question_is_used_once(
 
 
 def test_a_batch_is_rolled_out_with_the_last_published_weights(placed: PlacedJob) -> None:
-    adapters = [random_adapter(Path(placed.config.policy.model), seed=i) for i in (1, 2)]
+    adapters = [random_adapter("nano", seed=i) for i in (1, 2)]
 
     def publish(step: int) -> int:
         return ray.get(placed.actors.store.publish.remote(adapters[step], "rft", step + 1))
@@ -147,7 +142,7 @@ def test_the_driver_raises_the_error_of_a_generator_that_cannot_start(
 def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(
     placed: PlacedJob, tmp_path: Path
 ) -> None:
-    first, second = (random_adapter(Path(placed.config.policy.model), seed=i) for i in (11, 12))
+    first, second = (random_adapter("nano", seed=i) for i in (11, 12))
     save_adapter(first, tmp_path / "a")
     save_adapter(second, tmp_path / "b")
 
@@ -157,7 +152,7 @@ def test_a_run_from_another_checkpoint_discards_the_versions_in_its_folder(
             (ref,) = ray.get(store.get.remote(0))
             count = len(ray.get(store.list.remote()))
             digest = ray.get(ref).sha256()
-            ray.get(store.publish.remote(random_adapter(Path(placed.config.policy.model), seed=13), "rft", 1))
+            ray.get(store.publish.remote(random_adapter("nano", seed=13), "rft", 1))
         return count, digest
 
     assert weights(tmp_path / "a") == (1, first.sha256())
