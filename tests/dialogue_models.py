@@ -1,6 +1,4 @@
-"""Models for the dialogue tests, without weights: the embedded model's folder and one with the layout of
-Qwen2.5-VL.
-"""
+"""Folders of models without weights: the embedded one's, and one with the layout of Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def nano_folder() -> Path:
 
 @functools.cache
 def large_folder() -> Path:
-    """Return a folder like Qwen2.5-VL's: text settings at the top level, byte-level BPE, no <think> and
-    <answer> tokens.
-    """
+    """A folder like Qwen2.5-VL's: text settings on top, byte-level BPE, no <think> and <answer> tokens."""
     folder = Path(tempfile.mkdtemp(prefix="pixelis-large-"))
     tokenizer = Tokenizer(models.BPE())
     split = Regex(r"'s|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
@@ -91,9 +87,7 @@ def large_folder() -> Path:
 
 @functools.cache
 def renderer(name: str) -> Renderer:
-    """Return the renderer of ``nano`` or ``large`` with zoom_in only; all schemas would fill a short
-    context.
-    """
+    """The renderer of ``nano`` or ``large`` with zoom_in only; all schemas would fill a short context."""
     folder = {"nano": nano_folder, "large": large_folder}[name]()
     tokenizer = load_tokenizer(folder)
     return Renderer(tokenizer, ModelSpec.load(folder, tokenizer), DialogueConfig(), select(["zoom_in"]))

@@ -2,13 +2,10 @@
 
     python tests/lanes.py install-vllm test-serve test-unit test-vllm
 
-Starts the targets in the given order, each as soon as a lane is free. The first one, which waits much, has
-priority over the others, which use the processors meanwhile. ``install-NAME``, which mostly waits for the
-network and the disk, runs beside the lanes, and ``test-NAME`` begins when it has ended. A few failed tests
-are run once more, alone, when nothing else runs: two lanes of real clusters on two busy processors are slower
-than any limit on time allows for. Those that pass then are named at the end. Shows only their progress; the
-complete output of each is in runs/tests/TARGET.log. Ends with the failures of each target, one line per
-target and the totals.
+The first target, which waits much, has priority. ``install-NAME``, which mostly waits for network and disk,
+runs beside the lanes, and ``test-NAME`` begins when it has ended. A few failed tests are run once more, alone:
+two real clusters on two processors are slower than any limit allows for. The complete output of each target is
+in runs/tests/TARGET.log.
 """
 
 from __future__ import annotations
@@ -71,10 +68,7 @@ class Run:
 
 
 def run(target: str, niceness: int, again: bool = False) -> Run:
-    """Run a target, or ``again`` only those of its tests that failed.
-
-    Prints its progress and writes its output to a log.
-    """
+    """Run a target, or ``again`` those of its tests that failed; print its progress, log its output."""
     started = time.monotonic()
     command = ["nice", "-n", str(niceness), "make", "--no-print-directory", target]
     options = f"-o cache_dir=.pytest_cache/{target}" + " --last-failed --lfnf=none" * again

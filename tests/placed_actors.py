@@ -1,6 +1,4 @@
-"""Support for tests on real actors: the placed actors of one job, checks of groups, and ways to kill an
-actor.
-"""
+"""The placed actors of one job, checks of groups, and ways to kill an actor."""
 
 from __future__ import annotations
 
@@ -83,9 +81,7 @@ def temporary(actor: Any) -> Iterator[Any]:
 
 
 def check_group(group: Group, views: dict[str, list[np.ndarray]], size: int) -> None:
-    """Check that trajectories belong to the group's question, views match their images, and advantages sum to
-    0.
-    """
+    """Trajectories belong to the group's question, views match their images, and advantages sum to 0."""
     assert len(group.trajectories) == size
     assert len({t.id for t in group.trajectories}) == size
     assert set(views) == {t.id for t in group.trajectories}

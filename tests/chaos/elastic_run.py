@@ -1,8 +1,6 @@
-"""An RFT run's rollouts on generators that come and go with their nodes, on a cluster of its own.
+"""Rollouts on generators that come and go with their nodes. Prints one JSON line for test_elasticity.py.
 
-Run by test_elasticity.py.
-
-The generators are time-dilated: each plays SLOTS groups at once, of SECONDS each. Prints one JSON line.
+The generators are time-dilated: each plays SLOTS groups at once, of SECONDS each.
 """
 
 from __future__ import annotations
@@ -144,11 +142,7 @@ def grow_and_shrink(folder: str) -> dict[str, Any]:
 
 @contextmanager
 def autoscaling_cluster(folder: str) -> Iterator[str]:
-    """Address of a head with 1 CPU whose autoscaler adds worker nodes as processes, and ends them after
-    seconds of idleness.
-
-    Ray's own AutoscalingCluster would first end every Ray process of the machine.
-    """
+    """A head that adds nodes as processes; Ray's AutoscalingCluster would first end every Ray process."""
     address = f"{ray.util.get_node_ip_address()}:{free_port()}"
     node = {"node_config": {}, "min_workers": 0}
     # Not `fake_multinode`, whose default configuration Ray's wheel lacks.

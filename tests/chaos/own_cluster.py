@@ -1,7 +1,4 @@
-"""Cases of test_ray_faults.py that need a Ray cluster with options of its own. Prints one JSON line.
-
-python own_cluster.py store|memory FOLDER
-"""
+"""Cases of test_ray_faults.py on their own cluster: own_cluster.py store|memory FOLDER; one JSON line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Checkpoints under SIGKILL at chosen bytes (F4 of the list of faults), and optimizer steps with non-finite
-values (F15).
-"""
+"""Checkpoints under SIGKILL at chosen bytes (F4) and steps with non-finite values (F15)."""
 
 from __future__ import annotations
 
@@ -76,11 +74,7 @@ for line in sys.stdin:
 def test_f04_a_writer_killed_at_any_byte_loses_no_acknowledged_checkpoint(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
-    """F4: SIGKILL at 50 random bytes of a checkpoint with weights and optimizer, and around each flush and
-    rename at its end.
-
-    Goal: the latest checkpoint is always complete and no older than the last acknowledged one.
-    """
+    """F4: SIGKILL at 50 random bytes of a checkpoint, and around each flush and rename at its end."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -128,9 +122,7 @@ def test_f04_a_writer_killed_at_any_byte_loses_no_acknowledged_checkpoint(
 def test_f15_a_step_with_one_non_finite_gradient_is_skipped_and_three_in_a_row_stop_the_run(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
-    """F15. Goal: weights, moments and learning rate do not change in any bit, and the last checkpoint restores
-    them. A loss that is not finite: tests/unit/policy/test_train_step.py.
-    """
+    """F15: no bit changes. A loss that is not finite: tests/unit/policy/test_train_step.py."""
     settings = LEARNER.model_copy(update={"schedule": "cosine", "warmup": 0.2})
     fault: list[float | None] = [None]
 

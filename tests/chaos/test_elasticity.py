@@ -1,8 +1,6 @@
-"""Generators of a run join as nodes are added, and leave with lost nodes, without a lost or doubled group;
-nodes come by need.
+"""Generators of a run join and leave with nodes without a lost or doubled group; nodes come by need.
 
-Shorter: killed generators in test_rollout_faults.py, more and fewer generators in
-tests/serve/test_generator_scaling.py.
+Shorter: test_rollout_faults.py, tests/serve/test_generator_scaling.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Bad updates in online learning (F13 of the list of faults), with real generators, learner, canary and
-agent.
+"""Bad updates in online learning (F13), with real generators, learner, canary and agent.
 
-The policy is trained for a second to answer 7 to every question, and 7 is the canary's true answer, so that a
-poisoned update costs all of its accuracy.
+Policy and canary answer 7 to every question, so that a poisoned update costs all of its accuracy.
 """
 
 from __future__ import annotations
@@ -180,10 +178,6 @@ def poison(service: Service, count: int) -> None:
 def test_f13_a_poisoned_update_is_refused_and_when_forced_is_rolled_back_within_the_watch_window(
     service: Service, record_figures: RecordFigures
 ) -> None:
-    """F13: poisoned feedback.
-
-    Goal: gate or canary refuses it, no request is served by it, a drop in accuracy is rolled back.
-    """
     initial = load_adapter(Path(service.config.run.dir) / "initial")
     no_warmup = service.config.learner.model_copy(update={"warmup": 0.0})
     trainer = Trainer(service.config.policy, no_warmup, LossConfig(kl=0.01), total_steps=100, adapter=initial)

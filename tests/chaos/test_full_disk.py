@@ -1,7 +1,6 @@
-"""F17 of the list of faults: the disk of a training run is full. The disk is a real file system of its own.
+"""F17: the disk of a training run, a real file system of its own, is full.
 
-Shorter tests of full disks: tests/unit/jobs/test_driver.py, test_checkpoint.py and test_memory_disk.py, and
-tests/serve/test_stored_before_reply.py.
+Shorter: test_driver.py, test_checkpoint.py, test_memory_disk.py, tests/serve/test_stored_before_reply.py.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ RUN += ["telemetry.progress=false", "telemetry.trackers=[wandb]"]
 def test_f17_a_full_disk_ends_a_run_with_its_name_and_the_run_resumes(
     tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
-    """Goal: fatal with a message about free space, the last checkpoint intact; the run resumes when there is
-    space.
-
-    Checkpoints, events, versions, rollouts and the offline tracker all write to the full disk.
-    """
+    """Checkpoints, events, versions, rollouts and the offline tracker all write to the full disk."""
     with small_disk(tmp_path / "disk", 60) as disk:
         run = disk / "run"
         job = start_rft(run, [*RUN, "rft.steps=2000"])

@@ -1,8 +1,4 @@
-"""Learners that are killed or stopped, in real jobs: only complete versions are served, and a run resumes
-exactly.
-
-F3, F5, F16 and F26 are numbers in the project's list of faults.
-"""
+"""Learners that are killed or stopped in real jobs: a run resumes exactly. F3, F5, ... number the faults."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ def config(folder: Path, *overrides: str) -> Config:
 
 @pytest.fixture(scope="module")
 def uninterrupted(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted on-policy run, whose generators share the learner's devices.
-
-    The other runs have generators of their own, and the same result.
-    """
+    """An uninterrupted, colocated on-policy run. The others have generators of their own, and its result."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     colocated = (
         "engine.colocate=true",
@@ -200,10 +193,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 def test_f16_a_sigterm_leaves_a_checkpoint_and_nothing_else(
     stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
 ) -> None:
-    """F16: SIGTERM, as at preemption.
-
-    Goal: checkpoint and clean exit <= 10 s, no process and no shared memory left.
-    """
+    """F16: as at preemption. Goal: a clean exit <= 10 s, no process and no shared memory left."""
     folder, result = stopped
     step = check_clean(result, folder)
     record_figures(exit_s=result["seconds"], all_processes_gone_s=result["all_ended"], stopped_at_step=step)
@@ -239,16 +229,10 @@ class KillingPublisher(WeightPublisher):
 def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_run(
     uninterrupted: Path, stopped: tuple[Path, dict[str, Any]], record_figures: RecordFigures
 ) -> None:
-    """F5: 7 steps == 1 + resume + 6 (the stop may come late).
+    """F5: 7 steps == 1 + resume + 6 (the stop may come late), with the same samples, losses and weights.
 
-    Goal: same sample ids, losses equal to 1e-6; here bitwise.
-
-    F26, in the same run: Coordinator and scorer are killed. Goal: admission, consumed ids and reward state
-    are restored, and the result equals that of the run without faults, whose generators besides share the
-    learner's devices.
-
-    F3, in the same run: SIGKILL of the learner during publication. Goal: generators keep the old version,
-    numbering continues after the restart, and every version is complete by its checksum.
+    F26: Coordinator and scorer are killed meanwhile. F3: and the learner during publication: numbering
+    continues, and every version is complete.
     """
     folder, _ = stopped
     resumed_after = len(events.read(folder, "step/policy"))
@@ -298,9 +282,7 @@ def test_f05_f26_f03_a_resumed_run_with_killed_actors_equals_an_uninterrupted_ru
 def test_two_jobs_at_once_on_one_cluster_do_not_disturb_each_other(
     uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """Two jobs of one name, one of them in its own process, make the same steps as one alone, and leave no
-    reservation.
-    """
+    """Two jobs of one name, one in its own process, make the steps of one alone and leave no reservation."""
     from ray.util.placement_group import placement_group_table
 
     first, second = tmp_path / "first", tmp_path / "second"

@@ -1,6 +1,4 @@
-"""Acknowledged experiences survive kill -9 of a writer, and searches survive the death of a shard (F7 of the
-list of faults).
-"""
+"""Acknowledged experiences survive kill -9 of a writer, searches the death of a shard (F7)."""
 
 from __future__ import annotations
 
@@ -99,8 +97,7 @@ def test_f07_searches_go_on_without_a_dead_shard_until_it_is_back(
 ) -> None:
     """F7: kill -9 of one of two shards, then SIGSTOP of the other.
 
-    Goal: partial results within 200 ms, flagged, with the exact top k of the other shard; the shard is back
-    within 10 s with every acknowledged experience. An add to the dead shard waits for it and is stored once.
+    Goal: exact results of the other in 200 ms, flagged; back within 10 s; a late add is stored once.
     """
     initial = [Entry(made(i, created_at=time.time()), v) for i, v in enumerate(vectors(120, 64))]
     memory, run = placed.memory, placed.run

@@ -1,6 +1,4 @@
-"""The learners lose their node in a real job on two Ray nodes: told at once, resumed on what is left, no step
-logged twice.
-"""
+"""The learners lose their node: told at once, resumed on what is left, no step logged twice."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ cluster.shutdown()
 
 @pytest.fixture
 def nodes() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Address of a cluster of two nodes in a process of its own, and a function that kills the second
-    node.
-    """
+    """Address of two nodes in a process of its own, and a function that kills the second."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", NODES], stderr=subprocess.DEVNULL, **pipes)
     assert process.stdin is not None

@@ -1,6 +1,4 @@
-"""Faults of Ray itself: a full object store (F8), failing RPCs (F9) and a lost head (F18), each on a cluster
-of its own.
-"""
+"""Faults of Ray, each on its own cluster: a full object store (F8), failing RPCs (F9), a lost head (F18)."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ CALLS, LEASES = "CoreWorkerService.grpc_client.PushTask", "NodeManagerService.gr
 
 
 def fail(*methods: str) -> str:
-    """A value of RAY_testing_rpc_failure: a quarter of the requests and a quarter of the replies of these
-    methods are lost.
-    """
+    """RAY_testing_rpc_failure: a quarter of the requests and a quarter of the replies of these are lost."""
     often = {
         "num_failures": 100,
         "req_failure_prob": 25,
@@ -43,11 +39,7 @@ def fail(*methods: str) -> str:
 def test_f08_a_run_goes_on_while_the_object_store_is_full(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
-    """F8: another actor holds three times the 80 MB of the store for a while.
-
-    Goal: objects are spilled, no process is killed, every step is made, and nothing that was spilled has
-    changed.
-    """
+    """F8: another actor holds three times the 80 MB of the store for a while."""
     result = play("own_cluster.py", "store", tmp_path)
     record_figures(**result["step_s"], held_mb=10 * result["held"])
     assert result["spilled"]
@@ -93,10 +85,7 @@ def kill_tree(process: psutil.Popen) -> None:
 def test_f18_the_loss_of_the_head_ends_a_job_with_a_clear_error_and_the_next_resumes(
     tmp_path: Path, record_figures: RecordFigures
 ) -> None:
-    """F18: every process of the head is killed.
-
-    Goal: a clear error in 30 s (busy: 90), exit code 1, resume.
-    """
+    """F18: every process of the head is killed. Goal: a clear error in 30 s (busy: 90)."""
     settings = [
         "policy.model=nano",
         "rft.prompts_per_step=2",

@@ -1,8 +1,6 @@
-"""Generators that die or hang and rewards that fail, on real actors: no group is lost, duplicated or scored
-wrongly.
+"""Generators that die or hang and rewards that fail: no group is lost, doubled or scored wrongly.
 
-F1, F2, ... are numbers in the project's list of faults. With `PIXELIS_CHAOS=full`, F1 kills at 20 moments
-instead of one.
+F1, F2, ... number the faults. With `PIXELIS_CHAOS=full`, F1 kills at 20 moments instead of one.
 """
 
 from __future__ import annotations
@@ -81,10 +79,7 @@ def check_batch(placed: PlacedJob, batch: RolloutBatch, size: int) -> None:
 def test_f01_a_killed_generator_costs_no_group_and_is_replaced_with_the_current_version(
     placed: PlacedJob, record_figures: RecordFigures, moment: int
 ) -> None:
-    """F1: SIGKILL while idle or busy.
-
-    Goal: detected <= 3 s, replaced <= 15 s, no group lost or duplicated.
-    """
+    """F1: SIGKILL while idle or busy. Goal: detected <= 3 s, replaced <= 15 s."""
     rng = random.Random(moment)
     victim = placed.actors.generators[moment % 2]
     idle = moment % 3 == 2
@@ -120,10 +115,7 @@ def test_f01_a_killed_generator_costs_no_group_and_is_replaced_with_the_current_
 def test_f02_with_all_generators_killed_the_job_waits_for_their_return(
     placed: PlacedJob, record_figures: RecordFigures
 ) -> None:
-    """F2: SIGKILL of all generators. Goal: the job waits and continues when one is back; no group is lost.
-
-    None comes back: tests/unit/actors/test_generator_router.py and tests/properties/test_coordinator_properties.py.
-    """
+    """F2. None comes back: tests/unit/actors/test_generator_router.py."""
     with temporary(placed.coordinator()) as coordinator:
         ray.get(coordinator.begin.remote(0, {}, 1), timeout=120)
         wait_until(lambda: sum((health(g) or {})["sessions"] for g in placed.actors.generators) > 0)
@@ -144,10 +136,7 @@ def test_f02_with_all_generators_killed_the_job_waits_for_their_return(
 def test_f14_a_generator_that_hangs_while_loading_is_not_used_until_it_has_loaded(
     placed: PlacedJob, record_figures: RecordFigures
 ) -> None:
-    """F14: SIGSTOP of one generator.
-
-    Goal: loading times out, it gets no rollout until it has loaded, the other keeps working.
-    """
+    """F14: SIGSTOP of one generator; the other keeps working."""
     store, (slow, quick) = placed.actors.store, placed.actors.generators
     wait_until(lambda: health(slow) and health(quick))
     version = ray.get(store.publish.remote(random_adapter("nano", seed=5), "rft", 9))
@@ -189,8 +178,7 @@ def test_f06_a_failing_reward_costs_only_its_own_samples(
 ) -> None:
     """F6: hang, crash, raise, NaN, inf, wrong length, 5 % each.
 
-    Goal: no stall, a hung call ends within its timeout + 1 s, no failed reward enters an advantage, failures
-    are counted by cause, and batches are filled to 90 % or refilled.
+    Goal: a hung call ends within its timeout + 1 s; batches are filled to 90 % or refilled.
     """
     own = {"own": {"chaos_rewards:faulty_reward": 1.0}, "timeout_s": TIMEOUT_S, "cpus": 0}
     rewards = parse({**placed.config.model_dump(), "rewards": own}).rewards

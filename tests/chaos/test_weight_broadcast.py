@@ -53,9 +53,7 @@ class KillingPublisher(StreamPublisher):
 def test_a_generator_that_dies_in_a_broadcast_costs_neither_version_nor_group(
     tmp_path: Path, record_figures: Callable[..., None]
 ) -> None:
-    """Goal: the versions before and after are broadcast in the bytes of the parameters; that version comes
-    from the store.
-    """
+    """Only that version comes from the store; the others are broadcast in the bytes of the parameters."""
     settings = load(None, [*RUN, f"run.dir={tmp_path}"])
     with run_folder(settings, settings.data.train), placement.placed(settings) as actors:
         weights = KillingPublisher(settings, actors.store, "rft")

@@ -1,6 +1,4 @@
-"""Batch sources of the learner: what a step waits for, and recovery when the actor behind a source
-restarts.
-"""
+"""Batch sources of the learner: what a step waits for, and recovery when their actor restarts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Smoke run of every benchmark.
-
-The measured values mean nothing here; see benchmarks/README.md for the figures.
-"""
+"""Smoke run of every benchmark. The measured values mean nothing here; see benchmarks/README.md."""
 
 from __future__ import annotations
 

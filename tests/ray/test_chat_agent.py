@@ -1,6 +1,4 @@
-"""A chat model behind an address uses operations: its calls run on toolboxes, their pictures come back to
-it.
-"""
+"""A chat model behind an address uses operations: toolboxes run its calls, it gets their pictures."""
 
 from __future__ import annotations
 

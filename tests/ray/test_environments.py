@@ -1,6 +1,4 @@
-"""Environments in toolbox processes: their state stays with the episode, and their end is that of the episode
-by name.
-"""
+"""Environments in toolbox processes: their state stays with the episode, and their end has a name."""
 
 from __future__ import annotations
 
@@ -146,9 +144,7 @@ def test_the_end_of_a_process_is_that_of_its_episodes_alone(
 
 @pytest.mark.timeout(900)
 def test_a_policy_trains_in_an_environment(ray_cluster: None, tmp_path: Path) -> None:
-    """Rows with an environment and without one in one run: the policy is shown it, its rewards are
-    measured.
-    """
+    """Rows with an environment and without one in one run."""
     walk = {"question": "Walk.", "answers": ["x"], "environment": "grid_walk"}
     rows = [
         walk | {"id": "w0"},

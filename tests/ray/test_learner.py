@@ -1,6 +1,4 @@
-"""Failures of the learner: the cause is reported at once, and failures that a restart cannot fix are not
-retried.
-"""
+"""Failures of the learner: the cause is reported, and what a restart cannot fix is not retried."""
 
 from __future__ import annotations
 

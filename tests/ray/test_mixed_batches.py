@@ -1,6 +1,4 @@
-"""One batch with questions about pictures, about a clip and about text only: rollouts, scores and the
-learner's step.
-"""
+"""Questions about pictures, a clip and text only in one batch: rollouts, scores and the learner's step."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ FRAMES, GROUP = 3, 2
 
 
 def questions(folder: Path) -> dict[str, Question]:
-    """Write questions about one picture, two pictures, a clip of eight frames, and text only; return them by
-    name.
-    """
+    """Write questions about one picture, two pictures, a clip, and text only; return them by name."""
     for name, picture in (("coffee", skimage.data.coffee()), ("cat", skimage.data.chelsea())):
         Image.fromarray(picture).save(folder / f"{name}.png")
     frames = [str(folder / f"frame{i}.png") for i in range(8)]
@@ -53,9 +49,7 @@ def questions(folder: Path) -> dict[str, Question]:
 # tests/engines/test_parity.py: pictures and text of every family; tests/unit/operations/test_video.py: clips.
 @pytest.mark.long
 def test_pictures_clips_and_text_share_a_batch(ray_cluster: None, tmp_path: Path) -> None:
-    """Use a Qwen2.5-VL in Hugging Face's format with its own system prompt and coordinates; other tests use a
-    Qwen3-VL.
-    """
+    """A Qwen2.5-VL in Hugging Face's format with its own system prompt and coordinates."""
     by_name, folder = questions(tmp_path), tiny_policy.folder("qwen2_5_vl")
     keys = [f"policy.model={folder}", f"data.train={tmp_path}/questions.jsonl", f"run.dir={tmp_path}/run"]
     keys += [f"dialogue.frames={FRAMES}", "dialogue.max_turn_tokens=12", "dialogue.max_context=2048"]

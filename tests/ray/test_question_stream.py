@@ -1,6 +1,4 @@
-"""Questions through Ray Data: the order of a plain loop, resumption at any number, and reports of bad
-rows.
-"""
+"""Questions through Ray Data: the order of a plain loop, resumption, and reports of bad rows."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def read_offsets(path: str) -> list[int]:
 
 
 def test_the_readers_stay_a_bounded_number_of_rows_ahead(tmp_path: Path) -> None:
-    """Take a few of 60 MB of rows, which are two parts; the readers' positions in the file then stop
-    advancing.
-    """
+    """A few of 60 MB of rows, which are two parts: the readers' positions in the file then stop."""
     data = DataConfig(train=file(tmp_path / "a.jsonl", 55_000), shuffle_rows=16)
     stream = question_stream(data, 4, 0)
     assert len(list(itertools.islice(stream, 40))) == 40

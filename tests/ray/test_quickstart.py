@@ -1,6 +1,4 @@
-"""A shortened quickstart from a built wheel in an empty folder: SFT, RFT, evaluation, HTTP, adaptation,
-report.
-"""
+"""A shortened quickstart from a built wheel in an empty folder."""
 
 from __future__ import annotations
 

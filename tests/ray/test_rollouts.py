@@ -1,7 +1,4 @@
-"""Rollouts on real actors: complete groups, every question once, versions of weights, and errors.
-
-See tests/chaos for faults.
-"""
+"""Rollouts on real actors: complete groups, versions of weights, errors. Faults: tests/chaos."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ def placed(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def learn(
     coordinator: Any, steps: int, world: int, version: int, after: Callable[[int], int] | None = None
 ) -> list[list[RolloutBatch]]:
-    """Take batches as a learner of ``world`` ranks; return them by step and rank. after: publishes, returns
-    the version.
-    """
+    """The batches of a learner by step and rank. after: publishes, returns the version."""
     ray.get(coordinator.begin.remote(0, {}, version), timeout=120)
     batches = []
     for step in range(steps):

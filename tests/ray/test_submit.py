@@ -1,6 +1,4 @@
-"""Jobs on a cluster as documented: `ray start --head`, `ray job submit --working-dir .`, with token
-authentication.
-"""
+"""Jobs as documented: `ray start --head`, `ray job submit --working-dir .`, with a token."""
 
 from __future__ import annotations
 

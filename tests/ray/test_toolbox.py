@@ -1,6 +1,4 @@
-"""The toolbox pool under hanging, crashing and leaking operations: every call returns in time and workers are
-replaced.
-"""
+"""The toolbox pool under hanging, crashing and leaking operations."""
 
 from __future__ import annotations
 

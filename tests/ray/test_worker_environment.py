@@ -1,6 +1,4 @@
-"""Variables of a driver reach the workers of a joined cluster; secrets among them are in no log and no table
-of Ray.
-"""
+"""Variables of a driver reach workers of a joined cluster; no log or table of Ray has a secret."""
 
 from __future__ import annotations
 
