@@ -2,10 +2,10 @@
 
     python tests/lanes.py install-vllm test-serve test-unit test-vllm
 
-The first target, which waits much, has priority. ``install-NAME``, which mostly waits for network and disk,
-runs beside the lanes, and ``test-NAME`` begins when it has ended. A few failed tests are run once more, alone:
-two real clusters on two processors are slower than any limit allows for. The complete output of each target is
-in runs/tests/TARGET.log.
+The first target, which waits much, has priority. ``install-NAME``, which mostly waits for network and
+disk, runs beside the lanes, and ``test-NAME`` begins when it has ended. A few failed tests are run once more,
+alone: two real clusters on two processors are slower than any limit allows for. The complete output of each
+target is in runs/tests/TARGET.log.
 """
 
 from __future__ import annotations
