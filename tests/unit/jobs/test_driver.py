@@ -121,7 +121,8 @@ def test_another_policy_in_a_folder_with_checkpoints_is_refused_and_resume_false
     config = make(tmp_path / "run")
     with jobs.run_folder(config) as folder:
         checkpoint.write(folder, 3, {}, {})
-        EventLog(folder).write("step/sft", step=3)
+        EventLog(folder).write("step/sft", step=3, **{"policy/loss": 2.5})
+        assert watching.latest_step(folder, "step/sft", ("policy/loss", "policy/kl")) == (3, {"loss": 2.5})
         (folder / "consumed.jsonl").write_text("{}\n")
         (folder / "STOP").touch()
     other = make(tmp_path / "run", lora={"rank": 2})
@@ -159,15 +160,6 @@ def test_unreadable_inputs_are_reported_before_anything_starts(tmp_path: Path) -
             pass
         assert caught.value.fix
     assert not (tmp_path / "run").exists()
-
-
-def test_the_last_step_is_read_from_the_events(tmp_path: Path) -> None:
-    assert watching.latest_step(tmp_path, "step/sft") == (0, {})
-    with EventLog(tmp_path) as log:
-        log.write("step/sft", step=1, **{"policy/loss": 3.0})
-        log.write("step/sft", step=2, **{"policy/loss": 2.5})
-        log.write("step/policy", step=9)
-    assert watching.latest_step(tmp_path, "step/sft", ("policy/loss", "policy/kl")) == (2, {"loss": 2.5})
 
 
 # -- how a job ends ------------------------------------------------------------------------------------------

@@ -306,9 +306,9 @@ def test_another_models_answers_are_scored_from_a_file(
     Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
     rows = [{**row, "pred": text} for row, text in zip(ROWS, PREDICTIONS, strict=True)]
     (tmp_path / "count.json").write_text(json.dumps(rows))
-    keys = {"answers": str(tmp_path / "count.json")}
-    source = f"{tmp_path}/count.json?format=reason_rft"
-    config = parse({"evaluate": keys, "data": {"evaluate": source}, "rewards": {"preset": "rr-count"}})
+    file = f"{tmp_path}/count.json"
+    keys = [f"evaluate.answers={file}", f"data.evaluate={file}?format=reason_rft", "rewards.preset=rr-count"]
+    config = load(None, keys)
     summary = evaluate_api.score_answers(config, tmp_path)
     assert (summary["accuracy"], summary["n"]) == (0.5, 2)
     written = json.loads((tmp_path / "count_with_score.json").read_text())
@@ -359,11 +359,11 @@ def test_errors_of_counts(services) -> None:
 
 def test_answers_and_questions_must_fit() -> None:
     questions = [Question(id=str(i), question="?", answers=["7"]) for i in range(2)]
-    texts = [{"id": "1", "pred": "a"}, {"id": "0", "pred": "b"}, {"id": "0", "pred": "c"}]
-    groups = foreign_answers.episodes(texts, questions)
-    assert [[t.turns[0].text for t in g.trajectories] for g in groups] == [["b", "c"], ["a"]]
-    in_order = foreign_answers.episodes([{"model_output": "a"}, {"model_output": "b"}], questions)
-    assert [g.trajectories[0].turns[0].text for g in in_order] == ["a", "b"]
+    by_id = [{"id": "1", "pred": "a"}, {"id": "0", "pred": "b"}, {"id": "0", "pred": "c"}]
+    in_order = [{"model_output": "a"}, {"model_output": "b"}]
+    for rows, expected in ((by_id, [["b", "c"], ["a"]]), (in_order, [["a"], ["b"]])):
+        groups = foreign_answers.episodes(rows, questions)
+        assert [[t.turns[0].text for t in g.trajectories] for g in groups] == expected
     for rows, code in (
         ([{"id": "0", "text": "a"}], "no_output"),
         ([{"id": "7", "pred": "a"}], "unpaired"),
