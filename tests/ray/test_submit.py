@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from placed_actors import wait_until
 
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
@@ -57,7 +58,8 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
     command += flags
     process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        wait_for_port(ports["dashboard-"], process, home / "head.log")
+        wait_until(lambda: listens(ports["dashboard-"]) or process.poll() is not None, 120, 0.5)
+        assert process.poll() is None, (home / "head.log").read_text()
         yield f"http://127.0.0.1:{ports['dashboard-']}", env
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -68,14 +70,10 @@ def head() -> Iterator[tuple[str, dict[str, str]]]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def wait_for_port(port: int, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.5)
-    raise AssertionError(log.read_text())
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 def run(command: list[str], env: dict[str, str], cwd: Path = ROOT) -> subprocess.CompletedProcess:

@@ -31,12 +31,9 @@ def test_help_lists_every_job_that_exists(pixelis: Command) -> None:
         assert callable(importlib.import_module(f"pixelis.jobs.{job.replace('-', '_')}").main)
 
 
-def test_a_misspelt_job_gets_the_nearest(pixelis: Command) -> None:
+def test_a_misspelt_job_or_key_gets_the_nearest(pixelis: Command) -> None:
     code, _, err = pixelis("evalaute")
     assert (code, err) == (2, "pixelis: no job `evalaute`\n  fix: did you mean `pixelis evaluate`?\n")
-
-
-def test_a_job_gets_its_arguments(pixelis: Command) -> None:
     code, _, err = pixelis("rft", "learner.lrr=3")
     assert code == 2
     assert "pixelis rft: unknown configuration key `learner.lrr` (did you mean `learner.lr`?)" in err
@@ -67,10 +64,8 @@ def test_bash_completes(words: list[str], offered: set[str]) -> None:
     line = (
         f"COMP_WORDS=(pixelis {' '.join(words)}); COMP_CWORD={len(words)}; _pixelis; echo ${{COMPREPLY[@]}}"
     )
-    done = subprocess.run(
-        ["bash", "-c", f"{completion.script('bash')}\n{line}"], capture_output=True, text=True, check=True
-    )
-    assert set(done.stdout.split()) == offered
+    output = subprocess.check_output(["bash", "-c", f"{completion.script('bash')}\n{line}"], text=True)
+    assert set(output.split()) == offered
 
 
 @pytest.mark.slow
@@ -87,5 +82,4 @@ def test_a_tiny_model_is_a_folder_of_its_family(tmp_path: Path, family: str) -> 
 def test_help_and_doctor_load_nothing_heavy(call: str) -> None:
     heavy = "torch", "ray", "pydantic", "transformers", "httpx"
     code = f"import sys, {call.rpartition('.')[0]}; {call}; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
