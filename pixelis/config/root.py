@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import operator
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -39,22 +40,23 @@ from pixelis.config.toolbox import ToolboxConfig
 from pixelis.config.ttrl import TtrlConfig
 
 PATHS = (
-    ("run", "dir"),
-    ("policy", "model"),
-    ("policy", "adapter"),
-    ("policy", "lora", "ranks"),
-    ("engine", "model"),
-    ("data", "train"),
-    ("data", "evaluate"),
-    ("data", "demonstrations"),
-    ("memory", "dir"),
-    ("evolution", "canary", "questions"),
-    ("sft", "validation"),
-    ("ranks", "tuned"),
-    ("synthesis", "teacher", "demonstrations"),
-    ("learner", "deepspeed"),
-    ("toolbox", "segmenter"),
+    "run.dir",
+    "policy.model",
+    "policy.adapter",
+    "policy.lora.ranks",
+    "engine.model",
+    "data.train",
+    "data.evaluate",
+    "data.demonstrations",
+    "memory.dir",
+    "evolution.canary.questions",
+    "sft.validation",
+    "ranks.tuned",
+    "synthesis.teacher.demonstrations",
+    "learner.deepspeed",
+    "toolbox.segmenter",
 )
+"""Keys with a path, or a source of rows."""
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 """Folder of the packaged recipes: `configs/` in a checkout."""
 ABLATIONS = "ablations"
@@ -304,13 +306,9 @@ def absolute(config: Config) -> Config:
 
     A missing ``configs/...`` file falls back to the packaged one.
     """
-    values = config.model_dump()
-    for *sections, key in PATHS:
-        section = functools.reduce(dict.__getitem__, sections, values)
-        section[key] = section[key] and _absolute(section[key])
-    sets = values["evaluate"]["sets"]
-    values["evaluate"]["sets"] = {name: _absolute(source) for name, source in sets.items()}
-    return Config.model_validate(values)
+    paths = {key: path for key in PATHS if (path := operator.attrgetter(key)(config))}
+    sets = {name: _absolute(source) for name, source in config.evaluate.sets.items()}
+    return config.changed({key: _absolute(path) for key, path in paths.items()} | {"evaluate.sets": sets})
 
 
 def _absolute(text: str) -> str:
