@@ -212,9 +212,12 @@ def freeze_gc() -> None:
     gc.freeze()
 
 
-def actor_handle(actor: ActorHandle | str) -> ActorHandle:
-    """Handle of an actor, or of the actor that has this name in the current namespace."""
-    return ray.get_actor(actor) if isinstance(actor, str) else actor
+def actor_handle(actor: ActorHandle | str, namespace: str | None = None) -> ActorHandle:
+    """Handle of an actor, or of the one of this name. Raises InfraFailure if none runs."""
+    try:
+        return ray.get_actor(actor, namespace) if isinstance(actor, str) else actor
+    except ValueError:
+        raise InfraFailure(f"no actor named {actor} is running") from None
 
 
 def first_answer(method: Any) -> ray.ObjectRef:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.memory_shard import shard_of
 from pixelis.config import MemoryConfig
 from pixelis.errors import BadInput, InfraFailure
@@ -61,10 +61,7 @@ class Memory:
     async def _call(self, number: int, method: str, *arguments: Any) -> Any:
         """Call a shard once. After its death its name is looked up again: a successor may have it."""
         if number not in self._handles:
-            try:
-                self._handles[number] = ray.get_actor(self.names[number], self.namespace)
-            except ValueError as error:
-                raise InfraFailure(f"no memory shard {self.names[number]}") from error
+            self._handles[number] = actor_handle(self.names[number], self.namespace)
         try:
             return await getattr(self._handles[number], method).remote(*arguments)
         except RayTaskError as error:

@@ -20,6 +20,7 @@ from pixelis.actors.group_views import GroupViews, PictureViews, UpdatePictures,
 from pixelis.actors.promotion import Promotion
 from pixelis.actors.update_queue import QueuedTask, UpdateQueue
 from pixelis.config import Config
+from pixelis.errors import InfraFailure
 from pixelis.evolution.collapse import Collapse
 from pixelis.evolution.gate import ClearShare, needs_review
 from pixelis.evolution.privacy import clean_png, redact, redact_record
@@ -271,7 +272,7 @@ class UpdateScoring:
             scorer, embedder = [await asyncio.to_thread(actor_handle, name) for name in self.names]
             states = embedder.states.remote(group, views) if self.rewards.needs_states else None
             scored = await scorer.score.remote(group, step, states, [task.pseudo_label])
-        except (RayError, ValueError) as error:  # ValueError: no actor of this name runs
+        except (RayError, InfraFailure) as error:
             log.warning("an update task cannot be scored: %s", unwrap_ray_error(error) or error)
             return task
         return task.model_copy(update={"trajectories": scored.trajectories})

@@ -67,15 +67,7 @@ def serving(config: Config, actors: placement.Actors) -> Iterator[tuple[str, Ser
 
 
 def backends(actors: placement.Actors, backend: ServingActors) -> Backends:
-    names = backend.names
-    return Backends(
-        generators=tuple(actors.names),
-        namespace=ray.get_runtime_context().namespace,
-        evolution=next(iter(names.get("evolution", [])), None),
-        memory=tuple(names.get("memory", [])),
-        embedder=next(iter(names.get("embedder", [])), None),
-        scaler=next(iter(names.get("scaler", [])), None),
-    )
+    return Backends(tuple(actors.names), ray.get_runtime_context().namespace, **backend.names)
 
 
 def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> Path | None:

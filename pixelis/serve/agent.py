@@ -20,6 +20,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.generator_router import (
     GeneratorRouter,
     RolloutRequest,
@@ -332,11 +333,7 @@ class Agent:
 
     async def evolution_actor(self) -> ActorHandle:
         """Raises InfraFailure if it is not running."""
-        name = self.backends.evolution or ""
-        try:
-            return await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
-        except ValueError:
-            raise InfraFailure(f"no Evolution actor named {name!r} is running") from None
+        return await asyncio.to_thread(actor_handle, self.backends.evolution or "", self.backends.namespace)
 
 
 def _question(query: AgentQuery, pictures: Pictures) -> Question:

@@ -13,14 +13,13 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 
-import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 import pixelis
-from pixelis.actors.cluster import freeze_gc
+from pixelis.actors.cluster import actor_handle, freeze_gc
 from pixelis.actors.generator_scaler import POLL_S
 from pixelis.actors.memory import UNAVAILABLE
 from pixelis.config import Config
@@ -105,9 +104,9 @@ async def _follow_generators(state: GatewayState) -> None:
     """Use the generators that the scaler lists, and admit as many requests as they can decode."""
     config, backends = state.config, state.agent.backends
     while backends.scaler is not None:
-        with contextlib.suppress(RayError, ValueError, TimeoutError):  # it may be restarting
+        with contextlib.suppress(RayError, InfraFailure, TimeoutError):  # it may be restarting
             async with asyncio.timeout(ACTOR_TIMEOUT_S):
-                scaler = await asyncio.to_thread(ray.get_actor, backends.scaler, backends.namespace)
+                scaler = await asyncio.to_thread(actor_handle, backends.scaler, backends.namespace)
                 names = await scaler.generators.remote()
             state.agent.router.set_members(names)
             state.admission.resize(*admission_limits(config, len(names)))

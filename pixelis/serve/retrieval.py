@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import ray
 from ray.exceptions import RayError
 
+from pixelis.actors.cluster import actor_handle
 from pixelis.actors.memory import Memory, SearchResult
 from pixelis.config import Config
 from pixelis.errors import InfraFailure, PixelisError
@@ -137,10 +137,7 @@ class Retrieval:
     async def _vector(self, question: Question, views: Sequence[np.ndarray]) -> np.ndarray:
         if self.embedder is None:
             name = self.backends.embedder or ""
-            try:
-                self.embedder = await asyncio.to_thread(ray.get_actor, name, self.backends.namespace)
-            except ValueError:
-                raise InfraFailure(f"no Embedder named {name} is running") from None
+            self.embedder = await asyncio.to_thread(actor_handle, name, self.backends.namespace)
         try:
             with tracing.span("embed"):
                 return await self.embedder.question_vector.remote(question, views)
