@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import yaml
 from ray.exceptions import RayError
 
 from pixelis.actors.cluster import unwrap_ray_error
-from pixelis.config import Config, PolicyConfig
+from pixelis.config import Config, PolicyConfig, from_command_line
 from pixelis.config.base import merge
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
@@ -60,6 +60,13 @@ def driver(name: str) -> Iterator[None]:
     except (KeyboardInterrupt, Stopped):
         print(f"pixelis {name}: stopped", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+@contextmanager
+def job(name: str, doc: str | None, check: Callable[[Config], None] | None = None) -> Iterator[Config]:
+    """`driver`, and the configuration of the command line: without a file that of configs/nano."""
+    with driver(name):
+        yield from_command_line(doc or "", name, default=f"configs/nano/{name}.yaml", check=check)
 
 
 @contextmanager

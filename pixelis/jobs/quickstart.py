@@ -25,13 +25,13 @@ import ray
 from PIL import Image
 
 from pixelis.actors import cluster, evaluation_report, placement, report
-from pixelis.config import Config, ToolboxConfig, from_command_line
+from pixelis.config import Config, ToolboxConfig
 from pixelis.datasets.media import open_media
 from pixelis.datasets.questions import read_questions
 from pixelis.errors import BadConfig, InfraFailure
 from pixelis.evaluation.statistics import paired_bootstrap
 from pixelis.jobs import evaluate, evaluation_arms, rft, serve, sft
-from pixelis.jobs.driver import driver, hardware, run_folder
+from pixelis.jobs.driver import hardware, job, run_folder
 from pixelis.jobs.watch import watch
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_adapter
@@ -51,8 +51,7 @@ OVERLOADED = (429, 503, 504)
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "quickstart", default="configs/nano/quickstart.yaml")
-    with driver("quickstart"), run_folder(config) as folder:
+    with job("quickstart", __doc__) as config, run_folder(config) as folder:
         Quickstart(config, folder).run()
 
 

@@ -15,10 +15,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.errors import BadConfig, BadInput
 from pixelis.files import write_json
-from pixelis.jobs.driver import driver, run_folder
+from pixelis.jobs.driver import job, run_folder
 from pixelis.policy import checkpoint
 from pixelis.policy.adapters import load_header
 from pixelis.policy.architecture import Architecture
@@ -107,8 +107,7 @@ def run(config: Config) -> tuple[Path, RankFile]:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "ranks", default="configs/nano/ranks.yaml", check=_check)
-    with driver("ranks"):
+    with job("ranks", __doc__, _check) as config:
         path, result = run(config)
         ranks = result.layer_ranks.values()
         retained = result.analysis_metadata["energy_retained"]

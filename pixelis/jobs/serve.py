@@ -36,11 +36,11 @@ from pixelis.actors.serving import ServingActors, online
 from pixelis.actors.train_job import TrainJob
 from pixelis.actors.update_source import UpdateSource
 from pixelis.actors.weights import CandidatePublisher
-from pixelis.config import Config, from_command_line
+from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure, PixelisError
 from pixelis.evolution.guard import AdaptiveKLController
 from pixelis.jobs import dry_run
-from pixelis.jobs.driver import driver, run_folder, stop_file
+from pixelis.jobs.driver import job, run_folder, stop_file
 from pixelis.jobs.watch import end_without_head, say
 from pixelis.policy import checkpoint
 from pixelis.serve import app
@@ -90,7 +90,7 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
         online_config, evolution, CandidatePublisher(actors.store, e.canary.every if e.canary.enabled else 1)
     )
     # On processors that it shares with generators, learning waits for answers.
-    job = TrainJob(
+    train_job = TrainJob(
         online_config,
         source,
         loss,
@@ -99,7 +99,7 @@ def evolve(config: Config, actors: placement.Actors, evolution: ActorHandle) -> 
         e.lr,
         background=not config.learner.gpus,
     )
-    return learner.fit(job, name=actors.name)
+    return learner.fit(train_job, name=actors.name)
 
 
 class Learning:
@@ -242,8 +242,7 @@ def check(config: Config) -> None:
 
 
 def main() -> None:
-    config = from_command_line(__doc__, "serve", default="configs/nano/serve.yaml", check=check)
-    with driver("serve"):
+    with job("serve", __doc__, check) as config:
         # Before anything starts: a missing API key, a port in use, engine.colocate
         needs(config)
         app.api_key_digest(config)
