@@ -222,7 +222,7 @@ class UpdateIntake:
 
         def store() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             held = {id: self.pictures.add(shrink(a, LONGEST)) for id, a in zip(ids, arrays, strict=True)}
-            (own,) = fetch([{task.id: [picture.ref for picture in held.values()]}])
+            (own,) = fetch([{task.id: list(held.values())}])
             return held, dict(zip(ids, own[task.id], strict=True))
 
         pictures, pixels = await asyncio.to_thread(store)

@@ -35,7 +35,7 @@ from pixelis.serve.responses import add_exception_handlers
 from pixelis.serve.routes import evolution, experiences, files, health, questions, responses
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
-from pixelis.telemetry import logs, tracing
+from pixelis.telemetry import logs
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,6 @@ class Gateway:
             bind_calls_to_loopback()
         # Threads that redact and encode hold the interpreter, for which the event loop must not wait 5 ms.
         sys.setswitchinterval(5e-4)
-        tracing.start(config, "gateway")
         logs.start(config, "gateway")
         name = serve.get_replica_context().replica_id.unique_id
         self.state = GatewayState(config, Agent(config, backends), key_digest, name)
