@@ -38,8 +38,6 @@ from pixelis.telemetry import events
 from pixelis.telemetry.events import EventLog
 from pixelis.telemetry.metrics import count, observe
 
-__all__ = ["Coordinator", "RolloutBatch", "StepResult"]
-
 
 @ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=1024)
 class Coordinator:

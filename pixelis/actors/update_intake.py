@@ -118,9 +118,11 @@ class UpdateIntake:
         group = self.questions.group(question.conversation, first)
         if await self._hold_out(task, question, group, originals or {}):
             return True
-        if verdict is None or not needs_review(task.id, self.settings):
-            return await self._push(task, pictures, group)
-        if await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING:
+        if (
+            verdict is None
+            or not needs_review(task.id, self.settings)
+            or await asyncio.to_thread(self.reviews.waiting) >= MAX_WAITING
+        ):
             return await self._push(task, pictures, group)
         stored = await asyncio.to_thread(_put_for_review, self.reviews, task, verdict, question, arrays)
         self.counts["reviewed" if stored else "private"] += 1

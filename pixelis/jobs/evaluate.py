@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from pixelis.actors import error_clusters, evaluation_report, placement, report, reservations
+from pixelis.actors import evaluation_report, placement, report, reservations
 from pixelis.config import Config
 from pixelis.datasets.labels import drop_labels
 from pixelis.datasets.questions import read_questions
@@ -91,7 +91,7 @@ def evaluate_policy(
     arms = evaluate_sets(config, folder, max_pixels, measure_set, config.toolbox.has_tools)
     examples: dict[str, list[list[report.Chosen]]] = {}
     for arm in arms if e.clusters else ():
-        arm.summary["clusters"] = clusters = error_clusters.find(
+        arm.summary["clusters"] = clusters = evaluation_report.find_clusters(
             config, actors.embedder, arm.groups, arm.views
         )
         examples[arm.name] = evaluation_report.choose_wrong(clusters, arm.groups, arm.views)

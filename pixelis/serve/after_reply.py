@@ -19,6 +19,7 @@ from pixelis.config import Config
 from pixelis.errors import BadInput, InfraFailure
 from pixelis.evolution import privacy
 from pixelis.evolution.updates import make_task
+from pixelis.files import REASONS
 from pixelis.memory import Entry
 from pixelis.records import Experience, Feedback, Verdict, new_id
 from pixelis.serve.agent_types import AgentQuery, Answer
@@ -33,8 +34,7 @@ VECTOR_TIMEOUT_S = 30.0
 """Longest wait for an experience's vector. Without one it is stored, but no search finds it."""
 START_DELAY_S = 0.05
 """Delay of other work, which holds the interpreter, until the reply is encoded and sent."""
-REFUSALS = {"no_space": "no space", "read_only": "read-only", "io_error": "I/O error", "damaged": "damaged"}
-"""``remembered`` of a reply whose experience the disk refused, by the code of the failure."""
+
 EXPECTED = (RayError, InfraFailure, TimeoutError)
 MAX_VOTERS = 10_000
 EVOLUTION_TIMEOUT_S = 30.0
@@ -128,7 +128,7 @@ class AfterReply:
             self.counts["remembered_failed"] += 1
             _log_failure("an experience is not stored", error)
             expected = isinstance(error, EXPECTED)
-            return None, REFUSALS.get(getattr(error, "code", ""), UNAVAILABLE) if expected else "error"
+            return None, REASONS.get(getattr(error, "code", ""), UNAVAILABLE) if expected else "error"
 
     async def _follow(
         self,

@@ -32,7 +32,7 @@ from pixelis.serve.limits import admission_limits
 from pixelis.serve.protocol.errors import ApiError, ErrorResponse
 from pixelis.serve.ray_internals import bind_calls_to_loopback
 from pixelis.serve.responses import add_exception_handlers
-from pixelis.serve.routes import evolution, experiences, files, health, questions, responses
+from pixelis.serve.routes import evolution, experiences, files, health, questions
 from pixelis.serve.routes.page import add_page
 from pixelis.serve.state import ACTOR_TIMEOUT_S, GatewayState
 from pixelis.telemetry import logs
@@ -62,7 +62,7 @@ def create_app(state: GatewayState) -> FastAPI:
     )
     app.state.gateway = state
     app.openapi = functools.cache(functools.partial(openapi, app))  # type: ignore[method-assign]
-    for routes in (questions, responses, files, experiences, evolution, health):
+    for routes in (questions, files, experiences, evolution, health):
         app.include_router(routes.router)
     if page:
         add_page(app, state.config, needs_key=state.access.keys.required)
