@@ -201,11 +201,6 @@ def lower_priority(config: Config) -> None:
         os.nice(4)
 
 
-def yield_to_serving() -> None:
-    """Raise the niceness of this thread to that of the generators: a learner must not delay replies."""
-    os.nice(4)
-
-
 def freeze_gc() -> None:
     """Exclude all existing objects from garbage collection: a full collection stops all requests."""
     gc.collect()

@@ -133,7 +133,6 @@ class Memory:
             self._unavailable[number] = asyncio.ensure_future(wait_for_answer())
 
     def _grouped(self, items: Iterable[T], id_of: Callable[[T], str] = str) -> dict[int, list[T]]:
-        """The items by the shard of their ids."""
         groups: dict[int, list[T]] = {}
         for item in items:
             groups.setdefault(shard_of(id_of(item), len(self.names)), []).append(item)

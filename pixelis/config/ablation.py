@@ -26,8 +26,6 @@ EVALUATION = "evaluate"
 
 
 class AblationConfig(Section):
-    """The content of an ablation file."""
-
     recipe: str
     """configuration that all arms start from, such as configs/nano/rft.yaml"""
     stage: Literal["sft", "rft", "ttrl", "evaluate"] = "rft"

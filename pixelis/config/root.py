@@ -138,7 +138,6 @@ class Config(Section):
         return self
 
     def _folders(self) -> Iterator[str]:
-        """Sources, folders and tools."""
         for key, folder in (("run.dir", self.run.dir), ("memory.dir", self.memory.dir)):
             if folder and "://" in folder:  # object stores cannot lock, append, rename and link
                 yield f"{key} {folder} is no folder: mount a filesystem that all nodes share, such as NFS"
@@ -152,7 +151,6 @@ class Config(Section):
             yield "evaluate.direct compares answers with and without operations: toolbox.operations is empty"
 
     def _lengths(self) -> Iterator[str]:
-        """Lengths, and batches that the learners cannot share equally."""
         d, learner = self.dialogue, self.learner
         if d.max_turn_tokens >= d.max_context:
             yield f"dialogue.max_turn_tokens {d.max_turn_tokens} must be below max_context {d.max_context}"
@@ -170,7 +168,6 @@ class Config(Section):
                 yield f"{key} {batch} is not divisible by learner.workers / sequence_parallel, {shares}"
 
     def _rft(self) -> Iterator[str]:
-        """Advantages, replay and filter of rft."""
         r = self.rft
         if r.replay.capacity and r.loss.kl > 0 and r.loss.kl_in == "reward":
             yield "rft.replay keeps advantages, which rft.loss.kl_in=reward makes depend on the weights"
@@ -197,7 +194,6 @@ class Config(Section):
                 yield f"{name}.sampling.temperature {temperature} is neither 0 nor from 0.01 to vLLM's 2"
 
     def _colocation(self) -> Iterator[str]:
-        """engine.colocate."""
         e, learner = self.engine, self.learner
         if e.most_workers < e.workers:
             yield f"engine.max_workers {e.max_workers} is below engine.workers {e.workers}"
@@ -213,7 +209,6 @@ class Config(Section):
             yield f"engine.colocate needs as many engine.workers as learner.workers {learner.workers}"
 
     def _versions(self) -> Iterator[str]:
-        """Adapters, policy_store.transfer and engine.quantization."""
         e, transfer = self.engine, self.policy_store.transfer
         uniform = not self.policy.full and not self.policy.lora.ranks
         if e.name == "vllm" and uniform and self.policy.lora.rank > max(VLLM_LORA_RANKS):
@@ -275,7 +270,6 @@ class Config(Section):
 
     @property
     def sha256(self) -> str:
-        """Hash of the resolved configuration, which every actor checks at its start."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
@@ -287,7 +281,6 @@ def recipe_files(*suffixes: str) -> list[Path]:
 
 
 def ablation_files() -> list[Path]:
-    """The packaged ablation files."""
     return sorted((RECIPES / ABLATIONS).glob("*.yaml"))
 
 

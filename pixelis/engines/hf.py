@@ -47,8 +47,6 @@ class _Request:
 
 
 class HfSession(EngineSession):
-    """One episode; see `dialogue.session.Session`."""
-
     engine: HfEngine
 
     def __init__(self, engine: HfEngine, prefix_key: str | None, ordinal: int):

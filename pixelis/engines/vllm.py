@@ -358,7 +358,6 @@ class VllmEngine(Engine[VllmSession]):
     async def complete(
         self, session: VllmSession, sampling: SamplingParams, on_tokens: TokenCallback | None
     ) -> Completion:
-        """Generate one turn of the session's episode."""
         self._check_alive()
         room = self.max_context - len(session.ids)
         if room < 1:

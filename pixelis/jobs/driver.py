@@ -80,9 +80,9 @@ def run_folder(
     """
     inputs: dict[str, list[lineage.Source]] = _check_policy(config) if has_policy else {}
     require_trackers(config)
-    inputs["questions"] = list(dict.fromkeys((*questions, *held_out)))
-    for source in inputs["questions"]:
+    for source in (rows := dict.fromkeys((*questions, *held_out))):
         read_first(config, source, held_out=source in held_out)
+    inputs["questions"] = list(rows)
     for role, source in (sources or {}).items():
         lineage.local_path(source)  # raises for a missing one
         inputs[role] = [source]
@@ -173,7 +173,6 @@ def _check_same_run(folder: Path, config: Config) -> None:
 
 
 def hardware() -> str:
-    """Description of the machine for published figures."""
     with open("/proc/cpuinfo", encoding="utf-8") as lines:
         names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     cpu = names[0] if names else platform.processor()

@@ -77,16 +77,8 @@ def evaluate_policy(
     e = config.evaluate
 
     def measure_set(name: str, source: str, operations: bool) -> Arm:
-        return measure(
-            config,
-            actors,
-            name,
-            version,
-            operations=operations,
-            source=source,
-            samples=e.samples,
-            seeds=e.seeds,
-        )
+        options: dict[str, Any] = {"operations": operations, "samples": e.samples, "seeds": e.seeds}
+        return measure(config, actors, name, version, source=source, **options)
 
     arms = evaluate_sets(config, folder, max_pixels, measure_set, config.toolbox.has_tools)
     examples: dict[str, list[list[report.Chosen]]] = {}

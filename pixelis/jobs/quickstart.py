@@ -63,8 +63,6 @@ def stage(config: Config, name: str, adapter: Path | None = None, **learner: Any
 
 
 class Quickstart:
-    """Runs the stages in order and collects their results."""
-
     def __init__(self, config: Config, folder: Path):
         self.config, self.folder = config, folder
         installed = Path(sys.prefix) / "install-seconds"  # by `make install`
@@ -106,7 +104,6 @@ class Quickstart:
         self.print_table(page)
 
     def timed(self, name: str, run: Callable[[], T]) -> T:
-        """Run a stage and add its seconds to the summary."""
         start = time.monotonic()
         result = run()
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - start, 1)
@@ -195,7 +192,6 @@ class Quickstart:
         return watch(online, "adapt", q.stream, run, poll)
 
     def write(self, config: Config, total: float) -> str:
-        """Write summary.json, trajectories and report.html; returns the report's path."""
         rft_minus_sft = paired_bootstrap(
             self.arms["rft"].correct, self.arms["sft"].correct, seed=self.config.run.seed
         )

@@ -89,14 +89,12 @@ def analyse(config: Config, folder: Path) -> RankFile:
 
 
 def _check(config: Config) -> None:
-    """The tuned weights exist and the model has the target layers."""
     file = tuned_file(config)
     layers = Architecture(config.policy.model).shapes(config.policy.lora.targets)
     print(f"{len(layers)} layers of {file}", file=sys.stderr)
 
 
 def run(config: Config) -> tuple[Path, RankFile]:
-    """Write the rank file, its lineage and its plots; returns path and content."""
     tuned = tuned_file(config)
     with run_folder(config, sources={"tuned": str(tuned.parent if tuned.is_file() else tuned)}) as folder:
         result = analyse(config, folder)

@@ -88,7 +88,6 @@ def play(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, filters.
 
 
 def save(config: Config, folder: Path, pipeline: Pipeline) -> dict[str, Any]:
-    """Write the card, and the sets if every gate passes."""
     files, statistics = sets.build(pipeline)
     summary = {
         **pipeline.summary(),

@@ -99,7 +99,6 @@ def inputs(config: Config) -> Iterator[dry_run.Input]:
 
 
 def findings(config: Config) -> list[Finding]:
-    """Estimates of memory and disk, placement, and what the rewards need."""
     from pixelis.jobs import plan
 
     estimated = dry_run.findings(config, "rft", needs(config), dry_run.prompts(config))

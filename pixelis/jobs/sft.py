@@ -82,7 +82,6 @@ def placed(config: Config, episodes: bool) -> Iterator[placement.Actors | None]:
 
 @contextmanager
 def schedule(config: Config) -> Iterator[ActorHandle | None]:
-    """The actor that schedules the curriculum, if there is one."""
     if not config.sft.curriculum.enabled:
         yield None
         return

@@ -29,7 +29,6 @@ from pixelis.telemetry.progress import Progress
 
 
 def run(config: Config) -> dict[str, Any]:
-    """Create the missing samples; returns the summary."""
     check(config)
     synthesis.sample_builder(config).close()  # raises for missing dependencies before a cluster starts
     sources = sorted({config.synthesis.datasources[quota.source].path for quota in quotas(config.synthesis)})

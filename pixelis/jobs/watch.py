@@ -141,7 +141,6 @@ class Messages:
 
 
 def say(text: str) -> None:
-    """Print a line for the user beside the progress."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -316,8 +316,11 @@ class Agent:
 
     async def search(self, query: AgentQuery, k: int, user: str | None, timeout_s: float) -> SearchResult:
         """The ``k`` experiences (of ``user``) with the words of a query that are most similar to it."""
+        assert self.memory is not None
         pictures = await self.decode(query)
-        return await self.retrieval.find(_question(query, pictures), pictures.views, k, user, timeout_s)
+        question = _question(query, pictures)
+        vector = await self.retrieval.vector(question, pictures.views)
+        return await self.memory.search(vector, k, False, user, question.question, timeout_s)
 
     async def drain(self, timeout_s: float = DRAIN_S) -> None:
         await self.after_reply.drain(timeout_s)
