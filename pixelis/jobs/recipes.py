@@ -19,7 +19,6 @@ from pixelis.jobs.command import command
 
 
 def listing() -> str:
-    """One line for each recipe: its path and the beginning of its comment."""
     lines = []
     for file in [*recipe_files(), *ablation_files()]:
         comment = " ".join(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pixelis.actors import group_views, update_intake
+from pixelis.actors import group_views
 from pixelis.actors.update_intake import UpdateIntake, UpdateScoring
 from pixelis.actors.update_queue import UpdateQueue
 from pixelis.config import load
@@ -29,7 +29,12 @@ VERDICT = Verdict(answer="7", confidence=0.95, strategy="majority")
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """References are the values themselves."""
     monkeypatch.setattr(group_views.ray, "put", lambda value: value)
-    monkeypatch.setattr(update_intake, "fetch", lambda views: views)
+    monkeypatch.setattr(group_views, "_values", lambda refs: _Themselves())
+
+
+class _Themselves:
+    def __getitem__(self, value: Any) -> Any:
+        return value
 
 
 def on_loop(test: Callable[..., Any]) -> Callable[..., None]:
